@@ -1,0 +1,122 @@
+"""Every error HelixQueue raises, and the one place that maps SQLSTATEs to them.
+
+```
+HelixError
+  Refused                    the answer is no; asking again changes nothing
+    InvalidIdentity          the identifier breaks its profile (.code_point, .offset, .suggestion)
+    InvalidPayload           not strict JSON, or too large (.path)
+    Conflict                 this key already stands for another payload (.diff)
+    LeaseLost                the token is no longer the owner's (.owner)
+    IllegalTransition        no such arrow from the state the batch is in
+    NotPermitted             this role may not touch that tenant, queue or function
+    NotInTransaction         `within=` needs an open transaction
+    QueuePaused              the queue takes no new work now
+  InProgress                 the same call is running elsewhere (.retry_after)
+  InDoubt                    an outside effect may or may not have happened
+  Unavailable                the database is away (.outcome_unknown)
+  Retryable                  deadlock or serialisation failure; run the transaction again
+  SchemaMismatch             the database's schema is older or newer than this release needs
+```
+
+A message says what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HelixError(Exception):
+    """The root: catch this to catch everything HelixQueue raises."""
+
+
+class Refused(HelixError):
+    """The answer is no, and asking again with the same words changes nothing."""
+
+
+class InvalidIdentity(Refused):
+    """The identifier breaks its profile; `code`, `code_point` and `offset` say where and why."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        code_point: int | None = None,
+        offset: int | None = None,
+        suggestion: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.code_point = code_point
+        self.offset = offset
+        self.suggestion = suggestion
+
+
+class InvalidPayload(Refused):
+    """Not strict JSON, or larger than its bound; `path` is a JSON Pointer to the place."""
+
+    def __init__(self, message: str, *, code: str, path: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.path = path
+
+
+class Conflict(Refused):
+    """This key already stands for another payload; `diff` is the RFC 6902 patch between them."""
+
+    def __init__(self, message: str, *, diff: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.diff = diff
+
+
+class LeaseLost(Refused):
+    """The token is not the owner's any more; `owner` names who holds the batch now, if anyone."""
+
+    def __init__(self, message: str, *, owner: str | None = None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class IllegalTransition(Refused):
+    """There is no such arrow from the state the batch is in."""
+
+
+class NotPermitted(Refused):
+    """This role may not touch that tenant, queue or function."""
+
+
+class NotInTransaction(Refused):
+    """`within=` was given a connection that is not inside a transaction."""
+
+
+class QueuePaused(Refused):
+    """The queue takes no new work now."""
+
+
+class InProgress(HelixError):
+    """The same call is running elsewhere; ask again after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InDoubt(HelixError):
+    """An effect outside the database may or may not have happened."""
+
+
+class Unavailable(HelixError):
+    """The database is away; with `outcome_unknown` the last call may have committed: repeat it."""
+
+    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+        super().__init__(message)
+        self.outcome_unknown = outcome_unknown
+
+
+class Retryable(HelixError):
+    """A deadlock or a serialisation failure undid the transaction; run it again from its start."""
+
+
+class SchemaMismatch(HelixError):
+    """The database's schema is older or newer than this release needs; run `helixq migrate`."""
