@@ -1,0 +1,61 @@
+"""The default servers: PostgreSQL 18 and Valkey 9 from wheels, on this machine, for this user.
+
+```python
+with Servers(Path("~/.helixqueue").expanduser()) as servers:
+    psycopg.connect(servers.postgres.dsn)
+```
+
+Private (a socket in a 0700 directory, no TCP), durable (fsync for every commit and every XADD),
+shared (a second process joins; the last one to leave stops the server, also when the others were
+killed) and supervised (a server that dies is restarted).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from helixqueue.embedded.postgres import Postgres
+from helixqueue.embedded.valkey import Valkey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = ["Postgres", "Servers", "Valkey"]
+
+
+class Servers:
+    """Both servers, under `postgres` and `valkey` in one directory."""
+
+    def __init__(self, data_dir: Path, *, supervised: bool = True) -> None:
+        self.postgres = Postgres(data_dir / "postgres", supervised=supervised)
+        self.valkey = Valkey(data_dir / "valkey", supervised=supervised)
+
+    def start(self, progress: Callable[[str], None] | None = None) -> Self:
+        """Use both; `progress` hears what takes time. All or none: a failure leaves the first."""
+        self.postgres.start(progress)
+        try:
+            self.valkey.start(progress)
+        except BaseException:
+            self.postgres.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Leave both; whoever leaves last stops them."""
+        try:
+            self.valkey.stop()
+        finally:
+            self.postgres.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
