@@ -1,0 +1,182 @@
+-- Where every batch stands: exactly one row in ready, waiting, active or outcome.
+-- All four begin with the same columns, because the trigger `record` (07_record.sql) turns each
+-- arrival into a ledger event, whichever table it arrives in:
+--   batch, tenant, state, version   what moved, and the how-manieth step of its life this is
+--   attempt, epoch, number          which try, under which token (nulls before the first)
+--   actor, reason, detail, late     who did it and why
+-- There are no foreign keys: on hot rows they cost share locks and multixacts.
+
+-- A lane is the order in which batches of one (queue, class, priority) are claimed. Lanes are few,
+-- are never deleted, and cross tenants.
+create table helix.lane (
+  id        integer generated always as identity primary key,
+  queue     text not null,
+  class     integer not null,
+  priority  smallint not null,
+  -- The turn that claims have reached, written at most once a second: a new arrival is placed
+  -- here, not behind the backlog of a tenant that came earlier.
+  served    bigint not null default 0,
+  served_at timestamptz not null default '-infinity',
+  unique (queue, class, priority)
+);
+
+-- PENDING and claimable. Order inside a lane is (turn, batch). A tenant's n-th waiting batch takes
+-- the n-th turn after the one being served, so tenants alternate however much one of them submits
+-- (start-time fair queuing), and a claim stays one index range scan.
+create table helix.ready (
+  batch      bigint not null,
+  tenant     text not null check (tenant <> ''),
+  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
+  version    integer not null,
+  attempt    smallint not null,
+  epoch      integer,
+  number     bigint,
+  actor      text not null,
+  reason     helix.reason not null,
+  detail     text,
+  late       boolean not null default false,
+  lane       integer not null,
+  turn       bigint not null,
+  limit_key  text,
+  expires_at timestamptz,
+  -- The claim order, and nothing else leads to a claim.
+  primary key (lane, turn, batch)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
+-- Prevents a batch from being claimable twice; cancel and pause find their rows by it.
+create unique index ready_batch on helix.ready (batch);
+-- Finds the last turn a tenant has taken in a lane, to place its next batch behind it.
+create index ready_turn_of_tenant on helix.ready (lane, tenant, turn);
+-- Finds what expired before anybody began.
+create index ready_expiry on helix.ready (expires_at) where expires_at is not null;
+
+-- PENDING but not claimable; rows leave when their cause is gone. Blocked work never sits in ready:
+-- there every claim would have to step over it.
+create table helix.waiting (
+  batch      bigint primary key,
+  tenant     text not null check (tenant <> ''),
+  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
+  version    integer not null,
+  attempt    smallint not null,
+  epoch      integer,
+  number     bigint,
+  actor      text not null,
+  reason     helix.reason not null,
+  detail     text,
+  late       boolean not null default false,
+  lane       integer not null,
+  queue      text not null,
+  cause      helix.cause not null,
+  due        timestamptz check ((cause = 'delay') = (due is not null)),
+  limit_key  text,
+  expires_at timestamptz
+);
+create index waiting_due on helix.waiting (due) where cause = 'delay';
+create index waiting_limit on helix.waiting (tenant, queue, limit_key, batch) where cause = 'limit';
+create index waiting_paused on helix.waiting (tenant, queue, batch) where cause = 'paused';
+create index waiting_expiry on helix.waiting (expires_at) where expires_at is not null;
+
+-- ASSIGNED and RUNNING. The primary key is G2: one row a batch, so one owner a batch.
+-- fillfactor leaves room for the start and the renewals to stay on their page.
+create table helix.active (
+  batch     bigint primary key,
+  tenant    text not null check (tenant <> ''),
+  state     helix.state not null check (state in ('ASSIGNED', 'RUNNING')),
+  version   integer not null,
+  attempt   smallint not null,
+  epoch     integer not null,
+  number    bigint not null,
+  actor     text not null,
+  reason    helix.reason not null,
+  detail    text,
+  late      boolean not null default false,
+  nonce     bigint not null,        -- the secret part of the token; never in an event or a log
+  worker    text not null,
+  deadline  timestamptz not null,
+  lane      integer not null,
+  queue     text not null,
+  lease_seconds real not null,
+  request   uuid not null,          -- the claim call that made this lease
+  limit_key text,
+  claimed_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
+-- Finds leases past their deadline.
+create index active_deadline on helix.active (deadline);
+
+-- COMPLETED, FAILED, CANCELLED.
+create table helix.outcome (
+  batch       bigint primary key,
+  tenant      text not null check (tenant <> ''),
+  state       helix.state not null check (state in ('COMPLETED', 'FAILED', 'CANCELLED')),
+  version     integer not null,
+  attempt     smallint not null,
+  epoch       integer,
+  number      bigint,
+  actor       text not null,
+  reason      helix.reason not null,
+  detail      text check (octet_length(detail) <= 65536),
+  late        boolean not null default false,
+  lane        integer not null,
+  queue       text not null,
+  failure     text check (octet_length(failure) <= 255),  -- class of a failure, null otherwise
+  result      json check (octet_length(result::text) <= 1048576),
+  finished_at timestamptz not null default clock_timestamp()
+);
+-- Retention walks finished batches from the oldest.
+create index outcome_age on helix.outcome (queue, state, finished_at);
+
+-- How many leases each limit key has now; kept by trigger, locked by claim.
+create table helix.key_limit (
+  tenant text not null check (tenant <> ''),
+  queue  text not null,
+  key    text not null,
+  held   integer not null default 0 check (held >= 0),
+  primary key (tenant, queue, key)
+) with (fillfactor = 50);
+
+-- The first part of every token. A failover that lost the tail of the log sets sequences back, so
+-- numbers alone could repeat; the epoch rises whenever the server's timeline is not the one noted
+-- here, and with `helixq recover`.
+create table helix.epoch (
+  number     integer primary key,
+  timeline   text not null,
+  reason     text not null,
+  started_at timestamptz not null default clock_timestamp()
+);
+create sequence helix.lease_number;
+
+-- Claim calls by their request id: the repeat of a call whose answer was lost meets its row here,
+-- and waits for it while the first is still under way.
+create table helix.request (
+  id     uuid primary key,
+  worker text not null,
+  at     timestamptz not null default clock_timestamp()
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- When a duty that any caller may do was last done, so that many callers do not all do it.
+create table helix.pulse (
+  duty text primary key,
+  at   timestamptz not null default '-infinity'
+) with (fillfactor = 50);
+insert into helix.pulse (duty) values ('reap'), ('promote'), ('expire'), ('sweep');
+
+-- Workers as they last introduced themselves. Bookkeeping for people; no rule rests on it.
+create table helix.worker (
+  role       name not null,
+  name       text not null check (octet_length(name) between 1 and 255),
+  free       jsonb not null,
+  first_seen timestamptz not null default clock_timestamp(),
+  last_seen  timestamptz not null default clock_timestamp(),
+  primary key (role, name)
+) with (fillfactor = 50);
+
+-- Where each batch stands, in one place for reading.
+create view helix.standing with (security_invoker = true) as
+  select batch, tenant, state, version, attempt, 'ready' as place from helix.ready
+  union all
+  select batch, tenant, state, version, attempt, 'waiting' from helix.waiting
+  union all
+  select batch, tenant, state, version, attempt, 'active' from helix.active
+  union all
+  select batch, tenant, state, version, attempt, 'outcome' from helix.outcome;

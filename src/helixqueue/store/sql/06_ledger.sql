@@ -1,0 +1,85 @@
+-- What happened: one event a step, and what remains of refusals, duplicates and retired batches.
+
+-- Append-only. The primary key lets exactly one successor follow each version, whoever races.
+-- Partitioned by the internal batch id, which never changes: a partition by time or by state would
+-- have rows wander, and archiving would tear batches apart.
+create table helix.event (
+  batch      bigint not null,
+  version    integer not null,
+  tenant     text not null check (tenant <> ''),
+  from_state helix.state,
+  to_state   helix.state not null,
+  at         timestamptz not null,
+  xid        xid8 not null default pg_current_xact_id(),  -- the transaction of the state change
+  attempt    smallint not null,
+  epoch      integer,
+  number     bigint,
+  actor      text not null,
+  reason     helix.reason not null,
+  detail     text,
+  late       boolean not null,
+  hash       bytea not null,  -- over the previous event's hash and this event's columns
+  primary key (batch, version)
+) partition by range (batch);
+
+-- The chain's byte encoding, fixed for ever: previous hash, then numbers big-endian and texts
+-- behind their length, nulls as a length of -1 or as the least number.
+create function helix.event_hash(
+  p_before bytea, p_batch bigint, p_version int, p_tenant text, p_from helix.state,
+  p_to helix.state, p_at timestamptz, p_attempt smallint, p_epoch int, p_number bigint,
+  p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8
+) returns bytea language sql stable parallel safe as $$
+  select sha256(
+    coalesce(p_before, ''::bytea) || int8send(p_batch) || int4send(p_version)
+    || timestamptz_send(p_at) || int2send(p_attempt) || int4send(coalesce(p_epoch, -2147483648))
+    || int8send(coalesce(p_number, -9223372036854775808)) || boolsend(p_late)
+    || int4send(coalesce(octet_length(p_detail), -1)) || convert_to(coalesce(p_detail, ''), 'UTF8')
+    || helix.framed(p_tenant) || helix.framed(p_actor)
+    || convert_to(coalesce(p_from::text, '') || '>' || p_to::text || '>'
+                  || p_reason::text || '>' || p_xid::text, 'UTF8'))
+$$;
+
+-- A write with a token that is not the owner's. Kept with both names: who tried, who holds.
+-- A zombie that hammers makes one row, with a count.
+create table helix.refusal (
+  batch        bigint not null,
+  epoch        integer not null,
+  number       bigint not null,
+  operation    text not null check (operation in ('start', 'renew', 'settle', 'release')),
+  tenant       text not null check (tenant <> ''),
+  worker       text not null,       -- who presented the stale token
+  owner        text,                -- who holds the batch now; null: nobody
+  owner_number bigint,
+  state        helix.state,         -- where the batch stood
+  why          text not null,
+  times        integer not null default 1,
+  first_at     timestamptz not null default clock_timestamp(),
+  last_at      timestamptz not null default clock_timestamp(),
+  primary key (batch, number, epoch, operation)
+);
+
+-- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures, settings.
+-- *new* needs no row here, it is the first event.
+create table helix.decision (
+  id       bigint generated always as identity primary key,
+  at       timestamptz not null default clock_timestamp(),
+  tenant   text not null check (tenant <> ''),
+  queue    text not null,
+  kind     text not null check (kind in ('duplicate', 'conflict', 'refused', 'erased', 'setting')),
+  batch    bigint,
+  actor    text not null,
+  detail   text check (octet_length(detail) <= 65536)
+);
+create index decision_batch on helix.decision (batch) where batch is not null;
+
+-- What remains of a batch after retention: its last state and the head of its chain.
+create table helix.retired (
+  batch       bigint primary key,
+  tenant      text not null check (tenant <> ''),
+  state       helix.state not null,
+  version     integer not null,
+  attempt     smallint not null,
+  hash        bytea not null,
+  finished_at timestamptz not null,
+  retired_at  timestamptz not null default clock_timestamp()
+);

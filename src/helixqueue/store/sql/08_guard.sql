@@ -1,0 +1,115 @@
+-- No hand but the engine's: a statement trigger on every table and partition that refuses DML
+-- which does not come from inside a function of this schema running as helix_engine. It is ENABLE
+-- ALWAYS, so that session_replication_role = replica does not switch it off, and it holds for the
+-- table owner and for superusers alike. DDL can remove it; `helixq check` then says so.
+
+create function helix.guard() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_stack text;
+begin
+  if current_user = 'helix_engine' and tg_op <> 'TRUNCATE' then
+    -- The first line of the call stack is this function; a line of ours further up is the engine.
+    -- This keeps a person who typed SET ROLE helix_engine from writing by hand.
+    get diagnostics v_stack = pg_context;
+    if strpos(v_stack, E'\nPL/pgSQL function helix.') > 0 then
+      return null;
+    end if;
+  end if;
+  raise exception using errcode = 'QH002',
+    message = format('%s on %I.%I by %s: only the functions of schema helix write here',
+                     tg_op, tg_table_schema, tg_table_name, current_user),
+    hint = 'Call submit_v1, cancel_v1, retry_v1 and so on; they leave the event that explains them.';
+end
+$$;
+
+-- The ledger takes events from the trigger `record` alone (depth 1 is this guard, 2 is record), is
+-- never rewritten, and loses whole finished batches only, to retire_v1.
+create function helix.guard_ledger() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_stack text;
+begin
+  if current_user = 'helix_engine' then
+    if tg_op = 'INSERT' and pg_trigger_depth() >= 2 then
+      return null;
+    end if;
+    get diagnostics v_stack = pg_context;
+    if tg_op = 'DELETE' and strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(') > 0 then
+      return null;
+    end if;
+  end if;
+  raise exception using errcode = 'QH003',
+    message = format('%s on %I.%I by %s: the ledger is append-only and written by its trigger',
+                     tg_op, tg_table_schema, tg_table_name, current_user),
+    hint = 'A correction is a new event: cancel, retry, or submit a new revision.';
+end
+$$;
+
+-- Puts guards (and, for tables with a tenant, row-level security) on one table.
+create function helix.enclose(p_table regclass, p_guard regproc) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format('create trigger a_guard before insert or update or delete on %s '
+                 'for each statement execute function %s()', p_table, p_guard);
+  execute format('create trigger a_guard_truncate before truncate on %s '
+                 'for each statement execute function %s()', p_table, p_guard);
+  if exists (select from pg_attribute
+             where attrelid = p_table and attname = 'tenant' and p_table::text <> 'helix.role_tenant')
+  then
+    perform helix.protect(p_table);
+  end if;
+end
+$$;
+
+-- Every trigger of a table fires whatever session_replication_role says.
+create function helix.always_on(p_table regclass) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  execute (
+    select string_agg(format('alter table %s enable always trigger %I;', p_table, tgname), '')
+    from pg_trigger where tgrelid = p_table and not tgisinternal);
+end
+$$;
+
+-- One partition holds the events of 25 million batches.
+create function helix.event_partition_size() returns bigint
+language sql immutable parallel safe as $$ select 25000000::bigint $$;
+
+-- Adds the next partition of the ledger, with its own guards and policy: statement triggers and
+-- row-level security are not inherited by partitions that are addressed directly.
+create function helix.add_event_partition() returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_next  int;
+  v_table text;
+begin
+  -- One at a time; the loser of the race finds the work done.
+  lock table helix.epoch in share row exclusive mode;
+  select count(*) into v_next from pg_inherits where inhparent = 'helix.event'::regclass;
+  v_table := format('helix.event_%s', lpad(v_next::text, 4, '0'));
+  -- Made beside the ledger, then attached: that takes no lock which a reader or writer would feel.
+  execute format('create table %s (like helix.event including all)', v_table);
+  perform helix.enclose(v_table::regclass, 'helix.guard_ledger'::regproc);
+  perform helix.always_on(v_table::regclass);
+  execute format('alter table helix.event attach partition %s for values from (%s) to (%s)',
+                 v_table, v_next * helix.event_partition_size(),
+                 (v_next + 1) * helix.event_partition_size());
+end
+$$;
+
+do $$
+declare
+  v_table regclass;
+begin
+  for v_table in
+    select c.oid::regclass from pg_class c
+    where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
+  loop
+    perform helix.enclose(v_table, case v_table::text when 'helix.event' then 'helix.guard_ledger'
+                                   else 'helix.guard' end::regproc);
+    perform helix.always_on(v_table);
+  end loop;
+  perform helix.add_event_partition() from generate_series(1, 2);
+end
+$$;

@@ -1,0 +1,133 @@
+-- Queues: their settings, pausing, and the classes and lanes that submissions fall into.
+
+-- Every setting may be given alone; what is null stays as it is (or takes the table's default when
+-- the queue is new). The change is kept as a decision row.
+create function helix.set_queue_v1(
+  p_tenant text, p_queue text, p_actor text,
+  p_profile text default null, p_lease_seconds real default null,
+  p_max_attempts smallint default null, p_backoff_seconds real default null,
+  p_backoff_max_seconds real default null, p_key_limit integer default null,
+  p_unknown text default null, p_paused boolean default null, p_closed boolean default null,
+  p_requires jsonb default null
+) returns helix.queue
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue helix.queue;
+  v_class integer := helix.class_of(p_requires);
+begin
+  perform helix.demand_tenant(p_tenant);
+  -- The row first, with defaults; then one update that serves new and old queues alike.
+  insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
+  update helix.queue q set
+    profile             = coalesce(p_profile, q.profile),
+    lease_seconds       = coalesce(p_lease_seconds, q.lease_seconds),
+    max_attempts        = coalesce(p_max_attempts, q.max_attempts),
+    backoff_seconds     = coalesce(p_backoff_seconds, q.backoff_seconds),
+    backoff_max_seconds = coalesce(p_backoff_max_seconds, q.backoff_max_seconds),
+    key_limit           = coalesce(p_key_limit, q.key_limit),
+    unknown             = coalesce(p_unknown, q.unknown),
+    paused              = coalesce(p_paused, q.paused),
+    closed              = coalesce(p_closed, q.closed),
+    class               = coalesce(v_class, q.class),
+    updated_at          = clock_timestamp()
+  where q.tenant = p_tenant and q.name = p_queue
+  returning * into v_queue;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
+          (to_jsonb(v_queue) - '{tenant,name,created_at,updated_at}'::text[])::text);
+  -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
+  perform helix.lane_of(p_queue, v_queue.class, 5::smallint);
+  return v_queue;
+end
+$$;
+
+-- A stranger gets a plain refusal instead of an empty answer.
+create function helix.demand_tenant(p_tenant text) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  if not helix.may_act_for(p_tenant) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not act for tenant %L', session_user, p_tenant),
+      hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
+  end if;
+end
+$$;
+
+-- The class of a requirement, made when it is new. Unknown words are refused: a misspelt "gpu"
+-- would otherwise run anywhere.
+create function helix.class_of(p_requires jsonb) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_class   integer;
+  v_unknown text;
+begin
+  if p_requires is null then
+    return null;
+  end if;
+  select id into v_class from helix.requirement_class where requires = p_requires;
+  if found then
+    return v_class;
+  end if;
+  select key into v_unknown from jsonb_object_keys(p_requires) key
+  where key not in ('gpus', 'gpu_vram_gb', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('unknown requirement %L', v_unknown),
+      hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
+  end if;
+  insert into helix.requirement_class (requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  values (p_requires,
+          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
+          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
+          coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'))
+  on conflict do nothing;
+  return (select id from helix.requirement_class where requires = p_requires);
+end
+$$;
+
+create function helix.lane_of(p_queue text, p_class integer, p_priority smallint) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_lane integer;
+begin
+  select id into v_lane from helix.lane l
+  where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
+  if not found then
+    insert into helix.lane (queue, class, priority) values (p_queue, p_class, p_priority)
+    on conflict do nothing;
+    select id into v_lane from helix.lane l
+    where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
+  end if;
+  return v_lane;
+end
+$$;
+
+-- The turn after which a tenant's next batch stands in a lane: behind its own last one, but never
+-- before the turn that is being served. Looking only above `served` keeps the look-up short even
+-- while an old snapshot holds dead index entries.
+create function helix.turn_after(p_lane integer, p_tenant text) returns bigint
+language sql stable as $$
+  select coalesce((select max(r.turn) from helix.ready r
+                   where r.lane = p_lane and r.tenant = p_tenant and r.turn > l.served),
+                  l.served)
+  from helix.lane l where l.id = p_lane
+$$;
+
+-- Binds a login role to a tenant ('*': to all). With by_setting the role must name its tenant in
+-- helix.tenant, transaction by transaction.
+create function helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean default false)
+returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into helix.role_tenant (role, tenant, by_setting) values (p_role, p_tenant, p_by_setting)
+  on conflict (role, tenant) do update set by_setting = excluded.by_setting;
+end
+$$;
+
+create function helix.unbind_v1(p_role name, p_tenant text) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  delete from helix.role_tenant where role = p_role and tenant = p_tenant;
+  return found;
+end
+$$;

@@ -1,0 +1,180 @@
+-- The pieces that claim, reap, settle, release and recover share: tokens, judging a stale one, and
+-- moving a batch out of its lease.
+
+create type helix.answer as (
+  batch  bigint,
+  answer text,          -- ok | repeat | refused | busy | illegal
+  owner  text,          -- refused: who holds the batch now, if anybody
+  state  helix.state,   -- where the batch stands after this
+  late   boolean        -- ok, though the lease had run out (nobody else had taken the batch)
+);
+
+-- The epoch of tokens. The first eight digits of the WAL file's name are the timeline: after a
+-- failover or a point-in-time restore it differs from the one noted, and a new epoch begins before
+-- the first token is handed out.
+create function helix.current_epoch() returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_epoch    helix.epoch;
+  v_timeline text := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
+begin
+  select * into v_epoch from helix.epoch e order by e.number desc limit 1;
+  if v_epoch.timeline = v_timeline then
+    return v_epoch.number;
+  end if;
+  -- Two callers may notice at once; the primary key lets one row in and both read it.
+  insert into helix.epoch (number, timeline, reason)
+  values (coalesce(v_epoch.number, 0) + 1, v_timeline, 'timeline')
+  on conflict do nothing;
+  select * into v_epoch from helix.epoch e order by e.number desc limit 1;
+  return v_epoch.number;
+end
+$$;
+
+-- Many callers share a duty; the first to find it due does it, and nobody waits.
+create function helix.duty_due(p_duty text, p_every interval) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+begin
+  perform from helix.pulse p
+  where p.duty = p_duty and p.at < clock_timestamp() - p_every for update skip locked;
+  if not found then
+    return false;
+  end if;
+  update helix.pulse set at = clock_timestamp() where duty = p_duty;
+  return true;
+end
+$$;
+
+-- Ends leases whose rows the caller has locked and whose tokens it has checked: the batch goes back
+-- to PENDING, or to FAILED when its tries are used up or the failure is permanent. One place, so
+-- that a failure, a release, a lost lease and a recovery cannot differ in what they do.
+create function helix.vacate(
+  p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[] default null,
+  p_detail text[] default null, p_permanent boolean[] default null, p_after real[] default null
+) returns setof helix.answer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return query
+  with ended as materialized (
+    select a.*, u.failure as failure_class, u.detail as failure_detail,
+           a.deadline < v_now as overdue, q.paused, b.expires_at, e.goes_to,
+           -- Only a failure waits: what was released or lost is good work that met a bad worker.
+           case when p_reason = 'failed' then coalesce(u.after,
+             least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(a.attempt - 1, 20))
+             * (0.5 + random() / 2)) else 0 end as delay
+    from unnest(p_batch, p_failure, p_detail, p_permanent, p_after)
+      as u (batch, failure, detail, permanent, after)
+    join helix.active a on a.batch = u.batch
+    join helix.batch b on b.id = a.batch
+    join helix.queue q on q.tenant = a.tenant and q.name = a.queue
+    cross join lateral (
+      select case when u.permanent or (p_reason <> 'released' and a.attempt >= q.max_attempts)
+                  then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
+  ),
+  gone as (delete from helix.active a using ended e where a.batch = e.batch),
+  failed as (
+    insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                               detail, late, lane, queue, failure)
+    select e.batch, e.tenant, 'FAILED', e.version + 1, e.attempt, e.epoch, e.number,
+           coalesce(p_actor, e.worker), p_reason, e.failure_detail,
+           e.overdue and p_reason = 'failed', e.lane, e.queue,
+           coalesce(e.failure_class, p_reason::text)
+    from ended e where e.goes_to = 'FAILED'
+  ),
+  waits as (
+    insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
+                               late, lane, queue, cause, due, limit_key, expires_at)
+    select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
+           e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
+           e.overdue and p_reason = 'failed', e.lane, e.queue,
+           case when e.delay > 0 then 'delay' else 'paused' end::helix.cause,
+           case when e.delay > 0 then v_now + make_interval(secs => e.delay) end,
+           e.limit_key, e.expires_at
+    from ended e where e.goes_to = 'PENDING' and (e.delay > 0 or e.paused)
+  ),
+  again as (
+    insert into helix.ready (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
+                             late, lane, turn, limit_key, expires_at)
+    select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
+           e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
+           e.overdue and p_reason = 'failed', e.lane,
+           -- What was begun once goes first: one turn after the one being served.
+           (select l.served + 1 from helix.lane l where l.id = e.lane), e.limit_key, e.expires_at
+    from ended e where e.goes_to = 'PENDING' and e.delay <= 0 and not e.paused
+  )
+  select e.batch, 'ok', null::text, e.goes_to, e.overdue from ended e;
+end
+$$;
+
+-- What to answer where the token in hand is not that of the lease. A repeat of what this very token
+-- did before gets its answer from the ledger; everything else is refused, and the refusal is kept
+-- with both names (G2).
+create function helix.judge(
+  p_operation text, p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[],
+  p_number bigint[], p_reason helix.reason[]
+) returns setof helix.answer
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+begin
+  return query
+  with asked as materialized (
+    select u.*, b.tenant, helix.state_of(u.batch) as state_now,
+           a.worker as owner, a.number as owner_number,
+           coalesce((a.epoch, a.nonce, a.number) = (u.epoch, u.nonce, u.number), false) as is_owner,
+           done.version is not null as was_done
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
+      as u (batch, epoch, nonce, number, reason)
+    left join helix.batch b on b.id = u.batch
+    left join helix.active a on a.batch = u.batch
+    left join lateral (
+      select e.version from helix.event e
+      where e.batch = u.batch and e.epoch = u.epoch and e.number = u.number
+        and e.reason = u.reason and e.actor = p_worker limit 1) done on true
+  ),
+  judged as materialized (
+    select k.*, case
+        when k.was_done and (p_operation <> 'start' or k.is_owner) then 'repeat'
+        when k.is_owner then 'illegal'
+        else 'refused' end as verdict
+    from asked k
+  ),
+  kept as (
+    insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner,
+                                    owner_number, state, why)
+    select j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
+           j.state_now,
+           case when j.owner is not null
+                then format('token %s is stale: %s holds the batch under %s',
+                            j.number, j.owner, j.owner_number)
+                else format('token %s is stale: the batch is %s', j.number,
+                            coalesce(j.state_now::text, 'gone')) end
+    from judged j where j.verdict = 'refused' and j.tenant is not null
+    order by j.batch
+    on conflict (batch, number, epoch, operation) do update
+      set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
+          owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
+  )
+  select j.batch, j.verdict, case j.verdict when 'refused' then j.owner end, j.state_now, false
+  from judged j;
+end
+$$;
+
+-- The common order of locks: by batch, waiting. Whoever holds several has taken them in this order.
+create function helix.hold(p_batch bigint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+begin
+  perform from helix.active a where a.batch = any (p_batch) order by a.batch for update;
+end
+$$;
+
+-- Which of these tokens own their batch. Called after hold, in a statement of its own, so that it
+-- sees what those who held the rows before have committed.
+create function helix.owned(p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[])
+returns bigint[]
+language sql stable as $$
+  select coalesce(array_agg(a.batch order by a.batch), '{}')
+  from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+  join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
+                     and a.number = u.number
+$$;

@@ -1,0 +1,182 @@
+-- What a worker does with its leases: start, renew, settle, release. Arrays run in parallel, one
+-- element a batch; the token (epoch, nonce, number) is in every WHERE, and the token decides, not
+-- the deadline: a late write of a lease that nobody reaped is accepted and marked late.
+
+create function helix.start_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  v_done bigint[];
+begin
+  perform helix.hold(p_batch);
+  with started as (
+    update helix.active a
+    set state = 'RUNNING', version = a.version + 1, reason = 'started', actor = p_worker,
+        late = a.deadline < clock_timestamp()
+    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
+      and a.state = 'ASSIGNED'
+    returning a.batch
+  )
+  select coalesce(array_agg(s.batch), '{}') into v_done from started s;
+  return query
+    select a.batch, 'ok', null::text, a.state, a.late from helix.active a
+    where a.batch = any (v_done);
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.judge_rest('start', p_worker, v_done, p_batch, p_epoch, p_nonce,
+                                                p_number, array_fill('started'::helix.reason,
+                                                                     array[cardinality(p_batch)]));
+  end if;
+end
+$$;
+
+-- judge, for what is not among the done.
+create function helix.judge_rest(
+  p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch int[],
+  p_nonce bigint[], p_number bigint[], p_reason helix.reason[]
+) returns setof helix.answer
+language sql volatile as $$
+  select j.* from (
+    select array_agg(u.batch) as batch, array_agg(u.epoch) as epoch, array_agg(u.nonce) as nonce,
+           array_agg(u.number) as number, array_agg(u.reason) as reason
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
+      as u (batch, epoch, nonce, number, reason)
+    where u.batch <> all (p_done)) rest
+  cross join lateral helix.judge(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
+                                 rest.number, rest.reason) j
+$$;
+
+-- Renewals never wait: a batch that is being settled at this moment answers busy, and its renewal
+-- would have been pointless. No event: nothing changed but a deadline.
+create function helix.renew_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  v_done bigint[];
+  v_late boolean[];
+  v_busy bigint[];
+begin
+  with free as materialized (
+    select a.batch, a.deadline < clock_timestamp() as late from helix.active a
+    where a.batch = any (p_batch) order by a.batch for update skip locked
+  ),
+  renewed as (
+    update helix.active a
+    set deadline = clock_timestamp() + make_interval(secs => a.lease_seconds)
+    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+    join free on free.batch = u.batch
+    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
+    returning a.batch, free.late
+  )
+  select coalesce(array_agg(r.batch), '{}'), array_agg(r.late) into v_done, v_late from renewed r;
+  return query
+    select d.batch, 'ok', null::text, a.state, d.late
+    from unnest(v_done, v_late) as d (batch, late) join helix.active a on a.batch = d.batch;
+  if cardinality(v_done) = cardinality(p_batch) then
+    return;
+  end if;
+  select array_agg(o) into v_busy from unnest(helix.owned(p_batch, p_epoch, p_nonce, p_number)) o
+  where o <> all (v_done);
+  return query
+    select b, 'busy', null::text, null::helix.state, false from unnest(v_busy) b;
+  v_done := v_done || v_busy;
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.judge_rest('renew', p_worker, v_done, p_batch, p_epoch, p_nonce,
+                                                p_number, array_fill(null::helix.reason,
+                                                                     array[cardinality(p_batch)]));
+  end if;
+end
+$$;
+
+-- The end of an attempt: completed with a result, or failed (for good, or to be tried again).
+-- Within a caller's transaction this is its last statement, so that its locks are brief.
+create function helix.settle_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_outcome text[],                       -- completed | failed
+  p_result text[] default null,           -- completed: JSON text
+  p_failure text[] default null,          -- failed: its class
+  p_detail text[] default null,           -- failed: what a person should read
+  p_permanent boolean[] default null,     -- failed: true means do not try again
+  p_after real[] default null             -- failed: seconds to wait instead of the back-off
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_done   bigint[];
+  v_late   boolean[];
+  v_failed bigint[];
+begin
+  perform helix.hold(p_batch);
+  with completed as (
+    delete from helix.active a
+    using unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
+      as u (batch, epoch, nonce, number, outcome, result)
+    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
+      and a.state = 'RUNNING' and u.outcome = 'completed'
+    returning a.*, u.result as given, a.deadline < v_now as overdue
+  ),
+  kept as (
+    insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                               late, lane, queue, result, finished_at)
+    select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, c.epoch, c.number, p_worker,
+           'completed', c.overdue, c.lane, c.queue, c.given::json, v_now
+    from completed c
+    returning batch, late
+  )
+  select coalesce(array_agg(k.batch), '{}'), array_agg(k.late) into v_done, v_late from kept k;
+  return query
+    select d.batch, 'ok', null::text, 'COMPLETED'::helix.state, d.late
+    from unnest(v_done, v_late) as d (batch, late);
+
+  if 'failed' = any (p_outcome) then
+    v_failed := helix.owned(p_batch, p_epoch, p_nonce, p_number);
+    return query
+      select v.* from (
+        select array_agg(u.batch) as batch, array_agg(u.failure) as failure,
+               array_agg(u.detail) as detail, array_agg(u.permanent) as permanent,
+               array_agg(u.after) as after
+        from unnest(p_batch, p_outcome, p_failure, p_detail, p_permanent, p_after)
+          as u (batch, outcome, failure, detail, permanent, after)
+        where u.outcome = 'failed' and u.batch = any (v_failed)) f
+      cross join lateral helix.vacate(f.batch, 'failed', p_worker, f.failure, f.detail, f.permanent,
+                                      f.after) v;
+    select v_done || array_agg(u.batch) into v_done
+    from unnest(p_batch, p_outcome) as u (batch, outcome)
+    where u.outcome = 'failed' and u.batch = any (v_failed);
+  end if;
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.judge_rest('settle', p_worker, v_done, p_batch, p_epoch,
+                                                p_nonce, p_number, p_outcome::helix.reason[]);
+  end if;
+end
+$$;
+
+-- Given back unfinished by a worker that stops: costs no attempt.
+create function helix.release_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_detail text default null
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+declare
+  v_done bigint[];
+begin
+  perform helix.hold(p_batch);
+  v_done := helix.owned(p_batch, p_epoch, p_nonce, p_number);
+  if v_done <> '{}' then
+    return query select * from helix.vacate(v_done, 'released', p_worker, null,
+                                            array_fill(p_detail, array[cardinality(v_done)]));
+  end if;
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.judge_rest('release', p_worker, v_done, p_batch, p_epoch,
+                                                p_nonce, p_number,
+                                                array_fill('released'::helix.reason,
+                                                           array[cardinality(p_batch)]));
+  end if;
+end
+$$;

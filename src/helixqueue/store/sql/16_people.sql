@@ -1,0 +1,214 @@
+-- What people and programs decide about a batch from outside: cancel, retry, erase, retire, recover.
+-- Batches are named by their public ids; answers use the words ok | repeat | refused | busy | illegal.
+
+create type helix.verdict as (
+  public_id uuid,
+  answer    text,
+  state     helix.state,   -- where the batch stands after this
+  note      text
+);
+
+-- PENDING, ASSIGNED and RUNNING batches can be cancelled; a running worker's token dies with the
+-- lease, and it learns so at its next renewal.
+create function helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_left  bigint[];
+  v_done  bigint[] := '{}';
+  v_now   bigint[];
+begin
+  select array_agg(l.batch order by l.batch) into v_left
+  from helix.locate(p_ids) l where helix.may_act_for(l.tenant);
+  -- A batch may move from one table to the next between two statements, but only forward and a
+  -- bounded number of times while we look; each round sees a newer snapshot.
+  for round in 1..5 loop
+    exit when v_left is null or v_left = '{}';
+    perform helix.hold(v_left);
+    with leased as (
+      delete from helix.active a where a.batch = any (v_left)
+      returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
+    ),
+    readied as (
+      delete from helix.ready r where r.batch = any (v_left)
+      returning r.batch, r.tenant, r.version, r.attempt, r.epoch, r.number, r.lane
+    ),
+    parked as (
+      delete from helix.waiting w where w.batch = any (v_left)
+      returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
+    ),
+    kept as (
+      insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                                 detail, lane, queue)
+      select g.batch, g.tenant, 'CANCELLED', g.version + 1, g.attempt, g.epoch, g.number, v_actor,
+             'cancelled', p_detail, g.lane, l.queue
+      from (select * from leased union all select * from readied union all select * from parked) g
+      join helix.lane l on l.id = g.lane
+      returning batch
+    )
+    select coalesce(array_agg(k.batch), '{}') into v_now from kept k;
+    v_done := v_done || v_now;
+    select array_agg(b) into v_left from unnest(v_left) b
+    where b <> all (v_now) and not exists (select from helix.outcome o where o.batch = b)
+      and not exists (select from helix.retired d where d.batch = b);
+  end loop;
+
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (v_done) then 'ok'
+                when l.batch = any (coalesce(v_left, '{}')) then 'busy'
+                when helix.state_of(l.batch) = 'CANCELLED' then 'repeat'
+                else 'illegal' end,
+           helix.state_of(l.batch),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
+      on l.public_id = asked.id;
+end
+$$;
+
+-- FAILED > PENDING, with all tries anew.
+create function helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_done  bigint[];
+begin
+  perform from helix.outcome o
+  where o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+  order by o.batch for update;
+  with failed as (
+    delete from helix.outcome o
+    where o.state = 'FAILED'
+      and o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+    returning o.*
+  ),
+  again as (
+    insert into helix.ready (batch, tenant, version, attempt, actor, reason, detail, lane, turn,
+                             limit_key, expires_at)
+    select f.batch, f.tenant, f.version + 1, 0, v_actor, 'retried', p_detail, f.lane,
+           helix.turn_after(f.lane, f.tenant)
+           + row_number() over (partition by f.lane, f.tenant order by f.batch),
+           b.limit_key, b.expires_at
+    from failed f join helix.batch b on b.id = f.batch
+    returning batch
+  )
+  select coalesce(array_agg(a.batch), '{}') into v_done from again a;
+
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (v_done) then 'ok'
+                when d.state = 'PENDING' and d.reason = 'retried' and d.actor = v_actor then 'repeat'
+                else 'illegal' end,
+           helix.state_of(l.batch),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
+      on l.public_id = asked.id
+    left join lateral (select e.to_state as state, e.reason, e.actor from helix.event e
+                       where e.batch = l.batch order by e.version desc limit 1) d on true;
+end
+$$;
+
+-- Empties payload and result (a person's right to be forgotten). The fingerprint and the ledger
+-- stay: that the work happened is not erased, what it was about is.
+create function helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off as $$
+declare
+  v_mine bigint[];
+  v_done bigint[];
+begin
+  -- Only finished batches: a worker may be holding the payload of any other.
+  select array_agg(o.batch) into v_mine from (
+    select o.batch from helix.outcome o
+    where o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+    order by o.batch for update) o;
+  with emptied as (
+    update helix.batch b set payload = null
+    where b.id = any (v_mine) and b.payload is not null returning b.id
+  ),
+  unsaid as (
+    update helix.outcome o set result = null
+    where o.batch = any (v_mine) and o.result is not null returning o.batch
+  )
+  select array_agg(distinct e.id) into v_done from (
+    select id from emptied union all select batch from unsaid) e;
+  insert into helix.decision (tenant, queue, kind, batch, actor, detail)
+  select b.tenant, b.queue, 'erased', b.id, coalesce(p_actor, session_user), p_detail
+  from helix.batch b where b.id = any (v_done);
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (v_done) then 'ok'
+                when l.batch = any (v_mine) then 'repeat'
+                else 'illegal' end,
+           helix.state_of(l.batch),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
+      on l.public_id = asked.id;
+end
+$$;
+
+-- Retention: takes away whole finished batches, oldest first. The identity stays, so the key still
+-- answers, and `retired` keeps the last state and the head of the chain.
+create function helix.retire_v1(
+  p_tenant text, p_queue text, p_state helix.state, p_before timestamptz, p_limit integer default 1000
+) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off as $$
+declare
+  v_old bigint[];
+begin
+  perform helix.demand_tenant(p_tenant);
+  select array_agg(o.batch) into v_old from (
+    select o.batch from helix.outcome o
+    where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
+      and o.finished_at < p_before
+    order by o.finished_at limit least(p_limit, 10000) for update skip locked) o;
+  if v_old is null then
+    return 0;
+  end if;
+  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
+  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
+  from helix.outcome o
+  join helix.event e on e.batch = o.batch and e.version = o.version
+  where o.batch = any (v_old);
+  delete from helix.outcome o where o.batch = any (v_old);
+  delete from helix.event e where e.batch = any (v_old);
+  delete from helix.batch b where b.id = any (v_old);
+  return cardinality(v_old);
+end
+$$;
+
+-- After a restore or a suspected split: a new epoch, and every lease ends. Whoever holds an old
+-- token is refused from now on.
+create function helix.recover_v1(p_actor text, p_detail text)
+returns table (epoch integer, ended integer)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  v_epoch helix.epoch;
+  v_ended integer;
+begin
+  insert into helix.epoch as e (number, timeline, reason)
+  select coalesce(max(o.number), 0) + 1, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8),
+         coalesce(p_detail, 'recover')
+  from helix.epoch o
+  returning * into v_epoch;
+  perform from helix.active a order by a.batch for update;
+  select count(*) into v_ended from (
+    select helix.vacate(array_agg(a.batch), 'recovered', coalesce(p_actor, session_user), null,
+                        array_agg(p_detail))
+    from helix.active a having count(*) > 0) v;
+  return query select v_epoch.number, v_ended;
+end
+$$;

@@ -1,0 +1,88 @@
+-- Who owns what and who may do what. Deny first: nothing is open to PUBLIC.
+
+-- Workers are listed to the role they log in with, and to operators.
+alter table helix.worker enable row level security;
+alter table helix.worker force row level security;
+create policy own_workers on helix.worker for all to public
+  using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
+
+-- Handing over takes CREATE on the schema for the new owner, for this moment only.
+grant create, usage on schema helix to helix_owner, helix_engine;
+
+do $$
+declare
+  v_object record;
+begin
+  for v_object in
+    select c.oid::regclass as name,
+           case c.relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end as kind
+    from pg_class c
+    where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
+      -- Sequences of identity columns follow their table.
+      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype = 'i')
+  loop
+    execute format('alter %s %s owner to helix_owner', v_object.kind, v_object.name);
+    execute format('revoke all on %s from public', v_object.name);
+  end loop;
+  for v_object in
+    select t.oid::regtype as name from pg_type t
+    left join pg_class c on c.oid = t.typrelid
+    where t.typnamespace = 'helix'::regnamespace and (t.typtype = 'e' or c.relkind = 'c')
+  loop
+    execute format('alter type %s owner to helix_owner', v_object.name);
+  end loop;
+  for v_object in
+    select p.oid::regprocedure as name,
+           -- DDL needs the tables' owner; everything else is the engine's.
+           case when p.proname in ('protect', 'enclose', 'always_on', 'add_event_partition')
+                then 'helix_owner' else 'helix_engine' end as owner
+    from pg_proc p where p.pronamespace = 'helix'::regnamespace
+  loop
+    execute format('revoke all on function %s from public', v_object.name);
+    execute format('alter function %s owner to %I', v_object.name, v_object.owner);
+  end loop;
+end
+$$;
+
+alter schema helix owner to helix_owner;
+revoke create on schema helix from helix_engine;
+grant usage on schema helix to helix_client, helix_operator;
+
+-- The engine writes everything but the arrows and the secrets.
+grant select, insert, update, delete on all tables in schema helix to helix_engine;
+revoke insert, update, delete on helix.arrow, helix.secret from helix_engine;
+grant usage, select on all sequences in schema helix to helix_engine;
+grant execute on function helix.add_event_partition() to helix_engine;
+-- New partitions get their guards from the owner.
+grant execute on function helix.guard_ledger(), helix.event_partition_size() to helix_owner;
+
+-- Clients read their own tenants' rows: everything but the secret part of a live token.
+grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.outcome, helix.event,
+  helix.refusal, helix.decision, helix.retired, helix.queue, helix.worker, helix.standing,
+  helix.role_tenant, helix.arrow, helix.lane, helix.requirement_class, helix.key_limit,
+  helix.epoch to helix_client, helix_operator;
+grant select (batch, tenant, state, version, attempt, epoch, number, actor, reason, detail, late,
+              worker, deadline, lane, queue, lease_seconds, limit_key, claimed_at)
+  on helix.active to helix_client, helix_operator;
+grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
+  helix.framed_identity(text), helix.derive_key(text, text, text, text),
+  helix.derive_slot(text, text), helix.locate(uuid[]), helix.state_of(bigint),
+  helix.may_act_for(text), helix.event_hash
+  to helix_client, helix_operator;
+
+do $$
+declare
+  v_function record;
+begin
+  for v_function in
+    select p.oid::regprocedure as name,
+           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1') as operators_only
+    from pg_proc p where p.pronamespace = 'helix'::regnamespace and p.proname like '%\_v1'
+  loop
+    execute format('grant execute on function %s to helix_operator', v_function.name);
+    if not v_function.operators_only then
+      execute format('grant execute on function %s to helix_client', v_function.name);
+    end if;
+  end loop;
+end
+$$;
