@@ -35,7 +35,10 @@ class Refused(HelixError):
 
 
 class InvalidIdentity(Refused):
-    """The identifier breaks its profile; `code`, `code_point` and `offset` say where and why."""
+    """The identifier breaks its profile; `code`, `code_point` and `offset` say where and why.
+
+    `offset` counts code points in the raw spelling; of a tuple, in the part numbered `part`.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,14 @@ class InvalidIdentity(Refused):
         code_point: int | None = None,
         offset: int | None = None,
         suggestion: str | None = None,
+        part: int = 0,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.code_point = code_point
         self.offset = offset
         self.suggestion = suggestion
+        self.part = part
 
 
 class InvalidPayload(Refused):

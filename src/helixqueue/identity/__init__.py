@@ -1,0 +1,42 @@
+"""Identity: what makes two submissions the same work. Pure: no clock, no chance, no I/O.
+
+`canonical` brings an identifier to its one spelling, `keys` derives key, public id and slot from
+it, `strictjson` gives a payload its one text, `diff` tells two payloads apart, `twins` warns.
+"""
+
+from __future__ import annotations
+
+from helixqueue.identity.canonical import (
+    PART_SEPARATOR,
+    PROFILES,
+    Identity,
+    canonical_revision,
+    canonicalize,
+)
+from helixqueue.identity.characters import escaped
+from helixqueue.identity.diff import diff
+from helixqueue.identity.keys import check_name, derive_key, fingerprint, public_id, slot
+from helixqueue.identity.strictjson import Json, canonical_text, loads
+from helixqueue.identity.twins import TwinGroup, casefold_key, find_twins, skeleton
+
+__all__ = [
+    "PART_SEPARATOR",
+    "PROFILES",
+    "Identity",
+    "Json",
+    "TwinGroup",
+    "canonical_revision",
+    "canonical_text",
+    "canonicalize",
+    "casefold_key",
+    "check_name",
+    "derive_key",
+    "diff",
+    "escaped",
+    "find_twins",
+    "fingerprint",
+    "loads",
+    "public_id",
+    "skeleton",
+    "slot",
+]
