@@ -1,0 +1,38 @@
+"""The test pooler is what it says: transaction mode, and every role arrives as itself."""
+
+import psycopg
+import pytest
+
+from tests.pooler import Pooler
+
+
+@pytest.fixture(scope="module")
+def bouncer(server, tmp_path_factory):
+    with Pooler(tmp_path_factory.mktemp("bouncer"), server) as pooler:
+        yield pooler
+
+
+def connect(bouncer, database, role):
+    return psycopg.connect(
+        dbname=database.name, user=role, host=str(bouncer.socket_dir), autocommit=True
+    )
+
+
+def test_a_role_made_after_the_start_arrives_as_itself(bouncer, database):
+    with connect(bouncer, database, "app_a") as connection:
+        assert connection.execute("select session_user").fetchone() == ("app_a",)
+
+
+def test_sessions_share_server_connections_between_transactions(bouncer, database):
+    with (
+        connect(bouncer, database, "app_a") as one,
+        connect(bouncer, database, "app_a") as two,
+    ):
+        [(first,)] = one.execute("select pg_backend_pid()").fetchall()
+        [(second,)] = two.execute("select pg_backend_pid()").fetchall()
+    assert first == second
+
+
+def test_a_role_that_does_not_exist_is_refused(bouncer, database):
+    with pytest.raises(psycopg.OperationalError, match=r"no such user|does not exist"):
+        connect(bouncer, database, "nobody_here")
