@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from dataclasses import replace
 from enum import StrEnum
 
 import pytest
@@ -275,6 +276,14 @@ def test_refuses_a_revision_that_hides_what_it_is(raw):
     with pytest.raises(InvalidIdentity) as caught:
         canonical_revision(raw)
     assert caught.value.code == "revision"
+
+
+def test_a_form_that_has_another_form_is_refused_at_run_time():
+    """Spotify 2013: a canonical form that changes when it is canonicalised again."""
+    drifting = replace(PROFILES["lab-id-v1"], width_map=str.maketrans("\xe4\xf6", "\xf6\xfc"))
+    with pytest.raises(InvalidIdentity) as caught:
+        _canonical_part("\xe4", drifting, 0)
+    assert caught.value.code == "unstable"
 
 
 # Over every code point -------------------------------------------------------------------------

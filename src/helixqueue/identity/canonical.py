@@ -39,7 +39,7 @@ MAX_PART_BYTES = 255  # canonical, in UTF-8
 # Room for the longest raw spelling of a legal part: NFD and full-width forms take three times the
 # bytes of what they stand for. The rest is padding that trimming removes.
 MAX_RAW_PART_BYTES = 1024
-# All parts together: a B-tree entry ends at 2704 bytes, and `text` is indexed beside other columns.
+# All parts together: a B-tree entry ends at 2704 bytes, and `text` must stay fit for an index.
 MAX_TEXT_BYTES = 2048
 MAX_MARKS_IN_A_ROW = 3
 MAX_SHOWN_CHARS = 80  # of an identity inside an error message

@@ -5,8 +5,8 @@ carries `was`, the value it takes away: RFC 6902 lets readers ignore members the
 a person reading a refusal wants both sides.
 
 Lists are compared by their common beginning and end and by position in between: linear time, and
-right for the usual edits. The library jsonpatch finds shorter patches, but needs seconds for
-lists of some thousand items and fails on deep documents; the tests use it to apply these patches.
+right for the usual edits. The library jsonpatch finds shorter patches, but takes over a second for
+two lists of 5000 items and fails on deep documents; the tests use it to apply these patches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_OPS: Final = 100
-MAX_PATCH_CHARS: Final = 64 * 1024  # of the values and paths of all operations together
+MAX_PATCH_CHARS: Final = 64 * 1024  # all strings of all operations, and one for other values
 MAX_DEPTH: Final = 16  # deeper differences are shown as one `replace` of what holds them
 MAX_COMPARED_DEPTH: Final = 128  # beyond what a payload may have; deeper counts as different
 
@@ -106,7 +106,18 @@ def _common_length(was: list[Any], got: list[Any]) -> int:
 
 
 def _is_large(ops: list[Op]) -> bool:
-    return sum(len(repr(op)) for op in ops) > MAX_PATCH_CHARS
+    """Measure without recursion, and no further than needed."""
+    size = 0
+    rest: list[object] = list(ops)
+    while rest and size <= MAX_PATCH_CHARS:
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest.extend(value)
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            rest.extend(value)
+        size += len(value) if isinstance(value, str) else 1
+    return size > MAX_PATCH_CHARS
 
 
 def _replace(path: _Path, was: object, got: object) -> Op:
