@@ -12,6 +12,7 @@ killed) and supervised (a server that dies is restarted).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from helixqueue.embedded.postgres import Postgres
@@ -19,7 +20,6 @@ from helixqueue.embedded.valkey import Valkey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import TracebackType
 
 __all__ = ["Postgres", "Servers", "Valkey"]
@@ -29,8 +29,8 @@ class Servers:
     """Both servers, under `postgres` and `valkey` in one directory."""
 
     def __init__(self, data_dir: Path, *, supervised: bool = True) -> None:
-        self.postgres = Postgres(data_dir / "postgres", supervised=supervised)
-        self.valkey = Valkey(data_dir / "valkey", supervised=supervised)
+        self.postgres = Postgres(Path(data_dir) / "postgres", supervised=supervised)
+        self.valkey = Valkey(Path(data_dir) / "valkey", supervised=supervised)
 
     def start(self, progress: Callable[[str], None] | None = None) -> Self:
         """Use both; `progress` hears what takes time. All or none: a failure leaves the first."""

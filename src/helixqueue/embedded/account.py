@@ -6,8 +6,9 @@ the socket, both 0700. No system user is created, and no other file changes its 
 
 That uid must reach its data although a parent may be 0700 (`/root`, pytest's `tmp_path`). Opening
 the parents to everyone, as the wheel's own supervisor does, would expose what lies beside them.
-Instead the server starts *inside* its data directory and calls it `/proc/self/cwd`: the kernel
-follows that link without walking the parents.
+Instead the server inherits an open handle of its directory and calls it `/proc/self/fd/N`: the
+kernel follows that link without walking the parents. (`/proc/self/cwd` needs no handle, but
+PostgreSQL 15 changes its directory while it looks for its own program, and cannot go back.)
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # Inside 60800-61183, which systemd's table of uids leaves to nobody: no login, no daemon and no
@@ -83,9 +86,17 @@ class Account:
         """Root's supplementary groups are root's own: the server gets none of them."""
         return [] if self.switch else None
 
-    def name_of(self, directory: Path) -> str:
-        """How a process of this account, standing in `directory`, names it."""
-        return "/proc/self/cwd" if self.switch else str(directory)
+    @contextmanager
+    def naming(self, directory: Path) -> Iterator[tuple[str, list[int]]]:
+        """How a process of this account names `directory`, and the handles it must inherit."""
+        if not self.switch:
+            yield str(directory), []
+            return
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{handle}", [handle]
+        finally:
+            os.close(handle)
 
     def give(self, path: Path) -> None:
         """Make this account the owner of `path` and of all below it."""

@@ -49,6 +49,12 @@ class Postgres(Server):
     socket_name = ".s.PGSQL.5432"
     # "Fast": sessions are ended, a checkpoint is written. It is what `pg_ctl stop -m fast` sends.
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
+    hopeless: ClassVar[tuple[str, ...]] = (
+        "contains errors",
+        "incompatible with server",
+        "invalid value for parameter",
+        "data directory",
+    )
 
     def __init__(
         self,
@@ -109,7 +115,9 @@ class Postgres(Server):
 
     def answers(self) -> bool:
         with suppress(Unavailable):
-            return pq.PGconn.ping(self.bootstrap_dsn.encode()) == pq.Ping.OK
+            # A frozen server accepts the connection and says nothing: do not wait for it for ever.
+            question = f"{self.bootstrap_dsn}&connect_timeout=2"
+            return pq.PGconn.ping(question.encode()) == pq.Ping.OK
         return False
 
     # Creation.
@@ -121,12 +129,12 @@ class Postgres(Server):
             return
         maker = account.setting_up()
         maker.give(directory)
-        here = maker.name_of(directory)
-        initdb = ["--pgdata", here, "--username", BOOTSTRAP, "--encoding", "UTF8"]
-        initdb += ["--data-checksums", "--auth", "trust", *self._locale()]
-        self._run("initdb", initdb, directory, maker)
-        single = ["--single", "-D", here, "-c", "exit_on_error=on", "postgres"]
-        self._run("postgres", single, directory, maker, ROLES)
+        initdb = ["--username", BOOTSTRAP, "--auth", "trust", "--encoding", "UTF8"]
+        initdb += ["--data-checksums", *self._locale()]
+        single = ["--single", "-c", "exit_on_error=on"]
+        with maker.naming(directory) as (here, handles):
+            self._run("initdb", [*initdb, "-D", here], maker, handles)
+            self._run("postgres", [*single, "-D", here, "postgres"], maker, handles, ROLES)
         with (directory / "postgresql.conf").open("a", encoding="utf-8") as conf:
             conf.write("include 'helix.conf'\n")
         (directory / "pg_hba.conf").write_text(HBA, encoding="utf-8")
@@ -140,37 +148,36 @@ class Postgres(Server):
     @property
     def version(self) -> int:
         """The major version of the programs."""
-        told = self._run("postgres", ["--version"], Path("/"), Account.owning(self.data))
+        told = self._run("postgres", ["--version"], Account.owning(self.data))
         found = re.search(r"(\d+)", told)
         if found is None:
             raise Unavailable(f"{self.program('postgres')} does not tell its version: {told!r}")
         return int(found[1])
 
     def _copy(self, primary: Postgres, directory: Path) -> None:
-        arguments = ["--pgdata", str(directory), "--write-recovery-conf", "--checkpoint", "fast"]
         # Unlike the others, this program runs as root; its copy is handed over afterwards.
         caller = Account(os.geteuid(), os.getegid(), switch=False)
-        self._run(
-            "pg_basebackup", [*arguments, "--dbname", primary.bootstrap_dsn], directory, caller
-        )
+        arguments = ["--write-recovery-conf", "--checkpoint", "fast", "-D", str(directory)]
+        self._run("pg_basebackup", [*arguments, "--dbname", primary.bootstrap_dsn], caller)
 
     def _run(
         self,
         program: str,
         arguments: Sequence[str],
-        directory: Path,
         account: Account,
+        handles: Sequence[int] = (),
         text: str = "",
     ) -> str:
         done = subprocess.run(
             [self._programs(account) / program, *arguments],
-            cwd=directory,
+            cwd="/",
             user=account.user,
             group=account.group,
             extra_groups=account.groups,
             umask=0o077,
             env=CLEAN_ENVIRONMENT,
             input=text,
+            pass_fds=handles,
             capture_output=True,
             text=True,
             check=False,
@@ -187,30 +194,35 @@ class Postgres(Server):
 
     # Launch.
 
-    def _command(self, account: Account) -> list[str | Path]:
-        inside = self.socket_dir == self.data
-        sockets = account.name_of(self.data) if inside else str(self.socket_dir)
+    def _command(self, account: Account, data: str) -> list[str | Path]:
+        sockets = data if self.socket_dir == self.data else str(self.socket_dir)
         conf = self.data / "helix.conf"
         conf.write_text(helix_conf(sockets, self._settings), encoding="utf-8")
         account.give(conf)
-        return [self._programs(account) / "postgres", "-D", account.name_of(self.data)]
+        return [self._programs(account) / "postgres", "-D", data]
 
     def _forget_the_dead(self) -> None:
-        """Also remove the `postmaster.pid` of a killed server when its pid is somebody else's now.
+        """Also remove the lock files of a killed server whose pid is somebody else's by now.
 
         PostgreSQL would take that process for a postmaster and refuse to start for ever: after a
         container restart the pid may be Valkey's, and under an init that does not reap it stays a
-        zombie. The FIFO says that no server of ours lives; a server started by hand stands in
-        the data directory and is left alone.
+        zombie. The FIFO says that no server of ours lives; a server started by hand stands in the
+        data directory and is left alone.
         """
         super()._forget_the_dead()
-        lock = self.data / "postmaster.pid"
+        locks = [self.data / "postmaster.pid"]
+        with suppress(Unavailable):
+            locks.append(self.socket_dir / f"{self.socket_name}.lock")
+        for lock in locks:
+            if lock.exists() and not self._stands_here(lock):
+                lock.unlink()
+
+    def _stands_here(self, lock: Path) -> bool:
+        """Whether the process that `lock` names is in our data directory, or might be."""
         try:
-            pid = int(lock.read_text(encoding="utf-8").split("\n", 1)[0])
-            someone_elses = not Path(f"/proc/{pid}/cwd").samefile(self.data)
+            pid = int(lock.read_text(encoding="utf-8").partition("\n")[0])
+            return Path(f"/proc/{pid}/cwd").samefile(self.data)
         except FileNotFoundError:
-            someone_elses = Path("/proc/self").exists()
+            return not Path("/proc/self/cwd").exists()
         except (ValueError, PermissionError):
-            return
-        if someone_elses:
-            lock.unlink(missing_ok=True)
+            return True

@@ -47,7 +47,9 @@ local   replication   helix_bootstrap   trust
 
 def helix_conf(socket_dir: str, extra: Mapping[str, str]) -> str:
     """The text of `helix.conf`; `extra` comes last and so wins."""
-    rows = [("unix_socket_directories", socket_dir, "private, 0700"), *SETTINGS]
+    # The setting is a list: quotes keep a comma or a blank in the path from splitting it.
+    listed = '"' + socket_dir.replace('"', '""') + '"'
+    rows = [("unix_socket_directories", listed, "private, 0700"), *SETTINGS]
     rows += [(name, value, "asked for by the caller") for name, value in extra.items()]
     lines = [f"{name} = {_quoted(value)}  # {reason}" for name, value, reason in rows]
     return "\n".join(["# Written at every start: changes made here are lost.", *lines, ""])

@@ -14,6 +14,7 @@ log       what the server printed; `log.old` is the one before
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -26,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Self
 
 from helixqueue.embedded import sentinel
 from helixqueue.embedded.account import Account
@@ -48,8 +49,9 @@ STOP_S = 60.0
 SOCKET_PATH_BYTES = 107 if sys.platform.startswith("linux") else 103
 LOG_BYTES = 10_000_000
 
-# Children of this process: kept so that they can be reaped, whoever of its objects started them.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+# By (our pid, its pid): kept to reap a server even when the object that started it is gone. Our
+# own pid is part of the key because a forked child inherits the table but not the children.
+_children: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
 
 class Server(ABC):
@@ -58,9 +60,11 @@ class Server(ABC):
     title: ClassVar[str]
     socket_name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals]
+    # Words in the log after which another try cannot help.
+    hopeless: ClassVar[tuple[str, ...]]
 
     def __init__(self, data_dir: Path, *, supervised: bool = True) -> None:
-        self.directory = Path(data_dir).absolute()
+        self.directory = Path(data_dir).resolve()
         self.data = self.directory / "data"
         self.log = self.directory / "log"
         self._sharing = Sharing(self.directory)
@@ -68,6 +72,7 @@ class Server(ABC):
         self._supervisor: Supervisor | None = None
         self._mutex = threading.Lock()
         self._process = os.getpid()
+        self._log_mark = 0
 
     # What a server is made of.
 
@@ -76,8 +81,11 @@ class Server(ABC):
         """Fill the empty `directory` with a server's first data, owned by `account`."""
 
     @abstractmethod
-    def _command(self, account: Account) -> list[str | Path]:
-        """The command that runs the server in the foreground; writes its configuration first."""
+    def _command(self, account: Account, data: str) -> list[str | Path]:
+        """The command that runs the server in the foreground; writes its configuration first.
+
+        `data` is the name by which the server knows its data directory.
+        """
 
     @abstractmethod
     def answers(self) -> bool:
@@ -89,7 +97,7 @@ class Server(ABC):
         """Use the server: create it, launch it or join it, whichever is needed."""
         say = progress or _silent
         with self._mutex:
-            self._process = os.getpid()
+            self._adopt_after_fork()
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._bring_up(say)
             if self._supervised and self._supervisor is None:
@@ -101,11 +109,8 @@ class Server(ABC):
     def stop(self) -> None:
         """Leave; the last one to leave stops the server. Leaving twice is leaving once."""
         with self._mutex:
+            self._adopt_after_fork()
             if not self._sharing.joined:
-                return
-            if self._process != os.getpid():
-                # After a fork: the server is still the parent's.
-                self._sharing.forget()
                 return
             if self._supervisor is not None:
                 self._supervisor.end()
@@ -113,6 +118,13 @@ class Server(ABC):
             with self._sharing.exclusive(_silent):
                 if self._sharing.leave():
                     self._shut_down()
+
+    def _adopt_after_fork(self) -> None:
+        """In a forked child the membership and the supervising thread are still the parent's."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._sharing.forget()
+            self._supervisor = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -126,9 +138,12 @@ class Server(ABC):
         self.stop()
 
     def kill(self) -> None:
-        """Send SIGKILL to the server: tests of its recovery only."""
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+        """Send SIGKILL to the server and wait until it is dead: tests of its recovery only."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            while self._main_process_lives() and self.pid == pid:
+                time.sleep(0.005)
 
     @property
     def pid(self) -> int | None:
@@ -140,9 +155,10 @@ class Server(ABC):
     @property
     def socket_dir(self) -> Path:
         """Where the socket is; written down, because XDG_RUNTIME_DIR differs between processes."""
-        with suppress(FileNotFoundError):
-            return Path((self.directory / "sockets").read_text(encoding="utf-8"))
-        raise Unavailable(f"{self.title} in {self.directory} was never started: call start() first")
+        kept = self._kept_socket_dir()
+        if kept is None:
+            raise Unavailable(f"{self.title} in {self.directory} never ran: call start() first")
+        return Path(kept["sockets"])
 
     # Up.
 
@@ -170,24 +186,23 @@ class Server(ABC):
         os.close(directory)
 
     def _until_it_answers(self, account: Account, say: Say) -> None:
+        """Join what runs, or launch; what a killed server left may refuse that for a second."""
         deadline = time.monotonic() + LAUNCH_S
         pause_s = 0.05
         while True:
-            if self._sharing.alive():
-                waits_for = f"{self.title} lives but does not answer"
-                if self._answers_soon(say):
-                    return
-            else:
-                waits_for = f"{self.title} does not start"
+            launched = not self._sharing.alive()
+            if launched:
                 self._launch(account, say)
-                if self._answers_soon(say):
-                    return
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"{waits_for} after {LAUNCH_S:.0f} s; "
-                    f"the end of {self.log}:\n{self._log_tail(15)}"
-                )
-            say(f"{waits_for}, trying again; its last words: {self._log_tail(1)}")
+            if self._answers_soon(say):
+                return
+            words = self._last_words()
+            hopeless = launched and any(phrase in words for phrase in self.hopeless)
+            if hopeless or time.monotonic() > deadline:
+                raise Unavailable(f"{self.title} does not start; the end of {self.log}:\n{words}")
+            if launched:
+                say(f"{self.title}: refused to start, trying again: {words.splitlines()[-1:]}")
+            else:
+                say(f"{self.title}: waiting for the processes of a killed server to end")
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
@@ -208,14 +223,15 @@ class Server(ABC):
     def _launch(self, account: Account, say: Say) -> None:
         self._forget_the_dead()
         self._choose_socket_dir(account)
-        command = self._command(account)
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
-            self.log.rename(self.log.with_suffix(".old"))
         say(f"{self.title}: starting in {self.directory}")
-        with self.log.open("ab") as output, self._sharing.breath() as breath:
+        with (
+            account.naming(self.data) as (data, handles),
+            self._sharing.breath() as breath,
+            self._open_log() as output,
+        ):
             child = subprocess.Popen(
-                command,
-                cwd=self.data,
+                self._command(account, data),
+                cwd="/",
                 user=account.user,
                 group=account.group,
                 extra_groups=account.groups,
@@ -225,41 +241,48 @@ class Server(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[breath],
+                pass_fds=[breath, *handles],
                 # Ctrl-C in the terminal is meant for the caller.
                 start_new_session=True,
             )
-        _children[child.pid] = child
+        _children[os.getpid(), child.pid] = child
         (self.directory / "pid").write_text(str(child.pid), encoding="ascii")
 
     def _main_process_lives(self) -> bool:
         pid = self.pid
         if pid is None:
             return False
-        child = _children.get(pid)
+        child = _children.get((os.getpid(), pid))
         if child is not None:
             return child.poll() is None
         return _exists(pid)
 
     def _forget_the_dead(self) -> None:
         """Reap the children that ended, and let subclasses clear what a killed server left."""
-        for pid, child in list(_children.items()):
-            if child.poll() is not None:
-                del _children[pid]
+        for key, child in list(_children.items()):
+            if key[0] == os.getpid() and child.poll() is not None:
+                del _children[key]
 
     def _choose_socket_dir(self, account: Account) -> None:
-        """`data` where the server can name it in the bytes a socket address has, else a short one.
+        """Keep the choice, so that a DSN outlives restarts, unless the directory was moved."""
+        kept = self._kept_socket_dir()
+        if kept is None or kept["directory"] != str(self.directory):
+            kept = {
+                "directory": str(self.directory),
+                "sockets": str(self._new_socket_dir(account)),
+            }
+        if kept["sockets"] != str(self.data):
+            account.make_private(Path(kept["sockets"]))
+        (self.directory / "sockets").write_text(json.dumps(kept), encoding="utf-8")
 
-        The choice is kept, so that a DSN outlives restarts.
-        """
-        note = self.directory / "sockets"
-        kept = Path(note.read_text(encoding="utf-8")) if note.exists() else None
-        chosen = kept or self._new_socket_dir(account)
-        if chosen != self.data:
-            account.make_private(chosen)
-        note.write_text(str(chosen), encoding="utf-8")
+    def _kept_socket_dir(self) -> dict[str, str] | None:
+        with suppress(FileNotFoundError):
+            kept: dict[str, str] = json.loads((self.directory / "sockets").read_text("utf-8"))
+            return kept
+        return None
 
     def _new_socket_dir(self, account: Account) -> Path:
+        """`data` if its path fits into a socket's address and the server can walk it."""
         inside = self.data / self.socket_name
         if not account.switch and len(os.fsencode(inside)) <= SOCKET_PATH_BYTES:
             return self.data
@@ -279,15 +302,31 @@ class Server(ABC):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGQUIT)
                 self._sharing.wait_until_gone(STOP_S)
-        child = _children.pop(pid or 0, None)
+        child = _children.pop((os.getpid(), pid or 0), None)
         if child is not None:
+            # Its handles close a moment before it can be reaped.
             child.wait()
         (self.directory / "pid").unlink(missing_ok=True)
+        if self.socket_dir != self.data:
+            with suppress(OSError):
+                self.socket_dir.rmdir()
 
-    def _log_tail(self, lines: int) -> str:
-        with suppress(FileNotFoundError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-        return "(no log)"
+    # The log.
+
+    def _open_log(self) -> BinaryIO:
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            self.log.rename(self.log.with_suffix(".old"))
+        # 0600: a server's log quotes statements, and so data.
+        handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._log_mark = os.fstat(handle).st_size
+        return os.fdopen(handle, "ab")
+
+    def _last_words(self) -> str:
+        """What the server printed since its launch, at most the last 15 lines."""
+        with suppress(FileNotFoundError), self.log.open("rb") as file:
+            file.seek(self._log_mark)
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-15:])
+        return ""
 
 
 CLEAN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
@@ -308,8 +347,6 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
     return True
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import select
+import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from helixqueue.embedded.sharing import breathing
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A server that dies at every start is tried again this often, and every try is logged.
-RETRY_S = 5.0
+# A server that dies within the first second of its life is restarted ever more slowly, up to this.
+SETTLED_S = 1.0
+SLOWEST_S = 5.0
 
 
 class Supervisor:
@@ -47,16 +50,21 @@ class Supervisor:
         os.close(self._wake_reader)
 
     def _run(self) -> None:
+        pause_s = 0.0
+        back_at = float("-inf")
         while self._server_died():
-            log.warning("%s died; restarting it", self._name)
+            settled = time.monotonic() - back_at > SETTLED_S
+            pause_s = 0.0 if settled else min(max(2 * pause_s, 0.1), SLOWEST_S)
+            log.warning("%s died; restarting it in %.1f s", self._name, pause_s)
+            if self._asked_to_end(pause_s):
+                return
             try:
                 self._restart()
-            except (HelixError, OSError):
-                log.exception("%s did not come back; trying again in %s s", self._name, RETRY_S)
-                if self._asked_to_end(RETRY_S):
-                    return
+            except (HelixError, OSError, subprocess.SubprocessError):
+                log.exception("%s did not come back", self._name)
             else:
                 log.warning("%s is back", self._name)
+            back_at = time.monotonic()
 
     def _server_died(self) -> bool:
         """Wait; True when the server's last process has ended, False when asked to end."""

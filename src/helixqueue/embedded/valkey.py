@@ -44,6 +44,7 @@ class Valkey(Server):
     socket_name = "valkey.sock"
     # The same as the command SHUTDOWN: the append-only file is flushed, then it ends.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    hopeless: ClassVar[tuple[str, ...]] = ("CONFIG FILE ERROR", "Bad file format", "Can't handle")
 
     def __init__(
         self,
@@ -78,9 +79,10 @@ class Valkey(Server):
     def _create(self, directory: Path, account: Account, say: Say) -> None:
         """Valkey fills an empty directory itself."""
 
-    def _command(self, account: Account) -> list[str | Path]:
-        path = self.socket_name if self.socket_dir == self.data else str(self.socket)
-        rows = [("unixsocket", f'"{path}"', "private, 0700"), *SETTINGS]
+    def _command(self, account: Account, data: str) -> list[str | Path]:
+        sockets = data if self.socket_dir == self.data else str(self.socket_dir)
+        rows = [("dir", f'"{data}"', "everything below is relative to it")]
+        rows += [("unixsocket", f'"{sockets}/{self.socket_name}"', "private, 0700"), *SETTINGS]
         rows += [(name, value, "asked for by the caller") for name, value in self._settings.items()]
         lines = [f"# {reason}\n{name} {value}" for name, value, reason in rows]
         conf = self.data / "helix.conf"
@@ -88,5 +90,4 @@ class Valkey(Server):
         account.give(conf)
         folder = self._bin_dir or binaries.valkey_programs()
         program = binaries.reachable(folder, "valkey-server", account) / "valkey-server"
-        # Valkey turns a bare file name into a path through the parents, which it may not walk.
-        return [program, f"{account.name_of(self.data)}/helix.conf"]
+        return [program, f"{data}/helix.conf"]

@@ -1,0 +1,139 @@
+"""Several processes, one server: who starts it, who stops it, and who dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from embedded_help import UserProcess, is_gone, until
+
+from helixqueue.embedded import Postgres
+
+if TYPE_CHECKING:
+    from helixqueue.embedded.server import Server
+
+Start = Callable[..., UserProcess]
+KINDS = pytest.mark.parametrize("kind", ["postgres", "valkey"])
+
+
+@KINDS
+def test_two_processes_that_start_at_once_share_one_server(
+    kind: str, tmp_path: Path, user: Start
+) -> None:
+    users = [user(kind, tmp_path) for _ in range(4)]
+    assert len({each.server_pid for each in users}) == 1
+    for each in users:
+        assert not is_gone(each.server_pid)
+        each.leave()
+    assert is_gone(users[0].server_pid)
+
+
+def test_the_starter_leaves_and_the_other_still_works(tmp_path: Path, user: Start) -> None:
+    first = user("postgres", tmp_path)
+    pid = first.server_pid
+    with Postgres(tmp_path) as second:
+        assert second.pid == pid
+        first.leave()
+        with psycopg.connect(second.dsn) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert second.pid == pid
+    assert is_gone(pid)
+
+
+def test_a_killed_starter_takes_nobody_with_it_and_keeps_nothing_alive(
+    tmp_path: Path, user: Start
+) -> None:
+    first = user("postgres", tmp_path)
+    pid = first.server_pid
+    with Postgres(tmp_path) as second:
+        first.kill()
+        assert second.pid == pid
+        assert second.answers()
+    assert is_gone(pid)
+
+
+@KINDS
+def test_when_the_only_user_is_killed_the_server_stops_cleanly(
+    kind: str, tmp_path: Path, user: Start
+) -> None:
+    only = user(kind, tmp_path)
+    pid = only.server_pid
+    only.kill()
+    until(lambda: is_gone(pid), "the sentinel to stop the server nobody uses")
+    ended = {"postgres": "database system is shut down", "valkey": "bye bye"}
+    assert ended[kind] in (tmp_path / "log").read_text()
+
+
+def test_whoever_is_left_restarts_a_server_that_another_process_started(
+    tmp_path: Path, user: Start, running: Callable[[Server], Server]
+) -> None:
+    starter = user("postgres", tmp_path)
+    pid = starter.server_pid
+    server = running(Postgres(tmp_path))
+    starter.kill()
+    server.kill()
+    until(lambda: server.pid not in {None, pid} and server.answers(), "the supervisor")
+
+
+def test_several_supervisors_restart_one_server(
+    tmp_path: Path, user: Start, running: Callable[[Server], Server]
+) -> None:
+    others = [user("postgres", tmp_path, "supervised") for _ in range(2)]
+    pid = others[0].server_pid
+    server = running(Postgres(tmp_path))
+    server.kill()
+    until(lambda: server.pid not in {None, pid} and server.answers(), "one of three supervisors")
+    started = (tmp_path / "log").read_text().count("ready to accept connections")
+    assert started == 2
+    for other in others:
+        other.leave()
+    assert server.answers()
+
+
+def test_two_objects_in_one_process_are_two_users(tmp_path: Path) -> None:
+    first, second = Postgres(tmp_path).start(), Postgres(tmp_path).start()
+    pid = first.pid
+    assert pid is not None
+    assert second.pid == pid
+    first.stop()
+    assert second.answers()
+    second.stop()
+    assert is_gone(pid)
+
+
+def test_a_forked_child_does_not_stop_its_parents_server(tmp_path: Path) -> None:
+    with Postgres(tmp_path, supervised=False) as server:
+        child = os.fork()
+        if child == 0:
+            server.stop()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert server.answers()
+        pid = server.pid
+        # The membership is still there too: another user comes and goes without ending it.
+        with Postgres(tmp_path, supervised=False):
+            pass
+        assert server.pid == pid
+
+
+def test_the_sentinel_ends_with_the_server(tmp_path: Path) -> None:
+    with Postgres(tmp_path):
+        until(lambda: sentinels(tmp_path) == 1, "the sentinel")
+    until(lambda: sentinels(tmp_path) == 0, "the sentinel to end")
+
+
+def sentinels(directory: Path) -> int:
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found += any(word.endswith(b"sentinel.py") for word in words) and (
+            os.fsencode(directory) in words
+        )
+    return found
