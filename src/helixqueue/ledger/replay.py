@@ -1,0 +1,195 @@
+"""Replay: fold every batch of the ledger and compare with where the tables say it stands (G4).
+
+Both are read in one snapshot, so traffic need not stop, and in batch order through server-side
+cursors, so memory does not grow with the ledger. The fold is Python's own: the database is asked
+for events, never for a verdict about them.
+
+What it cannot see: a tail of events that was cut off together with the row that knew its version.
+That takes the signed heads of the chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg.types.numeric import Int8BinaryLoader
+
+from helixqueue.ledger.fold import Folded, Kind, Violation, fold
+from helixqueue.store.snapshot import snapshot
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from psycopg import Connection, ServerCursor
+
+    from helixqueue.ledger.chain import Event
+
+# Rows a round trip: some 3 MB, enough that waiting for the server does not show.
+FETCH_ROWS = 10_000
+XID8_OID = 5069
+_MOST = 2**63  # above every batch: the end of a stream
+_batch_of = itemgetter(0)
+
+
+class Place(NamedTuple):
+    batch: int
+    tenant: str
+    state: str
+    version: int
+    attempt: int
+    place: str
+    hash: bytes | None  # of the last event, kept when a batch is retired
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay read and what was wrong. `violations` keeps the first `limit` of `violated`."""
+
+    events: int = 0
+    batches: int = 0  # folded from their events
+    retired: int = 0  # known by their last state only
+    violated: int = 0
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return self.violated == 0
+
+
+def estimate(connection: Connection[Any]) -> int:
+    """About how many events there are, without counting them."""
+    row = connection.execute(_sql("estimate")).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def replay(
+    connection: Connection[Any],
+    *,
+    progress: Callable[[int], None] | None = None,
+    limit: int = 1000,
+) -> Replayed:
+    """Fold the whole ledger; `progress` is told the number of events read, about every 10,000.
+
+    Rows of tenants that the connection's role may not see are not replayed: use an operator's role.
+    """
+    replayed = Replayed()
+    with snapshot(connection):
+        ledger = groupby(_rows(connection, "events"), _batch_of)
+        places = groupby(map(Place._make, _rows(connection, "places")), _batch_of)
+        told = 0
+        end: tuple[int, Iterator[Any]] = (_MOST, iter(()))
+        batch, events = next(ledger, end)
+        stands, where = next(places, end)
+        while batch < _MOST or stands < _MOST:
+            found: list[Violation] = []
+            if batch < stands:
+                folded = fold(events)
+                found = [*folded.violations, _nowhere(folded)]
+            elif stands < batch:
+                folded = None
+                found = _untold(list(where))
+            else:
+                folded = fold(events)
+                found = folded.violations + _compare(folded, list(where))
+            if folded is None:
+                replayed.retired += not found
+                stands, where = next(places, end)
+            else:
+                replayed.events += folded.events
+                replayed.batches += 1
+                if batch == stands:
+                    stands, where = next(places, end)
+                batch, events = next(ledger, end)
+            if found:
+                replayed.violated += len(found)
+                replayed.violations += found[: limit - len(replayed.violations)]
+            if progress is not None and replayed.events - told >= FETCH_ROWS:
+                told = replayed.events
+                progress(told)
+        if progress is not None and replayed.events > told:
+            progress(replayed.events)
+    return replayed
+
+
+def _sql(name: str) -> bytes:
+    return statements("helixqueue.ledger", "replay.sql")[name].sql.encode()
+
+
+def _rows(connection: Connection[Any], name: str) -> Iterator[Event]:
+    cursor: ServerCursor[Any]
+    with connection.cursor(f"replay_{name}") as cursor:
+        # Both are eight big-endian bytes; as integers they need no calendar and know infinity.
+        cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        cursor.adapters.register_loader(XID8_OID, Int8BinaryLoader)
+        cursor.execute(_sql(name), binary=True)
+        while rows := cursor.fetchmany(FETCH_ROWS):
+            yield from rows
+
+
+def _nowhere(folded: Folded) -> Violation:
+    return Violation(
+        Kind.NOWHERE,
+        folded.batch,
+        f"batch {folded.batch}: its {folded.events} events lead to {folded.state}, but it stands "
+        "in no table",
+    )
+
+
+def _untold(places: list[Place]) -> list[Violation]:
+    """Places without events: right for a retired batch, wrong for every other."""
+    first = places[0]
+    if len(places) > 1:
+        return [_twice(places)]
+    if first.place == "retired":
+        return []
+    return [
+        Violation(
+            Kind.UNTOLD,
+            first.batch,
+            f"batch {first.batch}: stands in {first.place} as {first.state}, version "
+            f"{first.version}, but the ledger has no event of it",
+        )
+    ]
+
+
+def _twice(places: list[Place]) -> Violation:
+    return Violation(
+        Kind.TWICE,
+        places[0].batch,
+        f"batch {places[0].batch}: stands in {' and '.join(p.place for p in places)}",
+    )
+
+
+def _compare(folded: Folded, places: list[Place]) -> list[Violation]:
+    found = [_twice(places)] if len(places) > 1 else []
+    for place in places:
+        if place.place == "retired":
+            found.append(
+                Violation(
+                    Kind.REMAINS,
+                    folded.batch,
+                    f"batch {folded.batch}: was retired as {place.state}, but {folded.events} of "
+                    "its events are left",
+                )
+            )
+        elif (place.tenant, place.state, place.version, place.attempt) != (
+            folded.tenant,
+            folded.state,
+            folded.version,
+            folded.attempt,
+        ):
+            found.append(
+                Violation(
+                    Kind.STANDING,
+                    folded.batch,
+                    f"batch {folded.batch}: stands in {place.place} as {place.state}, version "
+                    f"{place.version}, attempt {place.attempt}, tenant {place.tenant}; its events "
+                    f"lead to {folded.state}, version {folded.version}, attempt {folded.attempt}, "
+                    f"tenant {folded.tenant}",
+                )
+            )
+    return found

@@ -1,0 +1,23 @@
+-- What a replay reads: two streams in batch order, merged by the program.
+
+-- name: events
+-- Columns in the order of `Event`. Enums as text, because their binary form needs the database's
+-- own type numbers. The primary key of each partition gives the order, so nothing is sorted.
+select batch, version, tenant, from_state::text, to_state::text, at, xid, attempt, epoch, number,
+       actor, reason::text, detail, late, hash
+from helix.event
+order by batch, version;
+
+-- name: places
+-- Where each batch stands, or stood when it was retired. A batch that stands twice comes twice.
+select batch, tenant, state::text, version, attempt, place, hash
+from (select batch, tenant, state, version, attempt, place, null::bytea as hash from helix.standing
+      union all
+      select batch, tenant, state, version, attempt, 'retired', hash from helix.retired) everywhere
+order by batch;
+
+-- name: estimate
+-- For the progress bar only: what the last ANALYZE or VACUUM counted, -1 where there was none yet.
+select coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'helix.event'::regclass;

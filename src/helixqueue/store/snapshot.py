@@ -1,0 +1,40 @@
+"""One moment of the database, for readers that compare tables with each other."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from psycopg import IsolationLevel
+from psycopg.errors import InvalidSchemaName, UndefinedColumn, UndefinedFunction, UndefinedTable
+from psycopg.pq import TransactionStatus
+
+from helixqueue.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from psycopg import Connection
+
+
+@contextmanager
+def snapshot(connection: Connection[Any]) -> Iterator[None]:
+    """A REPEATABLE READ READ ONLY transaction: every statement inside sees the same commit.
+
+    The connection must be idle: a snapshot that began earlier would be somebody else's moment.
+    """
+    if connection.info.transaction_status is not TransactionStatus.IDLE:
+        raise ValueError("snapshot: expected an idle connection, got one inside a transaction")
+    kept = connection.isolation_level, connection.read_only
+    connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
+    try:
+        with connection.transaction():
+            yield
+    except (InvalidSchemaName, UndefinedTable, UndefinedColumn, UndefinedFunction) as wrong:
+        raise SchemaMismatch(
+            f"the database is not as this release expects it ({wrong.diag.message_primary}); "
+            "run `helixq migrate`"
+        ) from wrong
+    finally:
+        if not connection.closed:
+            connection.isolation_level, connection.read_only = kept

@@ -1,0 +1,47 @@
+"""Named SQL statements from a `.sql` file.
+
+```sql
+-- name: heads
+-- promise: G4
+-- The reason the statement exists, in any number of comment lines.
+select ...;
+```
+
+`-- word: text` lines directly below the name are notes for the program (a line that continues a
+note is indented); other comments are for people and stay in the statement.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_NOTE = re.compile(r"-- (\w+): (.*\n(?:--   +.*\n)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    name: str
+    sql: str
+    notes: dict[str, str]
+
+
+@cache
+def statements(package: str, file: str) -> dict[str, Statement]:
+    """The statements of `file` by name, in the order of the file."""
+    head, *parts = _NAME.split((files(package) / file).read_text(encoding="utf-8"))
+    if any(line and not line.startswith("--") for line in head.splitlines()):
+        raise ValueError(f"{file}: a statement stands before the first '-- name:' line")
+    found: dict[str, Statement] = {}
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        if name in found:
+            raise ValueError(f"{file}: two statements are named {name}")
+        notes, start = {}, 0
+        while note := _NOTE.match(text, start):
+            notes[note[1]] = " ".join(note[2].replace("\n--", "\n").split())
+            start = note.end()
+        found[name] = Statement(name, text[start:].strip().rstrip(";"), notes)
+    return found

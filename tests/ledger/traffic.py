@@ -1,0 +1,248 @@
+"""Real traffic through the engine's functions: every reason the ledger knows, in two tenants."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import psycopg
+
+    from tests.database import Database
+
+# Arguments whose type PostgreSQL cannot tell from a Python value.
+TYPES = {
+    "run_at": "timestamptz[]",
+    "expires_at": "timestamptz[]",
+    "priority": "smallint[]",
+    "batch": "bigint[]",
+    "epoch": "int[]",
+    "nonce": "bigint[]",
+    "number": "bigint[]",
+    "lease_seconds": "real",
+    "backoff_seconds": "real",
+    "max_attempts": "smallint",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a worker needs to act on a lease."""
+
+    batch: int
+    public_id: uuid.UUID
+    epoch: int
+    nonce: int
+    number: int
+    worker: str
+
+
+class Lab:
+    """A client of the engine on one connection."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+
+    def rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query, args).fetchall()
+
+    def call(self, function: str, columns: str = "*", **arguments: Any) -> list[tuple[Any, ...]]:
+        """Call a function of the engine by the names of its arguments, without their p_."""
+        query = sql.SQL("select {} from {}({}) as answer").format(
+            sql.SQL(columns),
+            sql.Identifier("helix", function),
+            sql.SQL(", ").join(
+                sql.SQL("{} => {}{}").format(
+                    sql.Identifier(f"p_{name}"),
+                    sql.Placeholder(name),
+                    sql.SQL(f"::{TYPES[name]}" if name in TYPES else ""),
+                )
+                for name in arguments
+            ),
+        )
+        return self.connection.execute(query, arguments).fetchall()
+
+    def queue(self, tenant: str = "a", name: str = "q", **settings: Any) -> None:
+        self.call("set_queue_v1", tenant=tenant, queue=name, actor="lab", **settings)
+
+    def submit(
+        self,
+        *identities: str,
+        tenant: str = "a",
+        queue: str = "q",
+        payload: str = '{"tube":1}',
+        **options: Any,
+    ) -> list[uuid.UUID]:
+        """Submit with one payload for all; options are given to every submission."""
+        answers = self.call(
+            "submit_v1",
+            "place, decision, batch",
+            tenant=tenant,
+            queue=queue,
+            actor="lab",
+            profile="text-v1",
+            identity=list(identities),
+            payload=[payload] * len(identities),
+            **{name: [value] * len(identities) for name, value in options.items()},
+        )
+        assert {answer[1] for answer in answers} <= {"new", "duplicate", "conflict"}, answers
+        return [answer[2] for answer in sorted(answers)]
+
+    def claim(
+        self,
+        count: int = 1,
+        *,
+        worker: str = "w1",
+        queue: str = "q",
+        start: bool = True,
+        seconds: float | None = None,
+    ) -> list[Held]:
+        return [
+            Held(*row, worker)
+            for row in self.call(
+                "claim_v1",
+                "batch, public_id, epoch, nonce, number",
+                worker=worker,
+                request=uuid.uuid4(),
+                queues=[queue],
+                count=count,
+                start=start,
+                lease_seconds=seconds,
+            )
+        ]
+
+    def act(self, verb: str, held: Sequence[Held], **options: Any) -> list[str]:
+        """start, renew, settle or release; `options` are further arguments of the function."""
+        answers = self.call(
+            f"{verb}_v1",
+            "answer.answer",
+            worker=held[0].worker,
+            batch=[one.batch for one in held],
+            epoch=[one.epoch for one in held],
+            nonce=[one.nonce for one in held],
+            number=[one.number for one in held],
+            **options,
+        )
+        return [answer for (answer,) in answers]
+
+    def complete(self, held: Sequence[Held]) -> list[str]:
+        return self.act(
+            "settle",
+            held,
+            outcome=["completed"] * len(held),
+            result=['{"reads":7}'] * len(held),
+        )
+
+    def fail(self, held: Sequence[Held], *, permanent: bool = False) -> list[str]:
+        return self.act(
+            "settle",
+            held,
+            outcome=["failed"] * len(held),
+            failure=["Broken"] * len(held),
+            detail=["pipette 🧪 broke"] * len(held),
+            permanent=[permanent] * len(held),
+        )
+
+    def decide(self, verb: str, ids: Sequence[uuid.UUID]) -> list[str]:
+        """cancel, retry or erase."""
+        answers = self.call(
+            f"{verb}_v1", "answer.answer", ids=list(ids), actor="ann", detail="because"
+        )
+        return [answer for (answer,) in answers]
+
+
+@contextmanager
+def lab(database: Database, role: str = "pool") -> Iterator[Lab]:
+    with database.connect(role) as connection:
+        yield Lab(connection)
+
+
+def busy_lab(database: Database) -> None:
+    """One batch or more for each reason, each place and each table that traffic fills."""
+    with lab(database) as a, lab(database, "operator") as operator:
+        for tenant in ("a", "b"):
+            a.queue(tenant, backoff_seconds=0, max_attempts=2)
+        a.queue(name="limited", key_limit=1)
+        a.queue(name="brief")
+        a.queue(name="old")
+        a.queue(name="still", paused=True)
+
+        a.submit("Sämple-1", "s2", "s3", "s4", "s5", "s6", "s7", "s8")
+        a.submit("s1", "s2", "s3", tenant="b", payload='{"tube":"Ω"}')
+        a.submit("s2")
+        a.submit("s3", payload='{"tube":2}')
+
+        # completed; failed with tries left, then out of tries; failed for good and retried
+        held = a.claim(4)
+        a.complete(held[:1])
+        assert a.complete(held[:1]) == ["repeat"]
+        a.fail(held[1:2])
+        a.fail(held[2:4], permanent=True)
+        a.fail(a.claim(1), permanent=True)
+        operator.decide("retry", [held[2].public_id])
+        assert a.rows("select state from helix.standing where batch = %s", held[2].batch) == [
+            ("PENDING",)
+        ]
+        # released; then refused, because the token died with the lease
+        given_back = a.claim(2, worker="w2")
+        a.act("release", given_back)
+        assert a.complete(given_back) == ["refused"] * 2
+        # lost
+        assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
+        wait_until(
+            lambda: (
+                a.rows("select helix.reap_v1('reaper')")
+                and a.rows("select 1 where not exists (select from helix.active)")
+            )
+        )
+        # recovered
+        assert len(a.claim(1, worker="w4", start=False)) == 1
+        assert operator.rows("select ended from helix.recover_v1('ann', 'restored')") == [(1,)]
+        # cancelled while it waits and while it runs
+        running = a.claim(1, worker="w5")
+        operator.decide("cancel", [running[0].public_id, *a.submit("s9")])
+
+        # waiting for all three causes, and one of each that came out again
+        a.submit("later", run_at="infinity")
+        soon = a.submit("soon", run_at=a.rows("select clock_timestamp() + '20 ms'")[0][0])
+        wait_until(lambda: a.rows("select 1 from helix.promote_v1() n where n > 0"))
+        assert soon
+        a.submit("p1", "p2", queue="still")
+        a.submit("l1", "l2", "l3", queue="limited", limit_key="sequencer-7")
+        a.complete(a.claim(3, queue="limited"))
+        a.claim(3, queue="limited")
+        # expired; a role that is bound to its tenant does this duty at every claim
+        a.submit(
+            "x",
+            queue="brief",
+            run_at="infinity",
+            expires_at=a.rows("select clock_timestamp() + '20 ms'")[0][0],
+        )
+        with lab(database, "app_a") as own:
+            wait_until(
+                lambda: (
+                    own.claim(queue="brief")
+                    or own.rows("select 1 from helix.outcome where queue = 'brief'")
+                )
+            )
+        # retired, and erased
+        a.submit("o1", "o2", queue="old")
+        a.complete(a.claim(2, queue="old"))
+        assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]
+        assert operator.decide("erase", [held[0].public_id]) == ["ok"]
+        # left as they are: ASSIGNED, RUNNING and ready
+        a.submit("t1", "t2", "t3", "t4")
+        a.claim(1, start=False)
+        a.claim(1)
+
+
+def wait_until(ask: Callable[[], object]) -> None:
+    """Ask until there is an answer; the time limit of the test is the limit."""
+    while not ask():
+        pass
