@@ -246,7 +246,7 @@ def _explained(error: BaseException | None) -> HelixError:
         case psycopg.OperationalError():
             found = Unavailable(f"the connection failed while migrating: {said}")
         case _:
-            found = HelixError(f"the migration failed and was undone: {said}")
+            found = HelixError(f"the migration failed, and its revision is not recorded: {said}")
     return found
 
 
