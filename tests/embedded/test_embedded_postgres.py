@@ -261,3 +261,27 @@ def test_postgresql_15_works_too(tmp_path: Path, running: Start) -> None:
     assert (version, checksums) == (15, "on")
     question = "SELECT datcollate, datctype FROM pg_database WHERE datname = 'helix'"
     assert ask(server.dsn, question) == ("C.UTF-8", "C.UTF-8")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_follows_no_link_that_a_server_gone_bad_planted(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("root's")
+    with Postgres(tmp_path / "server") as server:
+        planted = server.data / "helix.conf"
+    planted.unlink()
+    planted.symlink_to(precious)
+    with Postgres(tmp_path / "server"):
+        assert precious.read_text() == "root's"
+        assert not planted.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_signals_no_process_of_another_uid(tmp_path: Path, running: Start) -> None:
+    server = running(Postgres(tmp_path))
+    lock = server.data / server.pid_file
+    told = lock.read_text()
+    lock.write_text("1\n" + told.partition("\n")[2])
+    assert server.pid is None
+    lock.write_text(told)
+    assert server.pid is not None

@@ -137,3 +137,18 @@ def sentinels(directory: Path) -> int:
             os.fsencode(directory) in words
         )
     return found
+
+
+def test_a_starter_killed_half_way_leaves_no_server_and_no_debris(
+    tmp_path: Path, user: Start
+) -> None:
+    """Killed as soon as the new data, then as soon as the new server shows itself."""
+    for sign in ("data.partial.*/base", "data/postmaster.pid"):
+        starter = user("postgres", tmp_path)
+        until(lambda sign=sign: list(tmp_path.glob(sign)), f"{sign} of a start under way")
+        starter.kill()
+    watcher = Postgres(tmp_path, supervised=False)
+    until(lambda: watcher.pid is None, "the server whose starter was killed to end")
+    with watcher:
+        assert watcher.answers()
+    until(lambda: not list(tmp_path.glob("data.partial.*")), "the debris to be removed")

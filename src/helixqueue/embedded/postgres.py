@@ -47,13 +47,15 @@ class Postgres(Server):
 
     title = "PostgreSQL"
     socket_name = ".s.PGSQL.5432"
+    pid_file = "postmaster.pid"
     # "Fast": sessions are ended, a checkpoint is written. It is what `pg_ctl stop -m fast` sends.
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
     hopeless: ClassVar[tuple[str, ...]] = (
         "contains errors",
         "incompatible with server",
         "invalid value for parameter",
-        "data directory",
+        "has wrong ownership",
+        "has invalid permissions",
     )
 
     def __init__(
@@ -135,9 +137,10 @@ class Postgres(Server):
         with maker.naming(directory) as (here, handles):
             self._run("initdb", [*initdb, "-D", here], maker, handles)
             self._run("postgres", [*single, "-D", here, "postgres"], maker, handles, ROLES)
-        with (directory / "postgresql.conf").open("a", encoding="utf-8") as conf:
-            conf.write("include 'helix.conf'\n")
-        (directory / "pg_hba.conf").write_text(HBA, encoding="utf-8")
+        account.give(directory)
+        # All of it: what initdb found out about this machine is said in helix.conf, or is default.
+        account.write(directory / "postgresql.conf", "include 'helix.conf'\n")
+        account.write(directory / "pg_hba.conf", HBA)
 
     def _locale(self) -> Sequence[str]:
         """Sorting by code point, the same on every machine and after every upgrade of its libc."""
@@ -196,9 +199,7 @@ class Postgres(Server):
 
     def _command(self, account: Account, data: str) -> list[str | Path]:
         sockets = data if self.socket_dir == self.data else str(self.socket_dir)
-        conf = self.data / "helix.conf"
-        conf.write_text(helix_conf(sockets, self._settings), encoding="utf-8")
-        account.give(conf)
+        account.write(self.data / "helix.conf", helix_conf(sockets, self._settings))
         return [self._programs(account) / "postgres", "-D", data]
 
     def _forget_the_dead(self) -> None:
@@ -210,7 +211,7 @@ class Postgres(Server):
         data directory and is left alone.
         """
         super()._forget_the_dead()
-        locks = [self.data / "postmaster.pid"]
+        locks = [self.data / self.pid_file]
         with suppress(Unavailable):
             locks.append(self.socket_dir / f"{self.socket_name}.lock")
         for lock in locks:

@@ -27,6 +27,7 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("max_wal_size", "1GB", "bulk loads without a checkpoint every few seconds"),
     ("wal_compression", "on", "full pages are most of a queue's log"),
     ("autovacuum_naptime", "15s", "queue tables turn over within a minute"),
+    ("default_text_search_config", "pg_catalog.simple", "equal on every machine"),
     ("jit", "off", "calls take milliseconds; compiling them takes longer"),
     ("timezone", "UTC", "equal on every machine"),
     ("log_timezone", "UTC", "equal on every machine"),

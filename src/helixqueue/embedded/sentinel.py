@@ -2,43 +2,57 @@
 
 It sleeps in the kernel until the `users` file is free, which also happens when the last user dies
 by `kill -9` and can stop nothing itself. Then it stops the server cleanly and ends. Run by path,
-with the standard library only: `python -I -S sentinel.py DIRECTORY SIGNAL`.
+with the standard library only: `python -I -S sentinel.py DIRECTORY PID_FILE SIGNAL`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import select
 import subprocess
 import sys
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 
-def watch(directory: Path, stop_signal: int) -> None:
+
+def watch(directory: Path, pid_file: Path, stop_signal: int) -> None:
     """Make sure that a sentinel watches `directory`; a second one ends at once."""
-    subprocess.run(
-        [sys.executable, "-I", "-S", __file__, str(directory), str(int(stop_signal))],
-        cwd="/",
-        env={},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=True,
-    )
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", __file__, directory, pid_file, str(int(stop_signal))],
+            cwd="/",
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        # Inside another program (uwsgi) `sys.executable` is no Python. The server works without.
+        log.warning("nobody will stop the server in %s if its users are killed", directory)
 
 
-def server_pid(directory: Path) -> int | None:
-    """The pid that the last launch wrote down."""
+def server_pid(pid_file: Path) -> int | None:
+    """The pid in the first line of a server's own pid file.
+
+    None when that process belongs to another uid than the file: root signals no process on the
+    word of a server gone bad, nor one that was given a dead server's pid.
+    """
     with contextlib.suppress(FileNotFoundError, ValueError):
-        return int((directory / "pid").read_text(encoding="ascii"))
+        pid = int(pid_file.read_text(encoding="utf-8").partition("\n")[0])
+        process = Path(f"/proc/{pid}")
+        if not process.exists() or process.stat().st_uid == pid_file.stat().st_uid:
+            return pid
     return None
 
 
-def main(directory: Path, stop_signal: int) -> None:
-    if not _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB):
+def main(directory: Path, pid_file: Path, stop_signal: int) -> None:
+    if _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB) is None:
         return
     if os.fork():
         # Whoever started the server has no child to reap.
@@ -50,24 +64,27 @@ def main(directory: Path, stop_signal: int) -> None:
         # Given back before `lock` is asked for: everyone takes `lock` first.
         os.close(free)
         lock = _flock(directory / "lock", fcntl.LOCK_EX)
-        last = _flock(directory / "users", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if last is not None:
-            _stop(directory, stop_signal)
+        if _flock(directory / "users", fcntl.LOCK_EX | fcntl.LOCK_NB) is not None:
+            _stop(directory / "alive", pid_file, stop_signal)
             return
         if lock is not None:
             os.close(lock)
 
 
-def _stop(directory: Path, stop_signal: int) -> None:
-    reader = os.open(directory / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
-        if os.read(reader, 1) == b"":
-            return
-    pid = server_pid(directory)
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, stop_signal)
-            select.select([reader], [], [], 60)
+def _stop(alive: Path, pid_file: Path, stop_signal: int) -> None:
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    asked = None
+    for _ in range(6000):
+        with contextlib.suppress(BlockingIOError):
+            if os.read(reader, 1) == b"":
+                return
+        # A server whose starter was killed early may not have written its pid yet.
+        pid = server_pid(pid_file)
+        if pid is not None and pid != asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, stop_signal)
+            asked = pid
+        select.select([reader], [], [], 0.05)
 
 
 def _flock(path: Path, kind: int) -> int | None:
@@ -85,4 +102,4 @@ def _flock(path: Path, kind: int) -> int | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -5,7 +5,7 @@ A server's directory holds
 ```
 data/     the server's own files; 0700; the server's uid when root started it
 lock, users, alive     see `sharing`
-pid       of the running server
+sentinel  see `sentinel`
 sockets   the path of the socket directory: `data`, or a short one when that is too long
 log       what the server printed; `log.old` is the one before
 ```
@@ -59,6 +59,8 @@ class Server(ABC):
 
     title: ClassVar[str]
     socket_name: ClassVar[str]
+    # Written by the server itself, so that no crash of its starter leaves it unknown.
+    pid_file: ClassVar[str]
     stop_signal: ClassVar[signal.Signals]
     # Words in the log after which another try cannot help.
     hopeless: ClassVar[tuple[str, ...]]
@@ -142,7 +144,7 @@ class Server(ABC):
         pid = self.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-            while self._main_process_lives() and self.pid == pid:
+            while self.pid == pid and not self._ended(pid):
                 time.sleep(0.005)
 
     @property
@@ -150,7 +152,7 @@ class Server(ABC):
         """The server's process, or None when no process of it lives."""
         if not self.directory.exists() or not self._sharing.alive():
             return None
-        return sentinel.server_pid(self.directory)
+        return sentinel.server_pid(self.data / self.pid_file)
 
     @property
     def socket_dir(self) -> Path:
@@ -163,21 +165,30 @@ class Server(ABC):
     # Up.
 
     def _bring_up(self, say: Say) -> None:
-        """Return when the server answers, whoever started it."""
+        """Return when the server answers, whoever started it.
+
+        The membership and the sentinel come first: a starter that is killed half-way leaves no
+        server behind that nobody will stop.
+        """
         with self._sharing.exclusive(say):
-            account = Account.owning(self.data)
-            if not self.data.exists():
-                self._prepare(account, say)
-            self._until_it_answers(account, say)
+            was_user = self._sharing.joined
             self._sharing.join()
-            sentinel.watch(self.directory, self.stop_signal)
+            try:
+                sentinel.watch(self.directory, self.data / self.pid_file, self.stop_signal)
+                account = Account.owning(self.data)
+                if not self.data.exists():
+                    self._prepare(account, say)
+                self._until_it_answers(account, say)
+            except BaseException:
+                if not was_user and self._sharing.leave():
+                    self._shut_down()
+                raise
 
     def _prepare(self, account: Account, say: Say) -> None:
         """Create the data beside its place and move it there, so that `data` is always whole."""
-        partial = self.directory / "data.partial"
-        shutil.rmtree(partial, ignore_errors=True)
         say(f"{self.title}: creating {self.data} (once, a few seconds)")
-        partial.mkdir(mode=0o700)
+        # A new name each time: the initdb of a killed starter may still be writing to the old one.
+        partial = Path(tempfile.mkdtemp(prefix="data.partial.", dir=self.directory))
         self._create(partial, account, say)
         account.give(partial)
         partial.rename(self.data)
@@ -190,29 +201,27 @@ class Server(ABC):
         deadline = time.monotonic() + LAUNCH_S
         pause_s = 0.05
         while True:
-            launched = not self._sharing.alive()
-            if launched:
-                self._launch(account, say)
-            if self._answers_soon(say):
+            launched = None if self._sharing.alive() else self._launch(account, say)
+            pid = launched or self.pid
+            if pid is not None and self._answers_before_it_ends(pid, say):
                 return
             words = self._last_words()
             hopeless = launched and any(phrase in words for phrase in self.hopeless)
             if hopeless or time.monotonic() > deadline:
                 raise Unavailable(f"{self.title} does not start; the end of {self.log}:\n{words}")
             if launched:
-                say(f"{self.title}: refused to start, trying again: {words.splitlines()[-1:]}")
+                say(f"{self.title}: refused to start, trying again: {words.rpartition(chr(10))[2]}")
             else:
                 say(f"{self.title}: waiting for the processes of a killed server to end")
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
-    def _answers_soon(self, say: Say) -> bool:
-        """Wait while the server's main process lives; False when it is gone or never answers."""
-        started = time.monotonic()
-        spoken = started
+    def _answers_before_it_ends(self, pid: int, say: Say) -> bool:
+        """Wait while process `pid` lives; False when it has ended or never answers."""
+        started = spoken = time.monotonic()
         while not self.answers():
             now = time.monotonic()
-            if not self._main_process_lives() or now - started > RECOVERY_S:
+            if self._ended(pid) or now - started > RECOVERY_S:
                 return False
             if now - spoken > 3:
                 say(f"{self.title}: recovering, {now - started:.0f} s so far")
@@ -220,7 +229,7 @@ class Server(ABC):
             time.sleep(0.02)
         return True
 
-    def _launch(self, account: Account, say: Say) -> None:
+    def _launch(self, account: Account, say: Say) -> int:
         self._forget_the_dead()
         self._choose_socket_dir(account)
         say(f"{self.title}: starting in {self.directory}")
@@ -246,22 +255,23 @@ class Server(ABC):
                 start_new_session=True,
             )
         _children[os.getpid(), child.pid] = child
-        (self.directory / "pid").write_text(str(child.pid), encoding="ascii")
+        return child.pid
 
-    def _main_process_lives(self) -> bool:
-        pid = self.pid
-        if pid is None:
-            return False
+    def _ended(self, pid: int) -> bool:
+        """Whether the server's process has ended; a zombie counts once its children are gone."""
         child = _children.get((os.getpid(), pid))
         if child is not None:
-            return child.poll() is None
-        return _exists(pid)
+            return child.poll() is not None
+        return not _exists(pid) or not self._sharing.alive()
 
     def _forget_the_dead(self) -> None:
-        """Reap the children that ended, and let subclasses clear what a killed server left."""
+        """Clear what killed processes left; subclasses add what their server leaves."""
         for key, child in list(_children.items()):
             if key[0] == os.getpid() and child.poll() is not None:
                 del _children[key]
+        for partial in self.directory.glob("data.partial.*"):
+            # Its initdb may still be writing; then the next launch removes the rest.
+            shutil.rmtree(partial, ignore_errors=True)
 
     def _choose_socket_dir(self, account: Account) -> None:
         """Keep the choice, so that a DSN outlives restarts, unless the directory was moved."""
@@ -273,7 +283,10 @@ class Server(ABC):
             }
         if kept["sockets"] != str(self.data):
             account.make_private(Path(kept["sockets"]))
-        (self.directory / "sockets").write_text(json.dumps(kept), encoding="utf-8")
+        # By renaming: whoever asks for a DSN meanwhile reads the old note or the new one.
+        note = self.directory / "sockets.new"
+        note.write_text(json.dumps(kept), encoding="utf-8")
+        note.rename(self.directory / "sockets")
 
     def _kept_socket_dir(self) -> dict[str, str] | None:
         with suppress(FileNotFoundError):
@@ -306,10 +319,9 @@ class Server(ABC):
         if child is not None:
             # Its handles close a moment before it can be reaped.
             child.wait()
-        (self.directory / "pid").unlink(missing_ok=True)
-        if self.socket_dir != self.data:
-            with suppress(OSError):
-                self.socket_dir.rmdir()
+        with suppress(OSError, Unavailable):
+            # Only an empty one goes, and so never `data`.
+            self.socket_dir.rmdir()
 
     # The log.
 

@@ -42,6 +42,7 @@ class Valkey(Server):
 
     title = "Valkey"
     socket_name = "valkey.sock"
+    pid_file = "valkey.pid"
     # The same as the command SHUTDOWN: the append-only file is flushed, then it ends.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     hopeless: ClassVar[tuple[str, ...]] = ("CONFIG FILE ERROR", "Bad file format", "Can't handle")
@@ -81,13 +82,17 @@ class Valkey(Server):
 
     def _command(self, account: Account, data: str) -> list[str | Path]:
         sockets = data if self.socket_dir == self.data else str(self.socket_dir)
-        rows = [("dir", f'"{data}"', "everything below is relative to it")]
+        rows = [("dir", f'"{data}"', "the append-only file's place")]
+        rows += [("pidfile", f'"{data}/{self.pid_file}"', "for whoever stops it")]
         rows += [("unixsocket", f'"{sockets}/{self.socket_name}"', "private, 0700"), *SETTINGS]
         rows += [(name, value, "asked for by the caller") for name, value in self._settings.items()]
         lines = [f"# {reason}\n{name} {value}" for name, value, reason in rows]
-        conf = self.data / "helix.conf"
-        conf.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        account.give(conf)
+        account.write(self.data / "helix.conf", "\n".join([*lines, ""]))
         folder = self._bin_dir or binaries.valkey_programs()
         program = binaries.reachable(folder, "valkey-server", account) / "valkey-server"
         return [program, f"{data}/helix.conf"]
+
+    def _forget_the_dead(self) -> None:
+        """Also remove a killed server's pid: it may be anybody's by now."""
+        super()._forget_the_dead()
+        (self.data / self.pid_file).unlink(missing_ok=True)
