@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from helixqueue.errors import SchemaMismatch, Unavailable
 
@@ -39,12 +40,14 @@ def current(dsn: str) -> str | None:
 
 def revision_of(connection: Connection[Any]) -> str | None:
     """The same over a connection; any role may ask."""
-    # Asked for by name first: a missing table would spoil the caller's transaction.
-    there = connection.execute("select to_regclass('helix_migration.revision')::oid").fetchone()
-    if there is None or there[0] is None:
-        return None
-    row = connection.execute("select version_num from helix_migration.revision").fetchone()
-    return None if row is None else str(row[0])
+    # The caller's connection may make rows of any kind.
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        # Asked for by name first: a missing table would spoil the caller's transaction.
+        there = cursor.execute("select to_regclass('helix_migration.revision')::oid").fetchone()
+        if there is None or there[0] is None:
+            return None
+        row = cursor.execute("select version_num from helix_migration.revision").fetchone()
+        return None if row is None else str(row[0])
 
 
 def demand_current(connection: Connection[Any]) -> None:

@@ -11,47 +11,77 @@ create table helix.role_tenant (
 );
 comment on table helix.role_tenant is 'Bindings of login roles to tenants; tenant * binds all.';
 
--- One sub-select a statement decides for roles that see every tenant; the list of tenants is only
--- built when that said no. Both are written out in each policy instead of in a function, because
--- PostgreSQL then evaluates them once a statement and not once a row.
+-- The tenants this session may act for; null means every tenant. Policies call it in the name of
+-- whoever asks, so its search path is pinned: nobody may slip in functions of his own.
+create function helix.session_tenants() returns text[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_named   text := nullif(current_setting('helix.tenant', true), '');
+  v_all     boolean;
+  v_tenants text[];
+begin
+  if pg_has_role(session_user, 'helix_operator', 'member') then
+    return null;
+  end if;
+  select bool_or(bound.tenant = '*' and not bound.by_setting),
+         array_agg(case when bound.by_setting then v_named else bound.tenant end)
+           filter (where case when bound.by_setting then bound.tenant in ('*', v_named)
+                              else bound.tenant = coalesce(v_named, bound.tenant) end)
+  into v_all, v_tenants
+  from helix.role_tenant bound where bound.role = session_user;
+  return case when v_all then null else coalesce(v_tenants, '{}') end;
+end
+$$;
+
+-- The first statement of every function that clients call. It works out once whom the caller may
+-- act for and notes it for the policies of helix_engine, which would otherwise look it up for every
+-- table of every statement: that cost more than the work itself. The note cannot be forged: only
+-- these functions run as helix_engine, and each of them writes it before it reads anything.
+create function helix.enter() returns text[]
+language plpgsql as $$
+declare
+  v_tenants text[] := helix.session_tenants();
+begin
+  perform set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
+  return v_tenants;
+end
+$$;
+
+-- Row-level security for one table: the engine sees what `enter` noted, everybody else what their
+-- bindings say at this moment (the sub-selects make PostgreSQL ask once a statement, not once a row;
+-- the engine's policy does without, because starting a sub-plan costs more than reading a setting).
+-- Nobody else has a policy, so the table's owner reads no row at all.
 create function helix.protect(p_table regclass) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   execute format('alter table %s enable row level security', p_table);
   execute format('alter table %s force row level security', p_table);
   execute format($policy$
-    create policy tenant_of_session on %s for all to public using (
-      (select pg_has_role(session_user, 'helix_operator', 'member')
-           or exists (select from helix.role_tenant bound
-                      where bound.role = session_user and bound.tenant = '*'
-                        and not bound.by_setting))
-      or tenant in (
-        select bound.tenant from helix.role_tenant bound
-        where bound.role = session_user and not bound.by_setting
-          and coalesce(nullif(current_setting('helix.tenant', true), ''), bound.tenant)
-              = bound.tenant
-        union all
-        select current_setting('helix.tenant', true) from helix.role_tenant bound
-        where bound.role = session_user and bound.by_setting
-          and bound.tenant in ('*', current_setting('helix.tenant', true)))
-    )$policy$, p_table);
+    create policy engine_scope on %s for all to helix_engine using (
+      current_setting('helix.scope', true) = '*'
+      or tenant = any (string_to_array(current_setting('helix.scope', true), ',')))
+    $policy$, p_table);
+  execute format($policy$
+    create policy session_tenants on %s for select to helix_client, helix_operator using (
+      (select helix.session_tenants()) is null
+      or tenant = any ((select helix.session_tenants())::text[]))
+    $policy$, p_table);
 end
 $$;
 
 -- May the caller act for this tenant? Functions that are handed a tenant ask before anything else,
 -- so that a stranger gets a clear refusal instead of an empty answer.
-create function helix.may_act_for(p_tenant text) returns boolean
-language sql stable set search_path = pg_catalog, pg_temp as $$
-  select pg_has_role(session_user, 'helix_operator', 'member')
-      or exists (
-        select from helix.role_tenant bound
-        where bound.role = session_user
-          and bound.tenant in ('*', p_tenant)
-          and case when bound.by_setting
-                   then current_setting('helix.tenant', true) = p_tenant
-                   else coalesce(nullif(current_setting('helix.tenant', true), ''), p_tenant)
-                        = p_tenant
-              end);
+create function helix.demand_tenant(p_tenant text) returns void
+language plpgsql stable as $$
+declare
+  v_scope text := current_setting('helix.scope', true);
+begin
+  if v_scope <> '*' and p_tenant <> all (string_to_array(v_scope, ',')) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not act for tenant %L', session_user, p_tenant),
+      hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
+  end if;
+end
 $$;
 
 -- Bindings are themselves private: a role sees its own.
@@ -59,6 +89,5 @@ alter table helix.role_tenant enable row level security;
 alter table helix.role_tenant force row level security;
 create policy own_bindings on helix.role_tenant for select to public
   using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
-create policy engine_binds on helix.role_tenant for all to helix_engine
-  using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'))
-  with check (pg_has_role(session_user, 'helix_operator', 'member'));
+create policy operators_bind on helix.role_tenant for all to helix_engine
+  using (pg_has_role(session_user, 'helix_operator', 'member'));

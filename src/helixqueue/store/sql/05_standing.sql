@@ -94,6 +94,7 @@ create table helix.active (
   worker    text not null,
   deadline  timestamptz not null,
   lane      integer not null,
+  turn      bigint not null,        -- where it stood in its lane: the hint for the next claim
   queue     text not null,
   lease_seconds real not null,
   request   uuid not null,          -- the claim call that made this lease
@@ -154,12 +155,18 @@ create table helix.request (
   at     timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- When a duty that any caller may do was last done, so that many callers do not all do it.
+-- Duties that any claim does by the way, and when each is due next, so that many callers do not all
+-- do it.
 create table helix.pulse (
-  duty text primary key,
-  at   timestamptz not null default '-infinity'
+  duty    text primary key,
+  every   interval not null,
+  next_at timestamptz not null default '-infinity'
 ) with (fillfactor = 50);
-insert into helix.pulse (duty) values ('reap'), ('promote'), ('expire'), ('sweep');
+insert into helix.pulse (duty, every) values
+  ('reap',    '250 ms'),  -- leases past their deadline; a quarter of the shortest sensible lease
+  ('promote', '250 ms'),  -- waiting batches whose time has come
+  ('expire',  '2 s'),     -- batches nobody began in time
+  ('sweep',   '60 s');    -- old request ids, the next partition of the ledger
 
 -- Workers as they last introduced themselves. Bookkeeping for people; no rule rests on it.
 create table helix.worker (

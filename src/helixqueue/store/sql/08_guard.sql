@@ -4,7 +4,7 @@
 -- table owner and for superusers alike. DDL can remove it; `helixq check` then says so.
 
 create function helix.guard() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_stack text;
 begin
@@ -26,7 +26,7 @@ $$;
 -- The ledger takes events from the trigger `record` alone (depth 1 is this guard, 2 is record), is
 -- never rewritten, and loses whole finished batches only, to retire_v1.
 create function helix.guard_ledger() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_stack text;
 begin
@@ -48,7 +48,7 @@ $$;
 
 -- Puts guards (and, for tables with a tenant, row-level security) on one table.
 create function helix.enclose(p_table regclass, p_guard regproc) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   execute format('create trigger a_guard before insert or update or delete on %s '
                  'for each statement execute function %s()', p_table, p_guard);
@@ -64,7 +64,7 @@ $$;
 
 -- Every trigger of a table fires whatever session_replication_role says.
 create function helix.always_on(p_table regclass) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   execute (
     select string_agg(format('alter table %s enable always trigger %I;', p_table, tgname), '')
@@ -72,9 +72,10 @@ begin
 end
 $$;
 
--- One partition holds the events of 25 million batches.
+-- One partition holds the events of 100 million batches. Few large partitions: every step of a
+-- batch starts an index scan on each, though it runs only one.
 create function helix.event_partition_size() returns bigint
-language sql immutable parallel safe as $$ select 25000000::bigint $$;
+language sql immutable parallel safe as $$ select 100000000::bigint $$;
 
 -- Adds the next partition of the ledger, with its own guards and policy: statement triggers and
 -- row-level security are not inherited by partitions that are addressed directly.

@@ -13,9 +13,11 @@ create function helix.set_queue_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue helix.queue;
-  v_class integer := helix.class_of(p_requires);
+  v_class integer;
 begin
+  perform helix.enter();
   perform helix.demand_tenant(p_tenant);
+  v_class := helix.class_of(p_requires);
   -- The row first, with defaults; then one update that serves new and old queues alike.
   insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
   update helix.queue q set
@@ -41,22 +43,10 @@ begin
 end
 $$;
 
--- A stranger gets a plain refusal instead of an empty answer.
-create function helix.demand_tenant(p_tenant text) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-begin
-  if not helix.may_act_for(p_tenant) then
-    raise exception using errcode = 'insufficient_privilege',
-      message = format('role %s may not act for tenant %L', session_user, p_tenant),
-      hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
-  end if;
-end
-$$;
-
 -- The class of a requirement, made when it is new. Unknown words are refused: a misspelt "gpu"
 -- would otherwise run anywhere.
 create function helix.class_of(p_requires jsonb) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_class   integer;
   v_unknown text;
@@ -86,7 +76,7 @@ end
 $$;
 
 create function helix.lane_of(p_queue text, p_class integer, p_priority smallint) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_lane integer;
 begin
@@ -119,6 +109,7 @@ create function helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean d
 returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  perform helix.enter();
   insert into helix.role_tenant (role, tenant, by_setting) values (p_role, p_tenant, p_by_setting)
   on conflict (role, tenant) do update set by_setting = excluded.by_setting;
 end
@@ -127,6 +118,7 @@ $$;
 create function helix.unbind_v1(p_role name, p_tenant text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  perform helix.enter();
   delete from helix.role_tenant where role = p_role and tenant = p_tenant;
   return found;
 end

@@ -19,7 +19,9 @@ create function helix.submit_v1(
   differs text[]     -- options of a duplicate that differ from the first submission, which wins
 )
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan
+-- The planner takes an array for ten rows and would join a thousand with each other one by one.
+set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
   v_queue     helix.queue;
@@ -32,7 +34,9 @@ declare
   v_new_place integer[];   -- of those that made a batch
   v_new_key   bytea[];
   v_new_print bytea[];
+  v_parked    bigint[];    -- batches that may not be claimed yet
 begin
+  perform helix.enter();
   perform helix.demand_tenant(p_tenant);
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
@@ -58,19 +62,21 @@ begin
         from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
         left join helix.requirement_class c on c.requires = u.requires::jsonb) asked;
 
-  with asked as materialized (
+  with given as materialized (
     select u.place::int, u.identity, u.raw, coalesce(u.revision, '') as revision, u.payload,
            coalesce(u.priority, 5)::smallint as priority, u.run_at, u.expires_at, u.limit_key,
            coalesce(c.id, v_queue.class) as class,
            -- Work without identity gets a key that nothing else will ever have.
-           helix.derive_key(p_tenant, p_queue, coalesce(u.identity, gen_random_uuid()::text),
-                            coalesce(u.revision, '')) as key
+           coalesce(u.identity, gen_random_uuid()::text) as named
     from unnest(p_identity, p_payload, p_raw, p_revision, p_priority, p_run_at, p_expires_at,
                 p_limit_key, p_requires) with ordinality
       as u (identity, payload, raw, revision, priority, run_at, expires_at, limit_key, requires, place)
     left join helix.requirement_class c on c.requires = u.requires::jsonb
     where (u.identity is not null or v_queue.unknown = 'accept')
       and (u.expires_at is null or u.expires_at > v_now)
+  ),
+  asked as materialized (
+    select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
   ),
   first as materialized (
     select distinct on (a.key) a.*, l.id as lane,
@@ -97,15 +103,15 @@ begin
     insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
                              class, priority, run_at, expires_at, limit_key, actor, created_at)
     select p.batch, p.key, p_tenant,
-           helix.derive_slot(p_tenant, coalesce(p.identity, p.batch::text)),
+           helix.derive_slot(p_tenant, p.named),
            p_queue, p.identity, nullif(p.raw, p.identity), p_profile, p.revision, p.payload::json,
            p.class, p.priority, p.run_at, p.expires_at, p.limit_key, v_actor, v_now
     from placed p
   ),
-  limited as (
-    insert into helix.key_limit (tenant, queue, key)
-    select distinct p_tenant, p_queue, p.limit_key from placed p where p.limit_key is not null
-    order by 3 on conflict do nothing
+  -- Materialized, or the planner asks for the turn once a row instead of once a lane.
+  behind as materialized (
+    select lanes.lane, helix.turn_after(lanes.lane, p_tenant) as turn
+    from (select distinct f.lane from first f) lanes
   ),
   readied as (
     insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
@@ -113,24 +119,35 @@ begin
     select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane,
            behind.turn + row_number() over (partition by p.lane order by p.place),
            p.limit_key, p.expires_at
-    from placed p
-    join (select lanes.lane, helix.turn_after(lanes.lane, p_tenant) as turn
-          from (select distinct f.lane from first f) lanes) behind on behind.lane = p.lane
+    from placed p join behind on behind.lane = p.lane
     where p.cause is null
-  ),
-  parked as (
-    insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
-                               due, limit_key, expires_at)
-    select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane, p_queue, p.cause,
-           case p.cause when 'delay' then p.run_at end, p.limit_key, p.expires_at
-    from placed p where p.cause is not null
   )
   select array_agg(a.place), array_agg(a.key),
          array_agg(p.place) filter (where p.batch is not null),
          array_agg(p.key) filter (where p.batch is not null),
-         array_agg(p.fingerprint) filter (where p.batch is not null)
-  into v_place, v_key, v_new_place, v_new_key, v_new_print
+         array_agg(p.fingerprint) filter (where p.batch is not null),
+         array_agg(p.batch) filter (where p.cause is not null)
+  into v_place, v_key, v_new_place, v_new_key, v_new_print, v_parked
   from asked a left join placed p on p.place = a.place;
+
+  -- Apart from the statement above, because most submissions need neither and every insert, even
+  -- of no rows, pays for its triggers.
+  if v_parked is not null then
+    insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
+                               due, limit_key, expires_at)
+    select b.id, p_tenant, 1, 0, v_actor, 'submitted', l.id, p_queue,
+           case when b.run_at > v_now then 'delay' else 'paused' end::helix.cause,
+           case when b.run_at > v_now then b.run_at end, b.limit_key, b.expires_at
+    from helix.batch b
+    join helix.lane l on l.queue = p_queue and l.class = b.class and l.priority = b.priority
+    where b.id = any (v_parked);
+  end if;
+  if p_limit_key is not null then
+    insert into helix.key_limit (tenant, queue, key)
+    select distinct p_tenant, p_queue, u.key from unnest(p_limit_key) as u (key)
+    where u.key is not null order by 3
+    on conflict do nothing;
+  end if;
 
   return query
     select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
@@ -196,6 +213,7 @@ create function helix.note_refused_v1(
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  perform helix.enter();
   perform helix.demand_tenant(p_tenant);
   insert into helix.decision (tenant, queue, kind, actor, detail)
   select p_tenant, p_queue, 'refused', coalesce(p_actor, session_user),

@@ -13,7 +13,7 @@ create type helix.answer as (
 -- failover or a point-in-time restore it differs from the one noted, and a new epoch begins before
 -- the first token is handed out.
 create function helix.current_epoch() returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_epoch    helix.epoch;
   v_timeline text := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8);
@@ -31,17 +31,20 @@ begin
 end
 $$;
 
--- Many callers share a duty; the first to find it due does it, and nobody waits.
-create function helix.duty_due(p_duty text, p_every interval) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+-- Many callers share the duties; whoever finds some due does them, and nobody waits. Returns the
+-- duties that fell to this caller.
+create function helix.duties_due() returns text[]
+language plpgsql as $$
+declare
+  v_due text[];
 begin
-  perform from helix.pulse p
-  where p.duty = p_duty and p.at < clock_timestamp() - p_every for update skip locked;
-  if not found then
-    return false;
+  select array_agg(d.duty) into v_due from (
+    select p.duty from helix.pulse p where p.next_at < clock_timestamp()
+    order by p.duty for update skip locked) d;
+  if v_due is not null then
+    update helix.pulse p set next_at = clock_timestamp() + p.every where p.duty = any (v_due);
   end if;
-  update helix.pulse set at = clock_timestamp() where duty = p_duty;
-  return true;
+  return v_due;
 end
 $$;
 
@@ -52,7 +55,7 @@ create function helix.vacate(
   p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[] default null,
   p_detail text[] default null, p_permanent boolean[] default null, p_after real[] default null
 ) returns setof helix.answer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
@@ -115,7 +118,7 @@ create function helix.judge(
   p_operation text, p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[],
   p_number bigint[], p_reason helix.reason[]
 ) returns setof helix.answer
-language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+language plpgsql as $$
 begin
   return query
   with asked as materialized (
@@ -162,7 +165,7 @@ $$;
 
 -- The common order of locks: by batch, waiting. Whoever holds several has taken them in this order.
 create function helix.hold(p_batch bigint[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+language plpgsql as $$
 begin
   perform from helix.active a where a.batch = any (p_batch) order by a.batch for update;
 end

@@ -10,7 +10,10 @@ set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare
   v_done bigint[];
 begin
-  perform helix.hold(p_batch);
+  perform helix.enter();
+  if cardinality(p_batch) > 1 then
+    perform helix.hold(p_batch);
+  end if;
   with started as (
     update helix.active a
     set state = 'RUNNING', version = a.version + 1, reason = 'started', actor = p_worker,
@@ -60,6 +63,7 @@ declare
   v_late boolean[];
   v_busy bigint[];
 begin
+  perform helix.enter();
   with free as materialized (
     select a.batch, a.deadline < clock_timestamp() as late from helix.active a
     where a.batch = any (p_batch) order by a.batch for update skip locked
@@ -94,24 +98,26 @@ $$;
 
 -- The end of an attempt: completed with a result, or failed (for good, or to be tried again).
 -- Within a caller's transaction this is its last statement, so that its locks are brief.
-create function helix.settle_v1(
+create function helix.settle(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
   p_outcome text[],                       -- completed | failed
-  p_result text[] default null,           -- completed: JSON text
-  p_failure text[] default null,          -- failed: its class
-  p_detail text[] default null,           -- failed: what a person should read
-  p_permanent boolean[] default null,     -- failed: true means do not try again
-  p_after real[] default null             -- failed: seconds to wait instead of the back-off
+  p_result text[],                        -- completed: JSON text
+  p_failure text[],                       -- failed: its class
+  p_detail text[],                        -- failed: what a person should read
+  p_permanent boolean[],                  -- failed: true means do not try again
+  p_after real[]                           -- failed: seconds to wait instead of the back-off
 ) returns setof helix.answer
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+language plpgsql as $$
 declare
   v_now    timestamptz := clock_timestamp();
   v_done   bigint[];
   v_late   boolean[];
   v_failed bigint[];
 begin
-  perform helix.hold(p_batch);
+  -- One completion needs no order of locks: its delete carries the token.
+  if cardinality(p_batch) > 1 or 'failed' = any (p_outcome) then
+    perform helix.hold(p_batch);
+  end if;
   with completed as (
     delete from helix.active a
     using unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
@@ -156,6 +162,20 @@ begin
 end
 $$;
 
+create function helix.settle_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_outcome text[], p_result text[] default null, p_failure text[] default null,
+  p_detail text[] default null, p_permanent boolean[] default null, p_after real[] default null
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+begin
+  perform helix.enter();
+  return query select * from helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome,
+                                          p_result, p_failure, p_detail, p_permanent, p_after);
+end
+$$;
+
 -- Given back unfinished by a worker that stops: costs no attempt.
 create function helix.release_v1(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
@@ -166,6 +186,7 @@ set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare
   v_done bigint[];
 begin
+  perform helix.enter();
   perform helix.hold(p_batch);
   v_done := helix.owned(p_batch, p_epoch, p_nonce, p_number);
   if v_done <> '{}' then

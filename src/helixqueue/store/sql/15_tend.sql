@@ -3,7 +3,7 @@
 -- Takes back leases whose deadline has passed. The row lock and the deadline are checked in one
 -- statement, so any number of reapers and a fast worker cannot undo each other.
 create function helix.reap(p_actor text, p_limit integer) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_lost bigint[];
 begin
@@ -38,15 +38,16 @@ $$;
 
 create function helix.reap_v1(p_actor text, p_limit integer default 1000) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
 begin
+  perform helix.enter();
   return helix.reap(p_actor, least(p_limit, 10000));
 end
 $$;
 
 -- From waiting to ready, where the cause is gone. No version and no event: PENDING stays PENDING.
 create function helix.promote(p_limit integer) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 begin
   return helix.make_ready(
     array(select w.batch from helix.waiting w
@@ -72,7 +73,7 @@ end
 $$;
 
 create function helix.make_ready(p_batch bigint[]) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_count integer;
 begin
@@ -102,13 +103,14 @@ create function helix.promote_v1(p_limit integer default 1000) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 begin
+  perform helix.enter();
   return helix.promote(least(p_limit, 10000));
 end
 $$;
 
 -- A limit key has a place again: the batch that waits longest for it becomes claimable.
 create function helix.unblock(p_tenant text, p_queue text, p_key text) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_room integer;
 begin
@@ -124,7 +126,7 @@ $$;
 
 -- Work that nobody began before its time ran out is cancelled.
 create function helix.expire(p_batch bigint[], p_actor text) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_count integer;
 begin
@@ -149,7 +151,7 @@ end
 $$;
 
 create function helix.expire_due(p_actor text, p_limit integer) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_due bigint[];
 begin
@@ -166,7 +168,7 @@ $$;
 
 -- Keeps two empty partitions ahead of the batch counter.
 create function helix.extend_ledger() returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql as $$
 declare
   v_partitions bigint;
 begin

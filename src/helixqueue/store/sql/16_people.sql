@@ -20,8 +20,9 @@ declare
   v_done  bigint[] := '{}';
   v_now   bigint[];
 begin
+  perform helix.enter();
   select array_agg(l.batch order by l.batch) into v_left
-  from helix.locate(p_ids) l where helix.may_act_for(l.tenant);
+  from helix.locate(p_ids) l;
   -- A batch may move from one table to the next between two statements, but only forward and a
   -- bounded number of times while we look; each round sees a newer snapshot.
   for round in 1..5 loop
@@ -65,8 +66,7 @@ begin
            helix.state_of(l.batch),
            case when l.batch is null then 'no such batch' end
     from unnest(p_ids) as asked (id)
-    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
-      on l.public_id = asked.id;
+    left join helix.locate(p_ids) l on l.public_id = asked.id;
 end
 $$;
 
@@ -79,13 +79,14 @@ declare
   v_actor text := coalesce(p_actor, session_user);
   v_done  bigint[];
 begin
+  perform helix.enter();
   perform from helix.outcome o
-  where o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+  where o.batch in (select l.batch from helix.locate(p_ids) l)
   order by o.batch for update;
   with failed as (
     delete from helix.outcome o
     where o.state = 'FAILED'
-      and o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+      and o.batch in (select l.batch from helix.locate(p_ids) l)
     returning o.*
   ),
   again as (
@@ -109,8 +110,7 @@ begin
            helix.state_of(l.batch),
            case when l.batch is null then 'no such batch' end
     from unnest(p_ids) as asked (id)
-    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
-      on l.public_id = asked.id
+    left join helix.locate(p_ids) l on l.public_id = asked.id
     left join lateral (select e.to_state as state, e.reason, e.actor from helix.event e
                        where e.batch = l.batch order by e.version desc limit 1) d on true;
 end
@@ -126,10 +126,11 @@ declare
   v_mine bigint[];
   v_done bigint[];
 begin
+  perform helix.enter();
   -- Only finished batches: a worker may be holding the payload of any other.
   select array_agg(o.batch) into v_mine from (
     select o.batch from helix.outcome o
-    where o.batch in (select l.batch from helix.locate(p_ids) l where helix.may_act_for(l.tenant))
+    where o.batch in (select l.batch from helix.locate(p_ids) l)
     order by o.batch for update) o;
   with emptied as (
     update helix.batch b set payload = null
@@ -153,8 +154,7 @@ begin
            helix.state_of(l.batch),
            case when l.batch is null then 'no such batch' end
     from unnest(p_ids) as asked (id)
-    left join (select * from helix.locate(p_ids) f where helix.may_act_for(f.tenant)) l
-      on l.public_id = asked.id;
+    left join helix.locate(p_ids) l on l.public_id = asked.id;
 end
 $$;
 
@@ -168,6 +168,7 @@ set enable_seqscan = off as $$
 declare
   v_old bigint[];
 begin
+  perform helix.enter();
   perform helix.demand_tenant(p_tenant);
   select array_agg(o.batch) into v_old from (
     select o.batch from helix.outcome o
@@ -199,6 +200,7 @@ declare
   v_epoch helix.epoch;
   v_ended integer;
 begin
+  perform helix.enter();
   insert into helix.epoch as e (number, timeline, reason)
   select coalesce(max(o.number), 0) + 1, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8),
          coalesce(p_detail, 'recover')

@@ -3,7 +3,7 @@
 -- Workers are listed to the role they log in with, and to operators.
 alter table helix.worker enable row level security;
 alter table helix.worker force row level security;
-create policy own_workers on helix.worker for all to public
+create policy own_workers on helix.worker for all to helix_engine, helix_client, helix_operator
   using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
 
 -- Handing over takes CREATE on the schema for the new owner, for this moment only.
@@ -64,12 +64,12 @@ grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.o
   helix.role_tenant, helix.arrow, helix.lane, helix.requirement_class, helix.key_limit,
   helix.epoch to helix_client, helix_operator;
 grant select (batch, tenant, state, version, attempt, epoch, number, actor, reason, detail, late,
-              worker, deadline, lane, queue, lease_seconds, limit_key, claimed_at)
+              worker, deadline, lane, turn, queue, lease_seconds, limit_key, claimed_at)
   on helix.active to helix_client, helix_operator;
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.derive_slot(text, text), helix.locate(uuid[]), helix.state_of(bigint),
-  helix.may_act_for(text), helix.event_hash
+  helix.session_tenants(), helix.event_hash
   to helix_client, helix_operator;
 
 do $$

@@ -1,0 +1,302 @@
+"""Every engine call, described once for sync and async: SQL, arguments, how to read the answer.
+
+Nothing here does I/O. A `Call` is one statement, so in autocommit it is one transaction and one
+round trip; inside a caller's transaction it is simply part of that. The SQL is in calls.sql.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+
+from psycopg.types.json import Jsonb
+
+from helixqueue.states import State
+from helixqueue.store.hints import Hint
+from helixqueue.store.rows import (
+    Answer,
+    Claimed,
+    Held,
+    LeaseRow,
+    QueueRow,
+    Receipt,
+    Settlement,
+    Submission,
+    Submitted,
+    Token,
+    Verdict,
+)
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+
+T = TypeVar("T")
+_SQL = {name: one.sql for name, one in statements("helixqueue.store", "calls.sql").items()}
+Row = tuple[Any, ...]
+
+# Bounds of one call: larger sets are cut into chunks by the caller.
+SUBMIT_ROWS_MAX = 10_000
+LEASES_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    sql: str
+    args: Sequence[Any]
+    read: Callable[[list[Row]], T]
+
+
+def submit(
+    *, tenant: str, queue: str, profile: str, rows: Sequence[Submission], actor: str | None = None
+) -> Call[list[Submitted]]:
+    """Submit up to 10,000 rows; answers come in the order of the input."""
+    _bounded("submit", len(rows), SUBMIT_ROWS_MAX)
+    columns: list[list[Any] | None] = [list(column) for column in zip(*rows, strict=True)]
+    # A column that says nothing is sent as null, not as a thousand nulls.
+    for place in range(2, len(columns)):
+        column = columns[place]
+        if column is not None and not any(value not in (None, "") for value in column):
+            columns[place] = None
+    return Call(
+        _SQL["submit"],
+        (tenant, queue, actor, profile, *columns),
+        lambda answers: _read_submitted(answers, len(rows)),
+    )
+
+
+def _read_submitted(answers: list[Row], count: int) -> list[Submitted]:
+    placed: list[Submitted | None] = [None] * count
+    for place, decision, batch_id, key, fingerprint, state, payload, note, differs in answers:
+        receipt = None
+        if batch_id is not None:
+            receipt = Receipt(batch_id, f"v{key[0]}:{key[1:].hex()}", fingerprint.hex())
+        placed[place - 1] = Submitted(
+            decision, receipt, state and State(state), payload, note, tuple(differs or ())
+        )
+    return [one for one in placed if one is not None]
+
+
+def note_refused(
+    *, tenant: str, queue: str, refused: Sequence[tuple[bytes, str]], actor: str | None = None
+) -> Call[None]:
+    """Keep identities that broke their profile: raw bytes and why."""
+    return Call(
+        _SQL["note_refused"],
+        (tenant, queue, actor, [raw for raw, _ in refused], [why for _, why in refused]),
+        lambda _: None,
+    )
+
+
+def claim(
+    *,
+    worker: str,
+    request: UUID,
+    queues: Sequence[str],
+    count: int,
+    free: dict[str, Any] | None = None,
+    start: bool = False,
+    lease_seconds: float | None = None,
+    hints: Sequence[Hint] = (),
+    settle: Sequence[Settlement] = (),
+) -> Call[Claimed]:
+    """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
+
+    The same `request` again gives the same leases again: repeat with it when an answer was lost.
+    """
+    _bounded("claim", count, LEASES_MAX)
+    lanes, turns, batches = _columns(hints, 3)
+    return Call(
+        _SQL["claim"],
+        (
+            worker,
+            request,
+            list(queues),
+            count,
+            None if free is None else Jsonb(free),
+            start,
+            lease_seconds,
+            lanes,
+            turns,
+            batches,
+            *_settlement_columns(settle),
+        ),
+        _read_claimed,
+    )
+
+
+def _read_claimed(rows: list[Row]) -> Claimed:
+    leases, settled = [], []
+    for row in rows:
+        if row[0] == "leased":
+            leases.append(_read_lease(row))
+        else:
+            settled.append(Answer(row[1], row[0], row[2], row[4] and State(row[4]), row[3]))
+    return Claimed(tuple(leases), tuple(settled))
+
+
+def _read_lease(row: Row) -> LeaseRow:
+    (_, batch, _, _, state, batch_id, key, tenant, queue, identity, revision, payload,
+     attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn) = row  # fmt: skip
+    return LeaseRow(
+        batch, Token(epoch, nonce, number), batch_id, key, tenant, queue, identity,
+        revision, payload, attempt, State(state), deadline, lease_seconds,
+        Hint(lane, turn, batch),
+    )  # fmt: skip
+
+
+def start(*, worker: str, held: Sequence[Held]) -> Call[list[Answer]]:
+    return _hold_call("start", worker, held)
+
+
+def renew(*, worker: str, held: Sequence[Held]) -> Call[list[Answer]]:
+    return _hold_call("renew", worker, held)
+
+
+def release(*, worker: str, held: Sequence[Held], detail: str | None = None) -> Call[list[Answer]]:
+    return _hold_call("release", worker, held, detail)
+
+
+def _hold_call(
+    name: str, worker: str, held: Sequence[Held], *more: str | None
+) -> Call[list[Answer]]:
+    _bounded(name, len(held), LEASES_MAX)
+    batches = [one.batch for one in held]
+    return Call(_SQL[name], (worker, batches, *_token_columns(held), *more), _read_answers)
+
+
+def settle(*, worker: str, settlements: Sequence[Settlement]) -> Call[list[Answer]]:
+    _bounded("settle", len(settlements), LEASES_MAX)
+    return Call(
+        _SQL["settle"],
+        (worker, *_settlement_columns(settlements)),
+        _read_answers,
+    )
+
+
+def _read_answers(rows: list[Row]) -> list[Answer]:
+    return [
+        Answer(batch, answer, owner, state and State(state), late)
+        for batch, answer, owner, state, late in rows
+    ]
+
+
+def cancel(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
+    return _people_call("cancel", ids, actor, reason)
+
+
+def retry(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
+    return _people_call("retry", ids, actor, reason)
+
+
+def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
+    return _people_call("erase", ids, actor, reason)
+
+
+def _people_call(
+    name: str, ids: Sequence[UUID], actor: str | None, reason: str
+) -> Call[list[Verdict]]:
+    _bounded(name, len(ids), LEASES_MAX)
+    return Call(
+        _SQL[name],
+        (list(ids), actor, reason),
+        lambda rows: [Verdict(i, answer, s and State(s), note) for i, answer, s, note in rows],
+    )
+
+
+def reap(*, actor: str, limit: int = 1_000) -> Call[int]:
+    return Call(_SQL["reap"], (actor, limit), _read_number)
+
+
+def promote(*, limit: int = 1_000) -> Call[int]:
+    return Call(_SQL["promote"], (limit,), _read_number)
+
+
+def retire(
+    *, tenant: str, queue: str, state: State, before: datetime, limit: int = 1_000
+) -> Call[int]:
+    """Take finished batches away; their keys stay and go on answering."""
+    return Call(_SQL["retire"], (tenant, queue, state.value, before, limit), _read_number)
+
+
+def recover(*, actor: str, reason: str) -> Call[tuple[int, int]]:
+    """A new epoch; every lease ends. Returns the epoch and how many leases there were."""
+    return Call(_SQL["recover"], (actor, reason), lambda rows: (rows[0][0], rows[0][1]))
+
+
+class QueueSettings(TypedDict, total=False):
+    """What can be set on a queue; the order is that of the function's parameters."""
+
+    profile: str | None
+    lease_seconds: float | None
+    max_attempts: int | None
+    backoff_seconds: float | None
+    backoff_max_seconds: float | None
+    key_limit: int | None
+    unknown: str | None
+    paused: bool | None
+    closed: bool | None
+    requires: dict[str, Any] | None
+
+
+def set_queue(
+    *, tenant: str, queue: str, actor: str | None = None, **settings: Unpack[QueueSettings]
+) -> Call[QueueRow]:
+    """Declare a queue or change some of its settings; what is not named stays as it is."""
+    known = QueueSettings.__annotations__
+    unknown = settings.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"unknown queue setting {min(unknown)!r}; known: {', '.join(known)}")
+    values: list[Any] = [settings.get(name) for name in known]
+    if values[-1] is not None:
+        values[-1] = Jsonb(values[-1])
+    return Call(_SQL["set_queue"], (tenant, queue, actor, *values), _read_queue)
+
+
+def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:
+    return Call(_SQL["queue"], (tenant, queue), lambda rows: _read_queue(rows) if rows else None)
+
+
+def _read_queue(rows: list[Row]) -> QueueRow:
+    return QueueRow(*rows[0])
+
+
+def _read_number(rows: list[Row]) -> int:
+    return int(rows[0][0])
+
+
+def _token_columns(held: Sequence[Held] | Sequence[Settlement]) -> list[list[int]]:
+    return [
+        [one.token.epoch for one in held],
+        [one.token.nonce for one in held],
+        [one.token.number for one in held],
+    ]
+
+
+def _settlement_columns(settlements: Sequence[Settlement]) -> list[list[Any] | None]:
+    if not settlements:
+        return [None] * 10
+    return [
+        [one.batch for one in settlements],
+        *_token_columns(settlements),
+        [one.outcome for one in settlements],
+        [one.result for one in settlements],
+        [one.failure for one in settlements],
+        [one.detail for one in settlements],
+        [one.permanent for one in settlements],
+        [one.after_seconds for one in settlements],
+    ]
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any] | None]:
+    if not rows:
+        return [None] * width
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _bounded(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise ValueError(f"{what}: at most {limit} rows a call, got {count}; send it in chunks")

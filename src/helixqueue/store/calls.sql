@@ -1,0 +1,91 @@
+-- The engine's functions as the client calls them. Columns are named, never *, so that a function
+-- may grow; enums are cast to text because a driver knows no type of ours in binary; arrays travel
+-- in binary (%b), which halves the client's share of a bulk submit.
+
+-- name: submit
+-- One call, any number of submissions, one answer each.
+select place, decision, batch, key, fingerprint, state::text, payload, note, differs
+from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %b::text[], %b::text[], %b::text[],
+                     %b::text[], %b::smallint[], %b::timestamptz[], %b::timestamptz[], %b::text[],
+                     %b::text[]);
+
+-- name: note_refused
+-- Identities that never became a submission, kept with their raw bytes.
+select helix.note_refused_v1(%s::text, %s::text, %s::text, %b::bytea[], %b::text[]);
+
+-- name: claim
+-- Settle, reap, claim and start in one commit.
+select answer, batch, owner, late, state::text, public_id, key, tenant, queue, identity,
+       revision, payload, attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn
+from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
+                    %b::int[], %b::bigint[], %b::bigint[], %b::bigint[], %b::int[], %b::bigint[],
+                    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bool[],
+                    %b::real[]);
+
+-- name: hello
+-- A worker says that it is there.
+select helix.hello_v1(%s::text, %s::jsonb);
+
+-- name: start
+-- ASSIGNED > RUNNING.
+select batch, answer, owner, state::text, late
+from helix.start_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[]);
+
+-- name: renew
+-- A later deadline; never waits.
+select batch, answer, owner, state::text, late
+from helix.renew_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[]);
+
+-- name: release
+-- Given back, at no cost of an attempt.
+select batch, answer, owner, state::text, late
+from helix.release_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[], %s::text);
+
+-- name: settle
+-- The end of attempts: the last statement of a settling transaction.
+select batch, answer, owner, state::text, late
+from helix.settle_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[], %b::text[],
+                     %b::text[], %b::text[], %b::text[], %b::bool[], %b::real[]);
+
+-- name: cancel
+-- Also of running work: the worker's token dies.
+select public_id, answer, state::text, note from helix.cancel_v1(%b::uuid[], %s::text, %s::text);
+
+-- name: retry
+-- FAILED > PENDING.
+select public_id, answer, state::text, note from helix.retry_v1(%b::uuid[], %s::text, %s::text);
+
+-- name: erase
+-- Payload and result go, fingerprint and ledger stay.
+select public_id, answer, state::text, note from helix.erase_v1(%b::uuid[], %s::text, %s::text);
+
+-- name: reap
+-- Leases past their deadline, taken back now.
+select helix.reap_v1(%s::text, %s::int);
+
+-- name: promote
+-- Waiting batches whose cause is gone, made claimable now.
+select helix.promote_v1(%s::int);
+
+-- name: retire
+-- Finished batches beyond their retention; their keys stay.
+select helix.retire_v1(%s::text, %s::text, %s::helix.state, %s::timestamptz, %s::int);
+
+-- name: recover
+-- A new epoch after a restore.
+select epoch, ended from helix.recover_v1(%s::text, %s::text);
+
+-- name: set_queue
+-- Declares a queue or changes what is not null.
+select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
+       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, c.requires
+from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
+                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb) q
+join helix.requirement_class c on c.id = q.class;
+
+-- name: queue
+-- A queue's settings, as its tenant sees them.
+select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
+       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, c.requires
+from helix.queue q join helix.requirement_class c on c.id = q.class
+where q.tenant = %s::text and q.name = %s::text;

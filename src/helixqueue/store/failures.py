@@ -1,0 +1,69 @@
+"""From PostgreSQL's SQLSTATEs to our errors: the one place that knows both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import (
+    HelixError,
+    IllegalTransition,
+    InvalidIdentity,
+    InvalidPayload,
+    NotPermitted,
+    Refused,
+    Retryable,
+    SchemaMismatch,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+_BY_STATE: dict[str, Callable[[str], HelixError]] = {
+    "QH001": IllegalTransition,  # no such arrow
+    "QH002": NotPermitted,  # DML that did not come from the engine
+    "QH003": NotPermitted,  # an edit of the ledger
+    "42501": NotPermitted,  # insufficient privilege, row-level security
+    "40001": Retryable,  # serialisation failure
+    "40P01": Retryable,  # deadlock
+    "55P03": Retryable,  # lock timeout
+    "22023": Refused,  # invalid parameter: an unknown requirement, a wrong setting
+    "22P02": lambda text: InvalidPayload(text, code="syntax"),
+    "22021": lambda text: InvalidIdentity(text, code="encoding"),
+    "25006": Unavailable,  # read-only: a standby, or a demoted primary
+}
+
+# No schema helix, no such function, table or column.
+_OTHER_SCHEMA = ("3F000", "42883", "42P01", "42703")
+# Class 08 is the connection, 53 resources, 57P the server going down or away.
+_AWAY = ("08", "53", "57P")
+
+
+def translate(error: psycopg.Error, *, sent: bool = True) -> HelixError:
+    """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
+    state = error.sqlstate
+    text = _text(error)
+    if state is None or state.startswith(_AWAY):
+        # Without an answer the statement may have committed: the caller repeats it, and the engine
+        # recognises the repeat.
+        return Unavailable(f"the database is away: {text}; repeat the call", outcome_unknown=sent)
+    if state in _OTHER_SCHEMA:
+        return SchemaMismatch(
+            f"the database lacks what this release needs: {text}; run helixq migrate"
+        )
+    if state in _BY_STATE:
+        return _BY_STATE[state](text)
+    if state.startswith("23"):
+        return Refused(text)
+    if state.startswith("57014"):
+        return Unavailable(f"cancelled by a time limit: {text}", outcome_unknown=False)
+    return HelixError(f"{text} (SQLSTATE {state})")
+
+
+def _text(error: psycopg.Error) -> str:
+    diag = error.diag
+    if diag.message_primary is None:
+        return str(error).strip()
+    return "; ".join(part for part in (diag.message_primary, diag.message_hint) if part)

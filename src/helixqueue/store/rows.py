@@ -1,0 +1,151 @@
+"""What goes into the engine and what comes out: plain frozen values, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from helixqueue.states import State
+    from helixqueue.store.hints import Hint
+
+DecisionWord = Literal["new", "duplicate", "conflict", "refused"]
+AnswerWord = Literal["ok", "repeat", "refused", "busy", "illegal"]
+
+
+class Token(NamedTuple):
+    """The proof of a lease. The nonce is secret: it is in no event, no log and no `repr`."""
+
+    epoch: int
+    nonce: int
+    number: int
+
+    def __repr__(self) -> str:
+        return f"Token({self.epoch}.{self.number})"
+
+
+class Submission(NamedTuple):
+    """One thing to do. `identity` is canonical (`Identity.text`), `payload` is RFC 8785 text."""
+
+    identity: str | None
+    payload: str
+    raw: str | None = None
+    revision: str = ""
+    priority: int | None = None
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    limit_key: str | None = None
+    requires: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Equal for equal work, whoever asks and however often."""
+
+    batch_id: UUID
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of one submission."""
+
+    decision: DecisionWord
+    receipt: Receipt | None = None  # none when refused
+    state: State | None = None
+    stored_payload: str | None = None  # of a conflict, for the diff
+    note: str | None = None  # why refused
+    differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease as the engine hands it out."""
+
+    batch: int
+    token: Token
+    batch_id: UUID
+    key: bytes
+    tenant: str
+    queue: str
+    identity: str | None
+    revision: str
+    payload: str | None
+    attempt: int
+    state: State
+    deadline: datetime
+    lease_seconds: float
+    hint: Hint
+
+
+class Held(NamedTuple):
+    """A batch and the token it is held under: what start, renew and release take."""
+
+    batch: int
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of one attempt: completed with a JSON result, or failed."""
+
+    batch: int
+    token: Token
+    outcome: Literal["completed", "failed"]
+    result: str | None = None
+    failure: str | None = None
+    detail: str | None = None
+    permanent: bool = False
+    after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one worker's write."""
+
+    batch: int
+    answer: AnswerWord
+    owner: str | None
+    state: State | None
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a cancel, retry or erase."""
+
+    batch_id: UUID
+    answer: AnswerWord
+    state: State | None
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The answer to a claim: leases, and the answers to what was settled with it."""
+
+    leases: tuple[LeaseRow, ...]
+    settled: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A queue's settings."""
+
+    tenant: str
+    name: str
+    profile: str
+    lease_seconds: float
+    max_attempts: int
+    backoff_seconds: float
+    backoff_max_seconds: float
+    key_limit: int
+    unknown: Literal["refuse", "accept"]
+    paused: bool
+    closed: bool
+    requires: Mapping[str, object]
