@@ -1,0 +1,1 @@
+"""The command `helixq`: one module per verb, each with `register(app)`."""

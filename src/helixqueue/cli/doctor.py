@@ -1,0 +1,41 @@
+"""`helixq doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.cli.exits import Exit
+from helixqueue.operate.doctor import examine
+
+_STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(_doctor)
+
+
+def _doctor(
+    *,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Tell whether a database is set up so that the guarantees hold.
+
+    Ask with the DSN that your programs use. Ends with 1 when anything is bad, warnings aside.
+    """
+    with target.database(dsn, data) as found:
+        findings = examine(found)
+    well = all(finding.verdict != "bad" for finding in findings)
+    if as_json:
+        show.as_json({"ok": well, "findings": [asdict(finding) for finding in findings]})
+    else:
+        show.table(
+            ("", "what", "found", "right would be", "to do"),
+            [(f.verdict, f.name, f.found, f.right, f.remedy) for f in findings],
+            [_STYLES[f.verdict] for f in findings],
+        )
+    raise typer.Exit(Exit.OK if well else Exit.NO)

@@ -1,0 +1,115 @@
+"""`helixq`: finds the verb, loads its module alone, and turns errors into a line and a number.
+
+`helixq --help` loads no verb: importing what they need takes a second, and help is asked for often.
+So the table below has each verb's one-line help, and a test compares it with the verb's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from helixqueue import __version__
+from helixqueue.cli.exits import Exit, exit_for
+from helixqueue.errors import HelixError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Verb: the module that registers it, and its help.
+VERBS: dict[str, tuple[str, str]] = {
+    "migrate": (
+        "helixqueue.cli.migrate",
+        "Bring a database to the schema this release needs.",
+    ),
+    "doctor": (
+        "helixqueue.cli.doctor",
+        "Tell whether a database is set up so that the guarantees hold.",
+    ),
+    "check": ("helixqueue.cli.check", "Check every invariant, with witnesses."),
+    "replay": ("helixqueue.cli.replay", "Prove that the ledger gives the current state."),
+    "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split."),
+}
+
+
+def build(wanted: str | None = None) -> typer.Typer:
+    """The application with the verb `wanted` loaded and the others by name only; None loads all."""
+    app = typer.Typer(
+        name="helixq",
+        help="HelixQueue: every piece of work takes effect once, and you can prove it.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        # Plain help: rich would double its time. Answers are rich.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_common)
+    for verb, (module, summary) in VERBS.items():
+        if find_spec(module) is None:
+            continue
+        if wanted in {None, verb}:
+            import_module(module).register(app)
+        else:
+            app.command(verb, help=summary)(_not_loaded)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and end the process with its exit code."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build(_wanted(args))(args, prog_name="helixq")
+    except HelixError as error:
+        _report(error, as_json="--json" in args)
+        sys.exit(exit_for(error))
+    except Exception:  # noqa: BLE001 - the last handler of the process
+        traceback.print_exc()
+        sys.stderr.write("helixq: this is a bug; please report it with the lines above\n")
+        sys.exit(Exit.BUG)
+    sys.exit(Exit.OK)
+
+
+def _wanted(args: Sequence[str]) -> str | None:
+    """The verb on the command line; "" for none. A shell that completes words wants them all."""
+    if "_HELIXQ_COMPLETE" in os.environ:
+        return None
+    return next((word for word in args if not word.startswith("-")), "")
+
+
+def _report(error: HelixError, *, as_json: bool) -> None:
+    """Programs read standard output, people the other."""
+    if as_json:
+        kind = type(error).__name__
+        sys.stdout.write(json.dumps({"error": {"kind": kind, "message": str(error)}}) + "\n")
+    sys.stderr.write(f"helixq: {error}\n")
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag
+    if asked:
+        typer.echo(f"helixq {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    *,
+    version: Annotated[
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
+    ] = None,
+) -> None:
+    """Options before the verb."""
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a verb was called by a name that was not on the command line")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""`helixq migrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.store.migrate import migrate, print_sql
+
+
+def register(app: typer.Typer) -> None:
+    app.command("migrate")(_migrate)
+
+
+def _migrate(
+    *,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    sql: Annotated[
+        bool, typer.Option("--print-sql", help="Print the script for psql; needs no database.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="REVISION", help="With --print-sql: start from there."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for another migration.")
+    ] = 120.0,
+    as_json: target.AsJson = False,
+) -> None:
+    """Bring a database to the schema this release needs.
+
+    Needs a direct connection (no pgbouncer) as the owner of the database; no superuser.
+    """
+    if sql:
+        script = print_sql(since)
+        if as_json:
+            show.as_json({"sql": script})
+        else:
+            typer.echo(script, nl=False)
+        return
+    if since is not None:
+        raise typer.BadParameter("--since goes with --print-sql")
+    with target.database(dsn, data, as_owner=True, create=True) as found:
+        done = migrate(found, say=show.progress, wait_s=wait)
+    if as_json:
+        changed = done.before != done.after
+        show.as_json({"before": done.before, "after": done.after, "changed": changed})
+    else:
+        typer.echo(f"revision {done.after} (before: {done.before or 'none'})")

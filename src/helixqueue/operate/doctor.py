@@ -1,0 +1,360 @@
+"""Is this database set up so that the guarantees hold? Settings and roles, not data (`check` is).
+
+Ask with the DSN that your programs use: most faults are in who they are, and through what.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+from psycopg.rows import dict_row
+
+from helixqueue.errors import Unavailable
+from helixqueue.store.revision import head, revision_of
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from psycopg import Connection
+
+Verdict = Literal["ok", "warn", "bad"]
+
+NEWEST_TRIED = 18
+# A snapshot this old makes claims noticeably slower on a busy queue.
+SNAPSHOT_S = 300
+PREPARED_S = 300
+FULL = 0.8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `remedy` is empty when it is well."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    right: str
+    remedy: str = ""
+
+
+class Patient:
+    """A connection, and the statements of `doctor.sql`."""
+
+    def __init__(self, connection: Connection[dict[str, Any]]) -> None:
+        self.connection = connection
+
+    def ask(self, name: str) -> dict[str, Any]:
+        [row] = self.ask_all(name)
+        return row
+
+    def ask_all(self, name: str) -> list[dict[str, Any]]:
+        query = statements("helixqueue.operate", "doctor.sql")[name].sql
+        return self.connection.execute(query.encode()).fetchall()
+
+
+def examine(dsn: str) -> list[Finding]:
+    """Every finding, worst ones included; raises only when the database cannot be reached."""
+    try:
+        with psycopg.connect(
+            dsn, autocommit=True, row_factory=dict_row, application_name="helixq doctor"
+        ) as connection:
+            connection.prepare_threshold = None
+            return list(_findings(Patient(connection)))
+    except psycopg.OperationalError as error:
+        raise Unavailable(f"cannot reach the database: {str(error).strip()}") from error
+
+
+def _findings(patient: Patient) -> Iterator[Finding]:
+    for examination in EXAMINATIONS:
+        try:
+            yield examination(patient)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:
+            yield Finding(
+                examination.__name__.strip("_").replace("_", " "),
+                "warn",
+                f"could not be examined: {error.diag.message_primary}",
+                "a database with HelixQueue's schema, and a role granted helix_client",
+                "see the findings about schema and grants",
+            )
+
+
+def _finding(
+    name: str, *, verdict: Verdict, found: object, right: str, remedy: str = ""
+) -> Finding:
+    return Finding(name, verdict, str(found), right, "" if verdict == "ok" else remedy)
+
+
+def _server_version(patient: Patient) -> Finding:
+    server = patient.ask("server")
+    major = server["number"] // 10000
+    verdict: Verdict = "ok" if 15 <= major <= NEWEST_TRIED else "bad" if major < 15 else "warn"
+    return _finding(
+        "server version",
+        verdict=verdict,
+        found=server["version"],
+        right=f"PostgreSQL 15 to {NEWEST_TRIED}",
+        remedy="upgrade the server" if verdict == "bad" else "not tried yet; read the changelog",
+    )
+
+
+def _encoding(patient: Patient) -> Finding:
+    encoding = patient.ask("server")["encoding"]
+    return _finding(
+        "encoding",
+        verdict="ok" if encoding == "UTF8" else "bad",
+        found=encoding,
+        right="UTF8",
+        remedy="create a database with encoding 'UTF8' template template0 and migrate that one",
+    )
+
+
+def _schema(patient: Patient) -> Finding:
+    got = revision_of(patient.connection)
+    expected = head()
+    newer = got is not None and got > expected
+    return _finding(
+        "schema",
+        verdict="ok" if got == expected else "bad",
+        found=got or "none",
+        right=f"revision {expected}",
+        remedy="upgrade the package helixqueue" if newer else "run `helixq migrate`",
+    )
+
+
+def _primary(patient: Patient) -> Finding:
+    standby = patient.ask("server")["standby"]
+    return _finding(
+        "primary",
+        verdict="bad" if standby else "ok",
+        found="a standby, read-only" if standby else "the primary",
+        right="the primary",
+        remedy="name the primary, or add target_session_attrs=read-write to the DSN",
+    )
+
+
+def _durability(patient: Patient) -> Finding:
+    settings = patient.ask("durability")
+    wrong = [name for name, value in settings.items() if value == "off"]
+    return _finding(
+        "durability",
+        verdict="bad" if wrong else "ok",
+        found=", ".join(f"{name}={value}" for name, value in settings.items()),
+        right="fsync, full_page_writes and synchronous_commit not off",
+        remedy=f"set {', '.join(wrong)} on: a crash loses commits that were acknowledged",
+    )
+
+
+def _standbys(patient: Patient) -> Finding:
+    seen = patient.ask("standbys")
+    names, standbys = seen["names"], seen["standbys"]
+    commit = patient.ask("durability")["synchronous_commit"]
+    asynchronous = standbys > 0 and (not names or commit in {"local", "off"})
+    found = f"{standbys} connected, synchronous_standby_names={names or 'empty'}"
+    return _finding(
+        "standbys",
+        verdict="warn" if asynchronous else "ok",
+        found=f"{found}, synchronous_commit={commit}",
+        right="no standby, or at least one synchronous",
+        remedy="set synchronous_standby_names (Patroni: synchronous_mode): "
+        "a failover now may lose commits that were acknowledged; afterwards run `helixq recover`",
+    )
+
+
+def _role(patient: Patient) -> Finding:
+    role = patient.ask("role")
+    powers = [
+        words
+        for has, words in (
+            (role["superuser"], "superuser"),
+            (role["bypassrls"], "BYPASSRLS"),
+            (role["owner_by"], f"member of {role['owner_by']}"),
+            (role["owns_database"] and not role["superuser"], "owner of the database"),
+        )
+        if has
+    ]
+    return _finding(
+        "role",
+        verdict="bad" if powers else "ok",
+        found=f"{role['name']}: {', '.join(powers) or 'owns nothing, bound by row-level security'}",
+        right="a login role without any of that",
+        remedy="run programs as another role: create role app login; grant helix_client to app;",
+    )
+
+
+def _grants(patient: Patient) -> Finding:
+    grants = patient.ask("grants")
+    name = patient.ask("role")["name"]
+    held = [f"helix_{word}" for word, has in grants.items() if has]
+    return _finding(
+        "grants",
+        verdict="ok" if held else "bad",
+        found=", ".join(held) or "none of HelixQueue's",
+        right="helix_client (programs) or helix_operator (people, the service)",
+        remedy=f'grant helix_client to "{name}";',
+    )
+
+
+def _tenants(patient: Patient) -> Finding:
+    bindings = patient.ask_all("bindings")
+    operator = patient.ask("grants")["operator"]
+    name = patient.ask("role")["name"]
+    words = [
+        row["tenant"] + (" (named per transaction)" if row["by_setting"] else "")
+        for row in bindings
+    ]
+    return _finding(
+        "tenants",
+        verdict="ok" if words or operator else "bad",
+        found=", ".join(words) or ("all, as operator" if operator else "none: it sees no row"),
+        right="the tenants this role works for",
+        remedy=f"an operator binds it: select helix.bind_v1('{name}', 'TENANT')",
+    )
+
+
+def _connections(patient: Patient) -> Finding:
+    seen = patient.ask("connections")
+    usable = seen["most"] - seen["reserved"]
+    full = seen["used"] > FULL * usable
+    return _finding(
+        "connections",
+        verdict="warn" if full else "ok",
+        found=f"{seen['used']} of {usable} in use (max_connections={seen['most']})",
+        right=f"less than {FULL:.0%} in use",
+        remedy="raise max_connections, or put pgbouncer (pool_mode=transaction) in between",
+    )
+
+
+def _pooler(patient: Patient) -> Finding:
+    """A pooler hands out cancellation keys of its own, so the process numbers differ."""
+    direct = patient.ask("server")["pid"] == patient.connection.info.backend_pid
+    return _finding(
+        "pooler",
+        verdict="ok",
+        found="direct connection" if direct else "a pooler such as pgbouncer is in between",
+        right="either; in transaction mode for everything but `helixq migrate`",
+    )
+
+
+def _autovacuum(patient: Patient) -> Finding:
+    seen = patient.ask("autovacuum")
+    off = [name for name in ("autovacuum", "track_counts") if seen[name] == "off"]
+    if seen["disabled"]:
+        off.append(f"autovacuum_enabled of {seen['disabled']}")
+    return _finding(
+        "autovacuum",
+        verdict="bad" if off else "ok",
+        found=f"off: {', '.join(off)}" if off else "on",
+        right="on, for every table",
+        remedy="switch it on: dead rows pile up and every claim steps over them",
+    )
+
+
+def _snapshots(patient: Patient) -> Finding:
+    seen = patient.ask("horizon")
+    held = f"{seen['holder']}: {seen['age']} transactions" if seen["holder"] else "none held"
+    if seen["seconds"] is not None:
+        held += f", {seen['seconds']} s"
+    old = (seen["seconds"] or 0) > SNAPSHOT_S or (seen["age"] or 0) > 1_000_000
+    right = f"none older than {SNAPSHOT_S} s"
+    if not old and not seen["visible"]:
+        name = patient.ask("role")["name"]
+        return _finding(
+            "snapshots",
+            verdict="warn",
+            found="other roles' sessions are hidden from this role",
+            right=right,
+            remedy=f'ask as another role, or: grant pg_read_all_stats to "{name}";',
+        )
+    return _finding(
+        "snapshots",
+        verdict="warn" if old else "ok",
+        found=held,
+        right=right,
+        remedy="end it (pg_terminate_backend, rollback prepared, drop the slot): "
+        "dead rows cannot be removed meanwhile",
+    )
+
+
+def _prepared_transactions(patient: Patient) -> Finding:
+    seen = patient.ask("prepared")
+    old = (seen["seconds"] or 0) > PREPARED_S
+    verdict: Verdict = "ok" if not seen["prepared"] else "bad" if old else "warn"
+    return _finding(
+        "prepared transactions",
+        verdict=verdict,
+        found=f"{seen['prepared']}" + (f", oldest {seen['seconds']} s" if seen["prepared"] else ""),
+        right="none: HelixQueue makes none",
+        remedy="see pg_prepared_xacts and end them: they hold locks and snapshots over restarts",
+    )
+
+
+def _unlogged_tables(patient: Patient) -> Finding:
+    tables = patient.ask("unlogged")["tables"]
+    return _finding(
+        "unlogged tables",
+        verdict="bad" if tables else "ok",
+        found=tables or "none",
+        right="none",
+        remedy="alter table helix.NAME set logged; crash recovery empties unlogged tables",
+    )
+
+
+def _partitions(patient: Patient) -> Finding:
+    seen = patient.ask("partitions")
+    left = seen["bound"] - seen["reached"] if seen["partitions"] else 0
+    verdict: Verdict = "bad" if left <= 0 else "ok" if left > seen["size"] // 2 else "warn"
+    return _finding(
+        "partitions",
+        verdict=verdict,
+        found=f"{seen['partitions']} of the ledger, room for {max(left, 0)} batches",
+        right="room for the next partition's batches",
+        remedy="keep a service or any worker running: claims add partitions ahead",
+    )
+
+
+def _clock(patient: Patient) -> Finding:
+    before = time.time()
+    database = patient.ask("clock")["now"]
+    after = time.time()
+    skew = database - (before + after) / 2
+    return _finding(
+        "clock",
+        verdict="ok",
+        found=f"this machine differs by {skew:+.3f} s, give or take {(after - before) / 2:.3f}",
+        right="anything: only the database's clock decides about leases",
+    )
+
+
+def _timezone(patient: Patient) -> Finding:
+    return _finding(
+        "timezone",
+        verdict="ok",
+        found=patient.ask("server")["timezone"],
+        right="anything: moments are stored, not wall clocks",
+    )
+
+
+EXAMINATIONS: tuple[Callable[[Patient], Finding], ...] = (
+    _server_version,
+    _encoding,
+    _primary,
+    _schema,
+    _role,
+    _grants,
+    _tenants,
+    _durability,
+    _standbys,
+    _autovacuum,
+    _snapshots,
+    _prepared_transactions,
+    _unlogged_tables,
+    _partitions,
+    _connections,
+    _pooler,
+    _clock,
+    _timezone,
+)

@@ -1,0 +1,99 @@
+-- What the doctor asks. Every statement works for any login role; what a role may not see comes as
+-- null, and the finding says so.
+
+-- name: server
+select current_setting('server_version') as version,
+       current_setting('server_version_num')::integer as number,
+       current_setting('server_encoding') as encoding,
+       pg_is_in_recovery() as standby,
+       current_setting('TimeZone') as timezone,
+       pg_backend_pid() as pid;
+
+-- name: durability
+-- The three settings without which an acknowledged commit can be lost or torn by a crash.
+select current_setting('fsync') as fsync,
+       current_setting('full_page_writes') as full_page_writes,
+       current_setting('synchronous_commit') as synchronous_commit;
+
+-- name: standbys
+-- Streaming standbys that may be promoted. Roles without pg_read_all_stats see that there are rows,
+-- not whether they are synchronous, so the setting decides.
+select current_setting('synchronous_standby_names') as names, count(*) as standbys
+from pg_stat_replication;
+
+-- name: role
+-- Whoever is one of these is not held by row-level security, or could undo it.
+select session_user as name, r.rolsuper as superuser, r.rolbypassrls as bypassrls,
+       (select o.rolname from unnest(array['helix_owner', 'helix_engine']::name[]) as o (rolname)
+        where exists (select from pg_roles p where p.rolname = o.rolname
+                      and not r.rolsuper and pg_has_role(r.oid, p.oid, 'member')) limit 1) as owner_by,
+       (select pg_has_role(r.oid, d.datdba, 'usage') from pg_database d
+        where d.datname = current_database()) as owns_database
+from pg_roles r where r.rolname = session_user;
+
+-- name: grants
+select exists (select from pg_roles p where p.rolname = 'helix_client'
+               and pg_has_role(session_user, p.oid, 'member')) as client,
+       exists (select from pg_roles p where p.rolname = 'helix_operator'
+               and pg_has_role(session_user, p.oid, 'member')) as operator;
+
+-- name: bindings
+-- A role sees its own bindings only.
+select tenant, by_setting from helix.role_tenant where role = session_user order by tenant;
+
+-- name: connections
+select current_setting('max_connections')::integer as most,
+       current_setting('superuser_reserved_connections')::integer as reserved,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend'
+        or backend_type is null and usename is not null) as used;
+
+-- name: autovacuum
+-- Queue tables turn over their rows; without vacuum every claim steps over the dead ones.
+select current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts,
+       (select string_agg(c.relname, ', ' order by c.relname) from pg_class c
+        where c.relnamespace = to_regnamespace('helix')
+          and c.reloptions && array['autovacuum_enabled=false', 'autovacuum_enabled=off']) as disabled;
+
+-- name: horizon
+-- The oldest snapshot that keeps dead rows from being removed, and who holds it.
+select pg_has_role(session_user, 'pg_read_all_stats', 'usage') as visible,
+       held.age, held.holder, held.seconds
+from (values (1)) as always (one)
+left join lateral (
+  select * from (
+    select age(a.backend_xmin) as age, format('process %s of role %s', a.pid, a.usename) as holder,
+           extract(epoch from clock_timestamp() - a.xact_start)::bigint as seconds
+    from pg_stat_activity a where a.backend_xmin is not null and a.pid <> pg_backend_pid()
+    union all
+    select age(p.transaction), format('prepared transaction %s', p.gid),
+           extract(epoch from clock_timestamp() - p.prepared)::bigint
+    from pg_prepared_xacts p
+    union all
+    select age(s.xmin), format('replication slot %s', s.slot_name), null
+    from pg_replication_slots s where s.xmin is not null
+  ) every order by age desc limit 1) held on true;
+
+-- name: prepared
+select count(*) as prepared,
+       extract(epoch from clock_timestamp() - min(prepared))::bigint as seconds
+from pg_prepared_xacts where database = current_database();
+
+-- name: unlogged
+-- An unlogged table is emptied by crash recovery.
+select string_agg(relname, ', ' order by relname) as tables
+from pg_class
+where relnamespace = to_regnamespace('helix') and relpersistence = 'u' and relkind in ('r', 'S');
+
+-- name: partitions
+-- How far the ledger's partitions reach. The catalogue tells the bounds to any role; the batch
+-- counter is the engine's, so the last batch that this role can see stands in for it.
+select count(*) as partitions,
+       max(substring(pg_get_expr(c.relpartbound, c.oid) from 'TO \(''?(\d+)''?\)')::bigint) as bound,
+       max(substring(pg_get_expr(c.relpartbound, c.oid) from 'TO \(''?(\d+)''?\)')::bigint)
+         / nullif(count(*), 0) as size,
+       coalesce((select max(id) from helix.batch), 0) as reached
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = to_regclass('helix.event');
+
+-- name: clock
+select extract(epoch from clock_timestamp())::double precision as now;
