@@ -142,6 +142,7 @@ returns bytea language sql stable parallel safe as $$
                                  || helix.framed_identity(p_identity) || helix.framed(p_revision))
 $$;
 
+-- One of 1024 slots, by hash: the unit in which tenants' work can be moved to another database.
 create function helix.derive_slot(p_tenant text, p_identity text) returns smallint
 language sql stable parallel safe as $$
   select (('x' || encode(substr(sha256(helix.framed(p_tenant) || helix.framed_identity(p_identity)),

@@ -108,6 +108,7 @@ begin
 end
 $$;
 
+-- Every table in which a batch can stand, for every way to arrive there.
 create trigger record after insert on helix.ready
   referencing new table as arrived for each statement execute function helix.record();
 create trigger record after insert on helix.waiting
@@ -127,6 +128,7 @@ create trigger record_update after update on helix.active
 create trigger record_update after update on helix.outcome
   referencing new table as arrived for each statement execute function helix.record();
 
+-- A lease takes a place under its limit key while its row is in active, and no longer.
 create trigger count_limits after insert on helix.active
   referencing new table as changed for each statement execute function helix.count_limits();
 create trigger count_limits_freed after delete on helix.active

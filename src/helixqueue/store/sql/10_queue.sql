@@ -75,6 +75,8 @@ begin
 end
 $$;
 
+-- The lane of a (queue, class, priority), made when its first batch comes. Whoever loses the race
+-- to make it reads the winner's.
 create function helix.lane_of(p_queue text, p_class integer, p_priority smallint) returns integer
 language plpgsql as $$
 declare
@@ -115,6 +117,7 @@ begin
 end
 $$;
 
+-- Takes a binding back; false when there was none.
 create function helix.unbind_v1(p_role name, p_tenant text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin

@@ -34,11 +34,13 @@ create type helix.resources as (
   labels      jsonb
 );
 
+-- Fields that a worker does not name count as nothing, so it is never given what it may not have.
 create function helix.read_resources(p_free jsonb) returns helix.resources
 language sql stable as $$
   select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}')::helix.resources, coalesce(p_free, '{}'))
 $$;
 
+-- Whether one batch of a class can run in what is free.
 create function helix.fits(p_class helix.requirement_class, p_free helix.resources) returns boolean
 language sql stable as $$
   select p_class.id = 0
@@ -57,6 +59,7 @@ language sql stable as $$
                floor(p_free.disk_gb / nullif(p_class.disk_gb, 0)))::integer
 $$;
 
+-- What is left when that many batches of a class were taken.
 create function helix.free_after(
   p_free helix.resources, p_class helix.requirement_class, p_taken integer
 ) returns helix.resources
@@ -145,6 +148,8 @@ begin
 end
 $$;
 
+-- Whether a ready batch can be leased as it is: rows with a limit key, past their expiry or of a
+-- paused queue need a look each.
 create function helix.is_plain(p_limit_key text, p_expires_at timestamptz, p_paused boolean)
 returns boolean
 language sql volatile as $$
@@ -260,6 +265,8 @@ begin
 end
 $$;
 
+-- Work for a worker: settles what it brings back, tends what anybody may tend, then leases batches
+-- that fit what it has free, most urgent first.
 create function helix.claim_v1(
   p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb default null,
   p_start boolean default false, p_lease_seconds real default null,

@@ -162,6 +162,7 @@ begin
 end
 $$;
 
+-- `settle` as clients call it; claim_v1 calls the inner one.
 create function helix.settle_v1(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
   p_outcome text[], p_result text[] default null, p_failure text[] default null,

@@ -36,6 +36,7 @@ begin
 end
 $$;
 
+-- For a service that reaps on its own clock; claims reap anyway.
 create function helix.reap_v1(p_actor text, p_limit integer default 1000) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
@@ -72,6 +73,7 @@ begin
 end
 $$;
 
+-- Each takes the next turn of its tenant, as if it had been submitted now.
 create function helix.make_ready(p_batch bigint[]) returns integer
 language plpgsql as $$
 declare
@@ -99,6 +101,7 @@ begin
 end
 $$;
 
+-- For a service that promotes on its own clock; claims promote anyway.
 create function helix.promote_v1(p_limit integer default 1000) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
@@ -150,6 +153,7 @@ begin
 end
 $$;
 
+-- Finds what nobody began in time, oldest first, and hands it to `expire`.
 create function helix.expire_due(p_actor text, p_limit integer) returns integer
 language plpgsql as $$
 declare
