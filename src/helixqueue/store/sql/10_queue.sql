@@ -98,11 +98,16 @@ $$;
 -- before the turn that is being served. Looking only above `served` keeps the look-up short even
 -- while an old snapshot holds dead index entries.
 create function helix.turn_after(p_lane integer, p_tenant text) returns bigint
-language sql stable as $$
-  select coalesce((select max(r.turn) from helix.ready r
-                   where r.lane = p_lane and r.tenant = p_tenant and r.turn > l.served),
-                  l.served)
-  from helix.lane l where l.id = p_lane
+language plpgsql stable as $$
+declare
+  v_served bigint;
+begin
+  select l.served into v_served from helix.lane l where l.id = p_lane;
+  return greatest(v_served, (
+    select r.turn from helix.ready r
+    where r.lane = p_lane and r.tenant = p_tenant and r.turn > v_served
+    order by r.turn desc limit 1));
+end
 $$;
 
 -- Binds a login role to a tenant ('*': to all). With by_setting the role must name its tenant in

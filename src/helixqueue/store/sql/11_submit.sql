@@ -29,6 +29,10 @@ declare
   v_actor     text := coalesce(p_actor, session_user);
   v_now       timestamptz := clock_timestamp();
   v_refused   text;
+  v_lane      integer[];   -- the lanes of this call, parallel to the next three
+  v_class     integer[];
+  v_priority  smallint[];
+  v_turn      bigint[];
   v_place     integer[];   -- of every submission that was not refused
   v_key       bytea[];
   v_new_place integer[];   -- of those that made a batch
@@ -54,13 +58,26 @@ begin
   end if;
   select * into v_secret from helix.secret s order by s.id desc limit 1;
 
-  -- Classes and lanes first, so that the statement below only reads them.
-  perform helix.class_of(asked.requires::jsonb)
-  from (select distinct requires from unnest(p_requires) requires where requires is not null) asked;
-  perform helix.lane_of(p_queue, asked.class, asked.priority)
-  from (select distinct coalesce(c.id, v_queue.class) as class, coalesce(u.priority, 5::smallint) as priority
-        from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
-        left join helix.requirement_class c on c.requires = u.requires::jsonb) asked;
+  -- Classes and lanes first, so that the statement below only reads them: each lane of the call with
+  -- the turn behind which this tenant's batches go.
+  if p_requires is null and p_priority is null then
+    v_class := array[v_queue.class];
+    v_priority := array[5];
+    v_lane := array[helix.lane_of(p_queue, v_queue.class, 5::smallint)];
+    v_turn := array[helix.turn_after(v_lane[1], p_tenant)];
+  else
+    perform helix.class_of(asked.requires::jsonb)
+    from (select distinct requires from unnest(p_requires) requires
+          where requires is not null) asked;
+    select array_agg(l.class), array_agg(l.priority), array_agg(l.lane),
+           array_agg(helix.turn_after(l.lane, p_tenant))
+    into v_class, v_priority, v_lane, v_turn
+    from (select asked.*, helix.lane_of(p_queue, asked.class, asked.priority) as lane
+          from (select distinct coalesce(c.id, v_queue.class) as class,
+                       coalesce(u.priority, 5::smallint) as priority
+                from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
+                left join helix.requirement_class c on c.requires = u.requires::jsonb) asked) l;
+  end if;
 
   with given as materialized (
     select u.place::int, u.identity, u.raw, coalesce(u.revision, '') as revision, u.payload,
@@ -79,11 +96,12 @@ begin
     select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
   ),
   first as materialized (
-    select distinct on (a.key) a.*, l.id as lane,
+    select distinct on (a.key) a.*, l.lane, l.turn,
            case when a.run_at > v_now then 'delay' when v_queue.paused then 'paused' end::helix.cause
              as cause
     from asked a
-    join helix.lane l on l.queue = p_queue and l.class = a.class and l.priority = a.priority
+    join unnest(v_lane, v_class, v_priority, v_turn) as l (lane, class, priority, turn)
+      on l.class = a.class and l.priority = a.priority
     order by a.key, a.place
   ),
   -- Sorted by key, so that two submitters of overlapping sets wait for each other in one direction.
@@ -108,19 +126,13 @@ begin
            p.class, p.priority, p.run_at, p.expires_at, p.limit_key, v_actor, v_now
     from placed p
   ),
-  -- Materialized, or the planner asks for the turn once a row instead of once a lane.
-  behind as materialized (
-    select lanes.lane, helix.turn_after(lanes.lane, p_tenant) as turn
-    from (select distinct f.lane from first f) lanes
-  ),
   readied as (
     insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
                              expires_at)
     select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane,
-           behind.turn + row_number() over (partition by p.lane order by p.place),
+           p.turn + row_number() over (partition by p.lane order by p.place),
            p.limit_key, p.expires_at
-    from placed p join behind on behind.lane = p.lane
-    where p.cause is null
+    from placed p where p.cause is null
   )
   select array_agg(a.place), array_agg(a.key),
          array_agg(p.place) filter (where p.batch is not null),

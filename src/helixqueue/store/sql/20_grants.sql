@@ -67,7 +67,7 @@ grant select (batch, tenant, state, version, attempt, epoch, number, actor, reas
               worker, deadline, lane, turn, queue, lease_seconds, limit_key, claimed_at)
   on helix.active to helix_client, helix_operator;
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
-  helix.framed_identity(text), helix.derive_key(text, text, text, text),
+  helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.derive_slot(text, text), helix.locate(uuid[]), helix.state_of(bigint),
   helix.session_tenants(), helix.event_hash
   to helix_client, helix_operator;
