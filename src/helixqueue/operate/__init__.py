@@ -1,0 +1,1 @@
+"""What people who run HelixQueue do: check its invariants, recover after a restore."""

@@ -1,0 +1,124 @@
+"""Every invariant as a query: what a guard could not prevent, because it was switched off, shows.
+
+The queries are in `check.sql`, each with its promise, its meaning and its remedy. They read one
+snapshot, so traffic need not stop.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from psycopg.errors import InsufficientPrivilege
+
+from helixqueue.states import ARROWS
+from helixqueue.store.snapshot import snapshot
+from helixqueue.store.statements import Statement, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psycopg import Connection
+
+WITNESSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One invariant: `count` rows break it, the first of them are `witnesses`."""
+
+    name: str
+    promise: str  # G1 to G11, see docs/guarantees.md
+    count: int
+    meaning: str
+    remedy: str
+    witnesses: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str | None = None  # why the query could not be asked: this proves nothing then
+
+    @property
+    def holds(self) -> bool:
+        return self.count == 0 and self.skipped is None
+
+
+def invariants() -> dict[str, Statement]:
+    return statements("helixqueue.operate", "check.sql")
+
+
+def check(
+    connection: Connection[Any], *, progress: Callable[[str], None] | None = None
+) -> list[Result]:
+    """Ask for violations of every invariant; `progress` is told the name of each beforehand.
+
+    Use the role that migrates: an operator's login sees every tenant, but neither the secrets of
+    the fingerprints nor the sequences, and what rests on those is reported as skipped. A role that
+    is bound to tenants checks the rows of these.
+    """
+    results = []
+    with snapshot(connection):
+        for invariant in invariants().values():
+            if progress is not None:
+                progress(invariant.name)
+            results.append(_ask(connection, invariant))
+    return results
+
+
+def _ask(connection: Connection[Any], invariant: Statement) -> Result:
+    notes = invariant.notes
+    count, witnesses, skipped = 0, [], None
+    query = _COUNTED.format(invariant.sql, WITNESSES)
+    try:
+        with connection.transaction():
+            row = connection.execute(
+                query.encode(), _release() if "%(" in invariant.sql else None
+            ).fetchone()
+            count, witnesses = row or (0, [])
+    except InsufficientPrivilege as denied:
+        skipped = f"role {connection.info.user}: {denied.diag.message_primary}"
+    return Result(
+        invariant.name,
+        notes["promise"],
+        count,
+        notes["means"],
+        notes["action"],
+        witnesses,
+        skipped,
+    )
+
+
+# Counted and shown from one evaluation; JSON carries any column without knowing its type.
+_COUNTED = """
+with violation as materialized ({})
+select (select count(*) from violation),
+       coalesce((select json_agg(few) from (select * from violation limit {}) few), '[]')
+"""
+
+_FUNCTION = re.compile(
+    r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
+    re.MULTILINE | re.DOTALL,
+)
+_SETTING = re.compile(r"\bset (\w+) = ([^\n]*?)(?=\s+set \w+ =|\s*$)", re.MULTILINE)
+
+
+@cache
+def _release() -> dict[str, list[Any]]:
+    """What this release says the arrows and the functions are, as arguments of the queries."""
+    arrows = sorted(ARROWS, key=str)
+    functions = []
+    for script in (files("helixqueue.store") / "sql").iterdir():
+        for name, head, body in _FUNCTION.findall(script.read_text(encoding="utf-8")):
+            said = re.sub(r"--.*", "", head)
+            pinned = sorted(
+                f"{word}={value.strip()}".replace(" ", "") for word, value in _SETTING.findall(said)
+            )
+            functions.append((name, body, "security definer" in said, ";".join(pinned)))
+    return {
+        "arrow_from": [before for before, _ in arrows],
+        "arrow_to": [after for _, after in arrows],
+        "function_name": [function[0] for function in functions],
+        "function_body": [function[1] for function in functions],
+        "function_definer": [function[2] for function in functions],
+        "function_settings": [function[3] for function in functions],
+    }

@@ -1,0 +1,516 @@
+-- Every invariant of the engine as a query for its violations: no row means it holds.
+-- Notes: which promise it belongs to, what a row means, what to do about it.
+-- All run in one snapshot, as a role that sees every tenant.
+
+-- name: two_places
+-- promise: G2
+-- means: The batch stands in more than one of ready, waiting, active, outcome and retired: it could
+--        be worked on twice.
+-- action: Stop claims of its queue; compare with `helixq replay`, which says where its events lead.
+select batch, array_agg(place order by place) as places
+from (select batch, place from helix.standing
+      union all select batch, 'retired' from helix.retired) everywhere
+group by batch having count(*) > 1;
+
+-- name: two_owners
+-- promise: G2
+-- means: Two leases for one batch; the primary key of helix.active is gone or corrupt.
+-- action: Run helixq recover, then restore the primary key (reindex, or migrate).
+select batch, array_agg(worker) as workers from helix.active group by batch having count(*) > 1;
+
+-- name: no_place
+-- promise: G5
+-- means: The batch was acknowledged, but stands nowhere: nobody will ever work on it.
+-- action: Restore the row of its last event, or submit a new revision.
+select b.id as batch, b.tenant, b.queue from helix.batch b
+where not exists (select from helix.standing s where s.batch = b.id);
+
+-- name: place_without_batch
+-- promise: G5
+-- means: A row says where a batch stands, but what was asked is gone.
+-- action: Restore helix.batch from a backup.
+select s.batch, s.place, s.state from helix.standing s
+where not exists (select from helix.batch b where b.id = s.batch);
+
+-- name: state_not_last_event
+-- promise: G4
+-- means: The batch stands in another state than its last event led to, or has no event at all.
+-- action: Find who changed it: the event is the record, the row was edited.
+select s.batch, s.place, s.state, head.to_state as last_event
+from helix.standing s
+left join lateral (select e.to_state from helix.event e where e.batch = s.batch
+                   order by e.version desc limit 1) head on true
+where s.state is distinct from head.to_state;
+
+-- name: version_not_last_event
+-- promise: G4
+-- means: The row's version is not its last event's: an event was lost, or the row was edited.
+-- action: Compare with an archive or a backup; a higher version in the row means lost events.
+select s.batch, s.place, s.version, head.version as last_event
+from helix.standing s
+left join lateral (select e.version from helix.event e where e.batch = s.batch
+                   order by e.version desc limit 1) head on true
+where s.version is distinct from head.version;
+
+-- name: attempt_not_last_event
+-- promise: G4
+-- means: The row counts other attempts than its last event: it gets too many or too few tries.
+-- action: The event is the record; the row was edited.
+select s.batch, s.place, s.attempt, head.attempt as last_event
+from helix.standing s
+join lateral (select e.attempt from helix.event e where e.batch = s.batch
+              order by e.version desc limit 1) head on true
+where s.attempt <> head.attempt;
+
+-- name: version_gap
+-- promise: G3
+-- means: Versions do not run from 1 without a gap: an event was deleted or forged.
+-- action: Compare with an archive or a backup.
+select batch, version, before as version_before
+from (select batch, version, lag(version, 1, 0) over (partition by batch order by version) as before
+      from helix.event) e
+where version <> before + 1;
+
+-- name: illegal_arrow
+-- promise: G3
+-- means: An event takes an arrow that does not exist; the arrows are those of this release, not
+--        those of helix.arrow.
+-- action: The event was forged, or the trigger that writes events was off; see the triggers below.
+select e.batch, e.version, e.from_state, e.to_state, e.reason
+from helix.event e
+where not exists (
+  select from unnest(%(arrow_from)s::text[], %(arrow_to)s::text[]) as arrow (from_state, to_state)
+  where arrow.from_state is not distinct from e.from_state::text
+    and arrow.to_state = e.to_state::text);
+
+-- name: arrows_edited
+-- promise: G3
+-- means: helix.arrow does not list the arrows of this release, so illegal steps could pass.
+-- action: Restore the table as in 02_vocabulary.sql.
+select coalesce(here.from_state, release.from_state) as from_state,
+       coalesce(here.to_state, release.to_state) as to_state,
+       case when here.to_state is null then 'missing' else 'added' end as what
+from (select coalesce(a.from_state::text, '(new)') as from_state, a.to_state::text as to_state
+      from helix.arrow a) here
+full join (select coalesce(f, '(new)') as from_state, t as to_state
+           from unnest(%(arrow_from)s::text[], %(arrow_to)s::text[]) as arrow (f, t)) release
+  on (here.from_state, here.to_state) = (release.from_state, release.to_state)
+where here.to_state is null or release.to_state is null;
+
+-- name: event_torn
+-- promise: G3
+-- means: An event does not start where the one before it ended.
+-- action: An event between them was deleted or edited; compare with an archive or a backup.
+select batch, version, from_state, before as led_to
+from (select batch, version, from_state,
+             lag(to_state) over (partition by batch order by version) as before
+      from helix.event) e
+where from_state is distinct from before;
+
+-- name: event_after_the_end
+-- promise: G3
+-- means: Something happened to a batch that had ended for good.
+-- action: The event was forged; new work is a new revision.
+select batch, version, before as ended, to_state
+from (select batch, version, to_state,
+             lag(to_state) over (partition by batch order by version) as before
+      from helix.event) e
+where before in ('COMPLETED', 'CANCELLED');
+
+-- name: hash_broken
+-- promise: G3
+-- means: An event's hash does not follow from its columns and the hash before it: it was edited,
+--        or an event before it was lost.
+-- action: The first witness of a batch is the place; compare with an archive or a backup.
+select batch, version, actor, at
+from (select e.*, lag(e.hash) over (partition by e.batch order by e.version) as before
+      from helix.event e) e
+where hash <> helix.event_hash(before, batch, version, tenant, from_state, to_state, at, attempt,
+                               epoch, number, actor, reason, detail, late, xid);
+
+-- name: event_without_place
+-- promise: G4
+-- means: The ledger tells of a batch that stands in no table.
+-- action: Its row was deleted; the last event says which table to restore it in.
+select e.batch, count(*) as events, max(e.version) as last_version
+from helix.event e
+where not exists (select from helix.standing s where s.batch = e.batch)
+  and not exists (select from helix.retired r where r.batch = e.batch)
+group by e.batch;
+
+-- name: retired_left_events
+-- promise: G4
+-- means: A retired batch still has events, or still has what was asked: it was taken away in part.
+-- action: Retention is one transaction, so this was done by hand; delete the rest or restore it.
+select r.batch, r.state, 'event' as left_in from helix.retired r
+where exists (select from helix.event e where e.batch = r.batch)
+union all
+select r.batch, r.state, 'batch' from helix.retired r
+where exists (select from helix.batch b where b.id = r.batch);
+
+-- name: batch_without_identity
+-- promise: G1
+-- means: The batch's key is not in helix.identity, or leads to another batch: a repeat of this
+--        submission would be taken for new work.
+-- action: Close the queue to submissions and restore the identity from helix.batch.
+select b.id as batch, b.tenant, b.queue, i.batch as leads_to
+from helix.batch b left join helix.identity i on i.key = b.key
+where i.batch is distinct from b.id;
+
+-- name: identity_without_batch
+-- promise: G5
+-- means: A key answers duplicates for a batch that neither exists nor was retired.
+-- action: Restore helix.batch from a backup.
+select i.batch, i.tenant, helix.key_text(i.key) as key from helix.identity i
+where not exists (select from helix.batch b where b.id = i.batch)
+  and not exists (select from helix.retired r where r.batch = i.batch);
+
+-- name: key_not_derived
+-- promise: G1
+-- means: The key does not follow from tenant, queue, identity and revision: one of them was edited.
+-- action: helix.identity has the key that was given; restore the edited column.
+select b.id as batch, b.tenant, b.queue, b.identity, b.revision from helix.batch b
+where b.identity is not null
+  and b.key <> helix.derive_key(b.tenant, b.queue, b.identity, b.revision);
+
+-- name: payload_edited
+-- promise: G7
+-- means: The payload is not what was submitted: its fingerprint does not match.
+-- action: Cancel the batch and submit a new revision with the right payload.
+select b.id as batch, b.tenant, b.queue from helix.batch b
+join helix.identity i on i.key = b.key
+join helix.secret s on s.id = i.secret
+where b.payload is not null and i.fingerprint <> helix.fingerprint(s, b.payload::text);
+
+-- name: fingerprint_without_secret
+-- promise: G7
+-- means: The secret that made this fingerprint is gone, so a repeat can no longer be compared.
+-- action: Restore helix.secret from a backup.
+select i.batch, i.secret from helix.identity i
+where not exists (select from helix.secret s where s.id = i.secret);
+
+-- name: payload_gone
+-- promise: G5
+-- means: The payload is empty, but no decision says that somebody erased it.
+-- action: Restore it from a backup.
+select b.id as batch, b.tenant, b.queue from helix.batch b
+where b.payload is null
+  and not exists (select from helix.decision d where d.batch = b.id and d.kind = 'erased');
+
+-- name: wrong_lane
+-- promise: G2
+-- means: The batch stands in a lane of another queue, requirement class or priority than was asked:
+--        the wrong workers would get it.
+-- action: Cancel the batch and submit a new revision.
+select p.batch, p.place, p.lane, b.queue, b.class, b.priority,
+       l.queue as lane_queue, l.class as lane_class, l.priority as lane_priority
+from (select batch, lane, null as queue, 'ready' as place from helix.ready
+      union all select batch, lane, queue, 'waiting' from helix.waiting
+      union all select batch, lane, queue, 'active' from helix.active
+      union all select batch, lane, queue, 'outcome' from helix.outcome) p
+join helix.batch b on b.id = p.batch
+left join helix.lane l on l.id = p.lane
+where (l.queue, l.class, l.priority) is distinct from (b.queue, b.class, b.priority)
+   or p.queue <> b.queue;
+
+-- name: held_count_wrong
+-- promise: G2
+-- means: The number of leases under a limit key is not what helix.key_limit counts: too many could
+--        run at once, or none ever again.
+-- action: The trigger count_limits was off; see the triggers below. Run helixq recover to end the
+--         leases of a key that is counted too low.
+select coalesce(k.tenant, a.tenant) as tenant, coalesce(k.queue, a.queue) as queue,
+       coalesce(k.key, a.limit_key) as key, coalesce(k.held, 0) as counted,
+       coalesce(a.live, 0) as live
+from helix.key_limit k
+full join (select tenant, queue, limit_key, count(*) as live from helix.active
+           where limit_key is not null group by 1, 2, 3) a
+  on (a.tenant, a.queue, a.limit_key) = (k.tenant, k.queue, k.key)
+where coalesce(k.held, 0) <> coalesce(a.live, 0);
+
+-- name: limit_key_edited
+-- promise: G2
+-- means: A row carries another limit key than was asked, so it is not counted where it should be.
+-- action: Cancel the batch and submit a new revision.
+select p.batch, p.place, p.limit_key, b.limit_key as asked
+from (select batch, limit_key, 'ready' as place from helix.ready
+      union all select batch, limit_key, 'waiting' from helix.waiting
+      union all select batch, limit_key, 'active' from helix.active) p
+join helix.batch b on b.id = p.batch
+where p.limit_key is distinct from b.limit_key;
+
+-- name: token_ahead
+-- promise: G2
+-- means: A lease's number has not been handed out yet, or its epoch is unknown: the sequence was set
+--        back, and a token could be given twice.
+-- action: Run helixq recover: a new epoch makes every old token differ.
+select a.batch, a.worker, a.epoch, a.number, n.last_value
+from helix.active a cross join helix.lease_number n
+where a.number > n.last_value
+   or not exists (select from helix.epoch e where e.number = a.epoch);
+
+-- name: batch_id_behind
+-- promise: G1
+-- means: The counter of batches stands below a batch that exists: the next submissions would fail.
+-- action: Set it ahead: select setval('helix.batch_id', (select max(batch) from helix.identity)).
+select n.last_value, ids.highest
+from helix.batch_id n cross join (select max(i.batch) as highest from helix.identity i) ids
+where ids.highest > n.last_value;
+
+-- name: attempt_above_max
+-- promise: G6
+-- means: The batch has had more tries than its queue ever allowed.
+-- action: Its count was edited, or attempts were not counted; cancel it if it is poison.
+select s.batch, s.place, s.attempt, allowed.most
+from helix.standing s
+join helix.batch b on b.id = s.batch
+join lateral (
+  -- Settings change, and a lower bound does not call back what an earlier one allowed.
+  select greatest(q.max_attempts, (
+           select max((d.detail::json ->> 'max_attempts')::int) from helix.decision d
+           where d.kind = 'setting' and d.tenant = q.tenant and d.queue = q.name)) as most
+  from helix.queue q where q.tenant = b.tenant and q.name = b.queue) allowed on true
+where s.attempt > allowed.most or s.attempt < 0;
+
+-- name: lease_stuck
+-- promise: G6
+-- means: The lease ran out more than twice its length ago: nobody claims any more, or something
+--        keeps its row locked.
+-- action: Start a worker or the service, or call helix.reap_v1; if it stays, look into pg_locks.
+select a.batch, a.worker, a.deadline, a.lease_seconds
+from helix.active a
+where a.deadline + greatest(make_interval(secs => 2 * a.lease_seconds), '10 s') < clock_timestamp();
+
+-- name: queue_missing
+-- promise: G6
+-- means: A live batch belongs to a queue that does not exist: no claim will find its settings.
+-- action: Create the queue again with helix.set_queue_v1.
+select s.batch, s.place, b.tenant, b.queue
+from helix.standing s join helix.batch b on b.id = s.batch
+where s.place <> 'outcome'
+  and not exists (select from helix.queue q where q.tenant = b.tenant and q.name = b.queue);
+
+-- name: tenant_differs
+-- promise: G10
+-- means: Two tables disagree about whose batch this is: one tenant may see another's row.
+-- action: Restore the edited row; helix.identity and the hash chain hold the right one.
+select found.batch, i.tenant, found.tenant as other, found.place
+from helix.identity i
+join (select id as batch, tenant, 'batch' as place from helix.batch
+      union all select batch, tenant, place from helix.standing
+      union all select batch, tenant, 'event' from helix.event
+      union all select batch, tenant, 'refusal' from helix.refusal
+      union all select batch, tenant, 'decision' from helix.decision where batch is not null
+      union all select batch, tenant, 'retired' from helix.retired) found on found.batch = i.batch
+where found.tenant <> i.tenant;
+
+-- name: ledger_without_room
+-- promise: G5
+-- means: No partition of the ledger takes the events of the next batch: submissions will fail.
+-- action: Call helix.add_event_partition as helix_owner.
+select ids.highest + 1 as next_batch
+from (select coalesce(max(i.batch), 0) as highest from helix.identity i) ids
+where not exists (
+  select from pg_inherits p join pg_class c on c.oid = p.inhrelid
+  where p.inhparent = 'helix.event'::regclass
+    and ids.highest + 1 >= substring(pg_get_expr(c.relpartbound, c.oid)
+                                     from 'FROM \(''?(\d+)')::bigint
+    and ids.highest + 1 < substring(pg_get_expr(c.relpartbound, c.oid)
+                                    from 'TO \(''?(\d+)')::bigint);
+
+-- name: trigger_tampered
+-- promise: G3
+-- means: A guard, or the trigger that writes the ledger, is missing, off, not ENABLE ALWAYS or
+--        changed: rows can change without an event.
+-- action: Put it back as in 07_record.sql and 08_guard.sql (enclose, always_on), then run
+--         helixq replay: it says what happened meanwhile.
+with tables as (
+  select c.oid, c.relname, c.relname ~ '^event(_\d+)?$' as of_ledger from pg_class c
+  where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
+),
+-- tgtype: 2 before, 4 insert, 8 delete, 16 update, 32 truncate; without 1 it is for the statement.
+wanted as (
+  select t.oid, t.relname, w.name, w.kind,
+         case when w.guard then case when t.of_ledger then 'guard_ledger' else 'guard' end
+              else w.function end as function
+  from tables t
+  join (values ('a_guard', 30, true, null, null),
+               ('a_guard_truncate', 34, true, null, null),
+               ('record', 4, false, 'record', '{ready,waiting,active,outcome}'::name[]),
+               ('record_update', 16, false, 'record', '{ready,waiting,active,outcome}'),
+               ('count_limits', 4, false, 'count_limits', '{active}'),
+               ('count_limits_freed', 8, false, 'count_limits', '{active}'))
+    as w (name, kind, guard, function, only_on) on w.only_on is null or t.relname = any (w.only_on)
+),
+here as (
+  select g.*, p.pronamespace = 'helix'::regnamespace as ours, p.proname
+  from pg_trigger g join tables t on t.oid = g.tgrelid join pg_proc p on p.oid = g.tgfoid
+  where not g.tgisinternal
+)
+select w.relname as table, w.name as trigger,
+       case when h.oid is null then 'missing'
+            when h.tgenabled = 'D' then 'disabled'
+            when h.tgenabled <> 'A' then 'not enable always'
+            else 'changed' end as what
+from wanted w left join here h on h.tgrelid = w.oid and h.tgname = w.name
+where h.oid is null or h.tgenabled <> 'A' or h.tgtype <> w.kind or h.tgqual is not null
+   or h.tgattr <> ''::int2vector or not h.ours or h.proname <> w.function
+union all
+select t.relname, h.tgname, 'unknown' from here h join tables t on t.oid = h.tgrelid
+where not exists (select from wanted w where w.oid = h.tgrelid and w.name = h.tgname);
+
+-- name: rule_present
+-- promise: G3
+-- means: A rewrite rule stands on a table of the engine: statements are not what they seem.
+-- action: Drop the rule.
+select c.relname as table, r.rulename as rule
+from pg_rewrite r join pg_class c on c.oid = r.ev_class
+where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p');
+
+-- name: unique_missing
+-- promise: G2
+-- means: A primary key or unique index that a promise rests on is missing or invalid.
+-- action: Create it again; that it fails means the damage is done, and the witnesses above show it.
+select w.name as table, w.columns
+from (values ('identity', '{key}'::text[]), ('batch', '{id}'), ('ready', '{batch}'),
+             ('waiting', '{batch}'), ('active', '{batch}'), ('outcome', '{batch}'),
+             ('retired', '{batch}'), ('key_limit', '{tenant,queue,key}'),
+             ('request', '{id}'), ('epoch', '{number}'), ('event', '{batch,version}')) as w (name, columns)
+where not exists (
+  select from pg_index i
+  where i.indrelid = to_regclass('helix.' || w.name)
+    and i.indisunique and i.indisvalid and i.indisready and i.indpred is null
+    and (select array_agg(a.attname::text order by k.place)
+         from unnest(i.indkey::int2[]) with ordinality as k (number, place)
+         join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number) = w.columns);
+
+-- name: row_security_off
+-- promise: G10
+-- means: Row-level security is not enabled and forced on a table with a tenant: its rows are open to
+--        whoever may read the table.
+-- action: Enable and force it, as helix.protect does.
+select c.relname as table, c.relrowsecurity as enabled, c.relforcerowsecurity as forced
+from pg_class c
+where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
+  and not (c.relrowsecurity and c.relforcerowsecurity)
+  and exists (select from pg_attribute a
+              where a.attrelid = c.oid and a.attname in ('tenant', 'role') and not a.attisdropped);
+
+-- name: policy_tampered
+-- promise: G10
+-- means: A table's policies are not those that the other tables of tenants have: somebody added,
+--        dropped or changed one.
+-- action: Drop its policies and call helix.protect for it.
+with tables as (
+  select c.oid, c.relname from pg_class c join pg_attribute a on a.attrelid = c.oid
+  where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
+    and a.attname = 'tenant' and not a.attisdropped and c.relname <> 'role_tenant'
+),
+signed as (
+  select t.oid, t.relname, string_agg(concat_ws(
+           ' ', p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text,
+           pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid)),
+           E'\n' order by p.polname) as policies
+  from tables t left join pg_policy p on p.polrelid = t.oid
+  group by t.oid, t.relname
+),
+usual as (select mode() within group (order by policies) as policies from signed)
+select s.relname as table, s.policies from signed s cross join usual u
+where s.policies is distinct from u.policies
+union all
+-- The mode says nothing once every table was changed, but a policy that is always true says it all.
+select c.relname, p.polname from pg_policy p join pg_class c on c.oid = p.polrelid
+where c.relnamespace = 'helix'::regnamespace and pg_get_expr(p.polqual, p.polrelid) = 'true'
+union all
+select c.relname, null from pg_class c
+where c.oid in ('helix.role_tenant'::regclass, 'helix.worker'::regclass)
+  and not exists (select from pg_policy p where p.polrelid = c.oid);
+
+-- name: function_tampered
+-- promise: G3
+-- means: A function of the engine is not that of this release: its body, its settings, its SECURITY
+--        DEFINER or its owner differ, or it is missing or unknown.
+-- action: Run helixq migrate if the release is newer; otherwise somebody replaced it, so create it
+--         again from store/sql.
+select coalesce(here.name, release.name) as function,
+       case when here.name is null then 'missing'
+            when release.name is null then 'unknown'
+            when here.body <> release.body then 'body'
+            when here.definer <> release.definer then 'security definer'
+            when here.settings <> release.settings then 'settings'
+            else 'owner' end as what
+from (select p.proname::text as name, p.prosrc as body, p.prosecdef as definer,
+             coalesce((select string_agg(replace(c, ' ', ''), ';' order by c)
+                       from unnest(p.proconfig) c), '') as settings,
+             p.proowner::regrole::text as owner
+      from pg_proc p where p.pronamespace = 'helix'::regnamespace) here
+full join unnest(%(function_name)s::text[], %(function_body)s::text[],
+                 %(function_definer)s::bool[], %(function_settings)s::text[])
+  as release (name, body, definer, settings) on release.name = here.name
+where here.name is null or release.name is null or here.body <> release.body
+   or here.definer <> release.definer or here.settings <> release.settings
+   or here.owner not in ('helix_engine', 'helix_owner')
+   or (right(here.name, 3) = '_v1' and here.owner <> 'helix_engine')
+union all
+-- The guards trust whatever runs as helix_engine.
+select p.oid::regprocedure::text, 'outside of schema helix' from pg_proc p
+where p.proowner::regrole::text = 'helix_engine' and p.pronamespace <> 'helix'::regnamespace;
+
+-- name: table_owner
+-- promise: G3
+-- means: A table, view or sequence belongs to somebody else than helix_owner, who can then change or
+--        drop it.
+-- action: alter table ... owner to helix_owner.
+select c.relname as name, c.relkind as kind, c.relowner::regrole::text as owner from pg_class c
+where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
+  and c.relowner::regrole::text <> 'helix_owner';
+
+-- name: role_unsafe
+-- promise: G3
+-- means: A role that owns the engine may log in, is a superuser or bypasses row-level security.
+-- action: alter role ... nologin nosuperuser nobypassrls.
+select r.rolname as role, r.rolcanlogin as login, r.rolsuper as superuser, r.rolbypassrls as bypass
+from pg_roles r
+where r.rolname in ('helix_owner', 'helix_engine', 'helix_client', 'helix_operator')
+  and (r.rolcanlogin or r.rolsuper or r.rolbypassrls);
+
+-- name: open_to_public
+-- promise: G10
+-- means: Something in schema helix is granted to PUBLIC: every login role of the server may use it.
+-- action: Revoke it.
+select o.kind, o.name, acl.privilege_type as privilege
+from (select 'schema' as kind, n.nspname::text as name, n.nspacl as acl from pg_namespace n
+      where n.nspname = 'helix'
+      union all
+      select 'table', c.relname::text, c.relacl from pg_class c
+      where c.relnamespace = 'helix'::regnamespace
+      union all
+      select 'column', c.relname || '.' || a.attname, a.attacl
+      from pg_attribute a join pg_class c on c.oid = a.attrelid
+      where c.relnamespace = 'helix'::regnamespace
+      union all
+      -- No list means the default, and the default of a function is PUBLIC.
+      select 'function', p.proname::text, coalesce(p.proacl, acldefault('f', p.proowner))
+      from pg_proc p where p.pronamespace = 'helix'::regnamespace) o
+cross join lateral aclexplode(o.acl) acl
+where acl.grantee = 0;
+
+-- name: secret_readable
+-- promise: G2
+-- means: Somebody besides the engine may read the secret part of live tokens, or the keys of the
+--        fingerprints: a token could be stolen, a payload guessed.
+-- action: Revoke it.
+select 'active.nonce' as what, acl.grantee::regrole::text as role
+from pg_class c cross join lateral aclexplode(c.relacl) acl
+where c.oid = 'helix.active'::regclass and acl.privilege_type = 'SELECT'
+  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
+union all
+select 'active.nonce', acl.grantee::regrole::text
+from pg_attribute a cross join lateral aclexplode(a.attacl) acl
+where a.attrelid = 'helix.active'::regclass and a.attname = 'nonce'
+  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
+union all
+select 'secret', acl.grantee::regrole::text
+from pg_class c cross join lateral aclexplode(c.relacl) acl
+where c.oid = 'helix.secret'::regclass
+  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine');

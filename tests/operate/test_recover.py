@@ -1,0 +1,48 @@
+"""`recover`: after a restore no token from before is worth anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from helixqueue.errors import NotPermitted
+from helixqueue.ledger.replay import replay
+from helixqueue.operate.recover import recover
+from tests.ledger.traffic import lab
+
+
+def test_every_lease_ends_and_its_token_is_refused(database):
+    with lab(database) as a, database.connect("operator") as connection:
+        a.queue("a")
+        a.queue("b")
+        a.submit("s1", "s2")
+        a.submit("s1", tenant="b")
+        held = a.claim(3)
+        before = held[0].epoch
+        recovered = recover(connection, reason="restored from Tuesday", actor="ann")
+        assert recovered.ended == 3
+        assert recovered.epoch > before
+        assert a.complete(held) == ["refused"] * 3
+        again = a.claim(3, worker="w2")
+        assert {one.epoch for one in again} == {recovered.epoch}
+        assert a.complete(again) == ["ok"] * 3
+        assert replay(connection).clean
+    events = database.rows("select actor, detail from helix.event where reason = 'recovered'")
+    assert events == [("ann", "restored from Tuesday")] * 3
+
+
+def test_without_leases_there_is_a_new_epoch_all_the_same(database):
+    with database.connect("operator") as connection:
+        first = recover(connection, reason="drill")
+        second = recover(connection, reason="drill")
+    assert (first.ended, second.ended) == (0, 0)
+    assert second.epoch == first.epoch + 1
+
+
+def test_a_reason_is_demanded(database):
+    with database.connect("operator") as connection, pytest.raises(ValueError, match="a reason"):
+        recover(connection, reason=" ")
+
+
+def test_a_client_may_not(database):
+    with database.connect("app_a") as connection, pytest.raises(NotPermitted):
+        recover(connection, reason="because")
