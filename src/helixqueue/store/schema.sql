@@ -66,7 +66,6 @@ CREATE TYPE helix.lease AS (
 	state helix.state,
 	public_id uuid,
 	key bytea,
-	fingerprint bytea,
 	tenant text,
 	queue text,
 	identity text,
@@ -101,6 +100,19 @@ CREATE TYPE helix.reason AS ENUM (
 );
 
 ALTER TYPE helix.reason OWNER TO helix_owner;
+
+-- Name: resources; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.resources AS (
+	gpus integer,
+	gpu_vram_gb real,
+	cpu_cores real,
+	ram_gb real,
+	disk_gb real,
+	labels jsonb
+);
+
+ALTER TYPE helix.resources OWNER TO helix_owner;
 
 -- Name: verdict; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -250,135 +262,124 @@ CREATE TABLE helix.requirement_class (
 
 ALTER TABLE helix.requirement_class OWNER TO helix_owner;
 
--- Name: capacity(helix.requirement_class, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: capacity(helix.requirement_class, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.capacity(p_class helix.requirement_class, p_free jsonb) RETURNS integer
-    LANGUAGE sql IMMUTABLE
+CREATE FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) RETURNS integer
+    LANGUAGE sql STABLE
     AS $$
-  select case when p_class.id = 0 then 1000000 else least(
-    1000000,
-    case when p_class.gpus > 0 then (p_free ->> 'gpus')::int / p_class.gpus end,
-    case when p_class.cpu_cores > 0 then floor((p_free ->> 'cpu_cores')::real / p_class.cpu_cores) end,
-    case when p_class.ram_gb > 0 then floor((p_free ->> 'ram_gb')::real / p_class.ram_gb) end,
-    case when p_class.disk_gb > 0 then floor((p_free ->> 'disk_gb')::real / p_class.disk_gb) end
-  )::integer end
+  select least(1000000, p_free.gpus / nullif(p_class.gpus, 0),
+               floor(p_free.cpu_cores / nullif(p_class.cpu_cores, 0)),
+               floor(p_free.ram_gb / nullif(p_class.ram_gb, 0)),
+               floor(p_free.disk_gb / nullif(p_class.disk_gb, 0)))::integer
 $$;
 
-ALTER FUNCTION helix.capacity(p_class helix.requirement_class, p_free jsonb) OWNER TO helix_engine;
+ALTER FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
 
 -- Name: claim_v1(text, uuid, text[], integer, jsonb, boolean, real, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb DEFAULT NULL::jsonb, p_start boolean DEFAULT false, p_lease_seconds real DEFAULT NULL::real, p_hint_lane integer[] DEFAULT NULL::integer[], p_hint_turn bigint[] DEFAULT NULL::bigint[], p_hint_batch bigint[] DEFAULT NULL::bigint[], p_done_batch bigint[] DEFAULT NULL::bigint[], p_done_epoch integer[] DEFAULT NULL::integer[], p_done_nonce bigint[] DEFAULT NULL::bigint[], p_done_number bigint[] DEFAULT NULL::bigint[], p_done_outcome text[] DEFAULT NULL::text[], p_done_result text[] DEFAULT NULL::text[], p_done_failure text[] DEFAULT NULL::text[], p_done_detail text[] DEFAULT NULL::text[], p_done_permanent boolean[] DEFAULT NULL::boolean[], p_done_after real[] DEFAULT NULL::real[]) RETURNS SETOF helix.lease
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
     AS $$
 declare
-  v_epoch    integer;
-  v_nonce    bigint;
-  v_tenants  text[];
-  v_free     jsonb := p_free;
+  v_tenants  text[] := helix.enter();
+  v_free     helix.resources := helix.read_resources(p_free);
+  v_left     helix.resources;   -- v_free less the shares of the pass
   v_wanted   integer := least(p_count, 1000);
-  v_priority smallint := 0;   -- lanes more urgent than this have nothing left to give
+  v_priority smallint := 0;     -- lanes more urgent than this have nothing left to give
   v_row      record;
-  v_visited  integer;         -- lanes of the pass
-  v_moved    integer;         -- batches of the pass that were leased or set aside
-  v_share    integer;
+  v_lane     integer[];         -- the lanes of the pass, and what each may give
+  v_class    helix.requirement_class[];
+  v_turn     bigint[];
+  v_batch    bigint[];
+  v_share    integer[];
+  v_picked   integer[];         -- lanes of the picked batches, one element a batch
   v_plain    bigint[];
   v_odd      bigint[];
-  v_turns    bigint[];
-  v_batch    bigint[] := '{}';
-  v_turn     bigint[] := '{}';
-  v_passed   bigint[] := '{}';
+  v_passed   bigint[] := '{}';  -- what this call has looked at
+  v_taken    bigint[] := '{}';  -- what it will lease
 begin
-  v_tenants := helix.enter();
   if p_done_batch is not null then
     return query
-      select s.answer, s.batch, s.owner, s.late, s.state, null::uuid, null::bytea, null::bytea,
-             null::text, null::text, null::text, null::text, null::text, null::smallint, null::int,
-             null::bigint, null::bigint, null::timestamptz, null::real, null::int, null::bigint
-      from helix.settle_v1(p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number,
-                           p_done_outcome, p_done_result, p_done_failure, p_done_detail,
-                           p_done_permanent, p_done_after) s;
+      select s.answer, s.batch, s.owner, s.late, s.state, null::uuid, null::bytea, null::text,
+             null::text, null::text, null::text, null::text, null::smallint, null::int, null::bigint,
+             null::bigint, null::timestamptz, null::real, null::int, null::bigint
+      from helix.settle(p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number,
+                        p_done_outcome, p_done_result, p_done_failure, p_done_detail,
+                        p_done_permanent, p_done_after) s;
   end if;
-  perform helix.tend(p_worker, p_free, v_tenants);
+  perform helix.tend(p_worker, v_tenants);
 
-  -- The repeat of a call whose answer was lost gets the leases of the first.
-  if exists (select from helix.request r where r.id = p_request) then
+  while v_wanted > 0 loop
+    -- One pass: the lanes of the most urgent priority that has anything, an even share for each as
+    -- far as the worker's resources go.
+    v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
+    for v_row in
+      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
+                                    p_hint_batch)
+    loop
+      exit when cardinality(v_lane) = v_wanted;
+      v_priority := v_row.priority;
+      v_lane := v_lane || v_row.id;
+      v_class := v_class || v_row.class;
+      v_turn := v_turn || v_row.turn;
+      v_batch := v_batch || v_row.batch;
+    end loop;
+    exit when v_lane = '{}';
+    v_left := v_free;
+    v_share := '{}';
+    for n in 1 .. cardinality(v_lane) loop
+      v_share := v_share || least(ceil(v_wanted::real / cardinality(v_lane))::int,
+                                  helix.capacity(v_class[n], v_left));
+      v_left := helix.free_after(v_left, v_class[n], v_share[n]);
+    end loop;
+
+    select array_agg(c.lane), coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
+           array_agg(c.batch) filter (where not c.plain)
+    into v_picked, v_plain, v_odd
+    from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
+    if v_picked is null then
+      v_priority := v_priority + 1;   -- all of it is locked by others: look further down
+      continue;
+    end if;
+    v_passed := v_passed || v_plain || v_odd;
+    if v_odd is not null then
+      v_plain := v_plain || helix.set_aside(v_odd, p_worker);
+    end if;
+    -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
+    v_plain := v_plain[1 : v_wanted];
+    v_taken := v_taken || v_plain;
+    v_wanted := v_wanted - cardinality(v_plain);
+    for n in 1 .. cardinality(v_lane) loop
+      v_free := helix.free_after(v_free, v_class[n],
+                                 coalesce(cardinality(array_positions(v_picked, v_lane[n])), 0));
+    end loop;
+  end loop;
+
+  -- The repeat of a call whose answer was lost meets its request id, waiting while the first is
+  -- still under way, and gets the leases of the first. A call that found nothing writes nothing, so
+  -- that an idle worker costs no commits.
+  if v_taken = '{}' then
+    if exists (select from helix.request r where r.id = p_request) then
+      return query select * from helix.leases_of(p_worker, p_request);
+    end if;
+    return;
+  end if;
+  insert into helix.request (id, worker) values (p_request, p_worker) on conflict do nothing;
+  if not found then
     return query select * from helix.leases_of(p_worker, p_request);
     return;
   end if;
-
-  <<passes>>
-  while v_wanted > 0 loop
-    v_visited := 0;
-    v_moved := 0;
-    for v_row in
-      select f.*, count(*) over (partition by (f.lane).priority) as peers
-      from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
-                           p_hint_batch) f
-      order by (f.lane).priority
-    loop
-      if v_visited = 0 then
-        v_priority := (v_row.lane).priority;
-      end if;
-      exit when v_wanted = 0 or (v_row.lane).priority > v_priority;
-      if v_epoch is null then
-        -- From here on the call writes, so its request id is noted. While a first call with this id
-        -- is still under way, the insert waits for it.
-        insert into helix.request (id, worker) values (p_request, p_worker) on conflict do nothing;
-        if not found then
-          return query select * from helix.leases_of(p_worker, p_request);
-          return;
-        end if;
-        v_epoch := helix.current_epoch();
-        -- 64 of the 122 bits that the server's strong random source put into the UUID.
-        v_nonce := hashtextextended(gen_random_uuid()::text, 0);
-      end if;
-
-      -- An even share for each lane of this priority, as far as the worker's resources go.
-      v_share := least(ceil(v_wanted::real / (v_row.peers - v_visited))::int,
-                       helix.capacity(v_row.class, v_free));
-      v_visited := v_visited + 1;
-      continue when v_share <= 0;
-      select coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
-             array_agg(c.batch) filter (where not c.plain), array_agg(c.turn) filter (where c.plain)
-      into v_plain, v_odd, v_turns
-      from helix.pick((v_row.lane).id, (v_row.lane).queue, v_tenants, v_row.turn, v_row.batch,
-                      v_share, v_passed) c;
-      if v_odd is not null then
-        v_passed := v_passed || v_odd;
-        v_moved := v_moved + cardinality(v_odd);
-        v_odd := helix.set_aside(v_odd, (v_row.lane).queue, p_worker);
-        v_plain := v_plain || v_odd;
-        v_turns := v_turns || array_fill(null::bigint, array[cardinality(v_odd)]);
-      end if;
-      continue when v_plain = '{}';
-
-      perform helix.lease_out(v_plain, p_worker, p_request, v_epoch, v_nonce,
-                              (v_row.lane).queue, p_lease_seconds);
-      perform helix.note_served(v_row.lane, v_turns);
-      v_batch := v_batch || v_plain;
-      v_turn := v_turn || v_turns;
-      v_moved := v_moved + cardinality(v_plain);
-      v_wanted := v_wanted - cardinality(v_plain);
-      v_free := helix.free_after(v_free, v_row.class, cardinality(v_plain));
-    end loop;
-    exit passes when v_visited = 0;
-    if v_moved = 0 then
-      v_priority := v_priority + 1;   -- everything there is locked by others: look further down
-    end if;
-  end loop;
-
-  if v_batch = '{}' then
-    return;
-  end if;
-  if p_start then
-    update helix.active a set state = 'RUNNING', version = a.version + 1, reason = 'started'
-    where a.batch = any (v_batch);
-  end if;
-  return query select * from helix.leases(v_batch, v_turn);
+  -- The nonce: 64 of the 122 bits that the server's strong random source puts into a UUID.
+  return query
+    select * from helix.lease_out(v_taken, p_worker, p_request, helix.current_epoch(),
+                                  hashtextextended(gen_random_uuid()::text, 0), p_lease_seconds,
+                                  p_start);
+  perform helix.note_served(v_taken);
 end
 $$;
 
@@ -638,7 +639,7 @@ ALTER FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version intege
 
 CREATE FUNCTION helix.event_partition_size() RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$ select 25000000::bigint $$;
+    AS $$ select 100000000::bigint $$;
 
 ALTER FUNCTION helix.event_partition_size() OWNER TO helix_engine;
 
@@ -733,6 +734,19 @@ $$;
 
 ALTER FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) OWNER TO helix_engine;
 
+-- Name: fits(helix.requirement_class, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select p_class.id = 0
+      or (p_class.gpus <= p_free.gpus and p_class.gpu_vram_gb <= p_free.gpu_vram_gb
+          and p_class.cpu_cores <= p_free.cpu_cores and p_class.ram_gb <= p_free.ram_gb
+          and p_class.disk_gb <= p_free.disk_gb and p_class.labels <@ p_free.labels)
+$$;
+
+ALTER FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
+
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.framed(p_text text) RETURNS bytea
@@ -769,39 +783,35 @@ $$;
 
 ALTER FUNCTION helix.framed_parts(p_parts text[]) OWNER TO helix_engine;
 
--- Name: free_after(jsonb, helix.requirement_class, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: free_after(helix.resources, helix.requirement_class, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.free_after(p_free jsonb, p_class helix.requirement_class, p_taken integer) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
+CREATE FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) RETURNS helix.resources
+    LANGUAGE sql STABLE
     AS $$
-  select case when p_class.id = 0 then p_free else p_free || jsonb_build_object(
-    'gpus',      coalesce((p_free ->> 'gpus')::int, 0)       - p_taken * p_class.gpus,
-    'cpu_cores', coalesce((p_free ->> 'cpu_cores')::real, 0) - p_taken * p_class.cpu_cores,
-    'ram_gb',    coalesce((p_free ->> 'ram_gb')::real, 0)    - p_taken * p_class.ram_gb,
-    'disk_gb',   coalesce((p_free ->> 'disk_gb')::real, 0)   - p_taken * p_class.disk_gb) end
+  select row(p_free.gpus - p_taken * p_class.gpus, p_free.gpu_vram_gb,
+             p_free.cpu_cores - p_taken * p_class.cpu_cores,
+             p_free.ram_gb - p_taken * p_class.ram_gb,
+             p_free.disk_gb - p_taken * p_class.disk_gb, p_free.labels)::helix.resources
 $$;
 
-ALTER FUNCTION helix.free_after(p_free jsonb, p_class helix.requirement_class, p_taken integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) OWNER TO helix_engine;
 
 -- Name: guard(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.guard() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
-declare
-  v_stack text;
 begin
-  if current_user = 'helix_engine' and tg_op <> 'TRUNCATE' then
-    -- The first line of the call stack is this function; a line of ours further up is the engine.
-    -- This keeps a person who typed SET ROLE helix_engine from writing by hand.
-    get diagnostics v_stack = pg_context;
-    if strpos(v_stack, E'\nPL/pgSQL function helix.') > 0 then
-      return null;
-    end if;
+  if current_user operator(pg_catalog.=) 'helix_engine'
+     and session_user operator(pg_catalog.<>) 'helix_engine'
+     and pg_catalog.current_setting('role') operator(pg_catalog.<>) 'helix_engine'
+     and tg_op operator(pg_catalog.<>) 'TRUNCATE'
+  then
+    return null;
   end if;
   raise exception using errcode = 'QH002',
-    message = format('%s on %I.%I by %s: only the functions of schema helix write here',
-                     tg_op, tg_table_schema, tg_table_name, current_user),
+    message = pg_catalog.format('%s on %I.%I by %s: only the functions of schema helix write here',
+                                tg_op, tg_table_schema, tg_table_name, current_user),
     hint = 'Call submit_v1, cancel_v1, retry_v1 and so on; they leave the event that explains them.';
 end
 $$;
@@ -816,23 +826,48 @@ CREATE FUNCTION helix.guard_ledger() RETURNS trigger
 declare
   v_stack text;
 begin
-  if current_user = 'helix_engine' then
-    if tg_op = 'INSERT' and pg_trigger_depth() >= 2 then
+  if current_user operator(pg_catalog.=) 'helix_engine'
+     and session_user operator(pg_catalog.<>) 'helix_engine'
+     and pg_catalog.current_setting('role') operator(pg_catalog.<>) 'helix_engine'
+  then
+    if tg_op operator(pg_catalog.=) 'INSERT'
+       and pg_catalog.pg_trigger_depth() operator(pg_catalog.>=) 2
+    then
       return null;
     end if;
+    -- The engine's own functions may not delete events either, but for this one.
     get diagnostics v_stack = pg_context;
-    if tg_op = 'DELETE' and strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(') > 0 then
+    if tg_op operator(pg_catalog.=) 'DELETE'
+       and pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(')
+           operator(pg_catalog.>) 0
+    then
       return null;
     end if;
   end if;
   raise exception using errcode = 'QH003',
-    message = format('%s on %I.%I by %s: the ledger is append-only and written by its trigger',
-                     tg_op, tg_table_schema, tg_table_name, current_user),
+    message = pg_catalog.format(
+      '%s on %I.%I by %s: the ledger is append-only and written by its trigger',
+      tg_op, tg_table_schema, tg_table_name, current_user),
     hint = 'A correction is a new event: cancel, retry, or submit a new revision.';
 end
 $$;
 
 ALTER FUNCTION helix.guard_ledger() OWNER TO helix_engine;
+
+-- Name: hello_v1(text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.hello_v1(p_worker text, p_free jsonb DEFAULT NULL::jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
+  on conflict (role, name) do update set last_seen = clock_timestamp(), free = excluded.free;
+end
+$$;
+
+ALTER FUNCTION helix.hello_v1(p_worker text, p_free jsonb) OWNER TO helix_engine;
 
 -- Name: hold(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -846,6 +881,17 @@ $$;
 
 ALTER FUNCTION helix.hold(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) RETURNS boolean
+    LANGUAGE sql
+    AS $$
+  select not p_paused and p_limit_key is null
+     and (p_expires_at is null or p_expires_at > clock_timestamp())
+$$;
+
+ALTER FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) OWNER TO helix_engine;
+
 -- Name: judge(text, text, bigint[], integer[], bigint[], bigint[], helix.reason[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.judge(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]) RETURNS SETOF helix.answer
@@ -855,13 +901,18 @@ begin
   return query
   with asked as materialized (
     select u.*, b.tenant, helix.state_of(u.batch) as state_now,
-           a.worker as owner, a.number as owner_number,
+           heir.actor as owner, heir.number as owner_number,
            coalesce((a.epoch, a.nonce, a.number) = (u.epoch, u.nonce, u.number), false) as is_owner,
            done.version is not null as was_done
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
     left join helix.batch b on b.id = u.batch
     left join helix.active a on a.batch = u.batch
+    -- Who was given the batch after this token, whether he holds it still or has finished it.
+    left join lateral (
+      select e.actor, e.number from helix.event e
+      where e.batch = u.batch and e.to_state = 'ASSIGNED'
+      order by e.version desc limit 1) heir on (heir.number is distinct from u.number)
     left join lateral (
       select e.version from helix.event e
       where e.batch = u.batch and e.epoch = u.epoch and e.number = u.number
@@ -879,11 +930,9 @@ begin
                                     owner_number, state, why)
     select j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           case when j.owner is not null
-                then format('token %s is stale: %s holds the batch under %s',
-                            j.number, j.owner, j.owner_number)
-                else format('token %s is stale: the batch is %s', j.number,
-                            coalesce(j.state_now::text, 'gone')) end
+           format('token %s is stale: the batch is %s%s', j.number,
+                  coalesce(j.state_now::text, 'retired'),
+                  format(', and %s had it after under %s', j.owner, j.owner_number))
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch
     on conflict (batch, number, epoch, operation) do update
@@ -946,97 +995,87 @@ $$;
 
 ALTER FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) OWNER TO helix_engine;
 
--- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
+-- Name: lanes_for(text[], text[], helix.resources, smallint, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE TABLE helix.lane (
-    id integer NOT NULL,
-    queue text NOT NULL,
-    class integer NOT NULL,
-    priority smallint NOT NULL,
-    served bigint DEFAULT 0 NOT NULL,
-    served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
-);
-
-ALTER TABLE helix.lane OWNER TO helix_owner;
-
--- Name: lanes_for(text[], text[], jsonb, smallint, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free jsonb, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(lane helix.lane, class helix.requirement_class, turn bigint, batch bigint)
-    LANGUAGE sql
-    AS $$
-  select l, c, coalesce(h.turn, -1), coalesce(h.batch, -1)
-  from helix.lane l
-  join helix.requirement_class c on c.id = l.class
-  left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch) on h.lane = l.id
-  where l.queue = any (p_queues) and l.priority >= p_priority
-    and c.gpus <= coalesce((p_free ->> 'gpus')::int, 0)
-    and c.gpu_vram_gb <= coalesce((p_free ->> 'gpu_vram_gb')::real, 0)
-    and c.cpu_cores <= coalesce((p_free ->> 'cpu_cores')::real, 0)
-    and c.ram_gb <= coalesce((p_free ->> 'ram_gb')::real, 0)
-    and c.disk_gb <= coalesce((p_free ->> 'disk_gb')::real, 0)
-    and c.labels <@ coalesce(p_free -> 'labels', '{}')
-    and case when p_tenants is null
-        then exists (select from helix.ready r where r.lane = l.id
-                     and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
-        else exists (select from unnest(p_tenants) as mine (tenant)
-                     where exists (select from helix.ready r
-                                   where r.lane = l.id and r.tenant = mine.tenant
-                                     and r.turn >= coalesce(h.turn, -1)
-                                     and (r.turn, r.batch) > (coalesce(h.turn, -1),
-                                                              coalesce(h.batch, -1))))
-        end
-  order by l.priority, random() limit 64
-$$;
-
-ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free jsonb, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
-
--- Name: lease_out(bigint[], text, uuid, integer, bigint, text, real); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_queue text, p_lease_seconds real) RETURNS void
+CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, class helix.requirement_class, turn bigint, batch bigint)
     LANGUAGE plpgsql
     AS $$
+#variable_conflict use_column
 begin
-  with taken as (
-    delete from helix.ready r using helix.queue q
-    where r.batch = any (p_batch) and q.tenant = r.tenant and q.name = p_queue
-    returning r.*, coalesce(p_lease_seconds, q.lease_seconds) as lease_seconds
-  )
-  insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
-                            nonce, worker, deadline, lane, queue, lease_seconds, request, limit_key)
-  select t.batch, t.tenant, 'ASSIGNED', t.version + 1, t.attempt + 1, p_epoch,
-         nextval('helix.lease_number'), p_worker, 'claimed', p_nonce, p_worker,
-         clock_timestamp() + make_interval(secs => t.lease_seconds), t.lane, p_queue,
-         t.lease_seconds, p_request, t.limit_key
-  from taken t;
+  return query
+    select f.id, f.priority, f.class, f.turn, f.batch
+    from (
+      select l.id, l.priority, c as class, coalesce(h.turn, -1) as turn,
+             coalesce(h.batch, -1) as batch, min(l.priority) over () as urgent
+      from helix.lane l
+      join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
+      left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
+        on h.lane = l.id
+      where l.queue = any (p_queues) and l.priority >= p_priority
+        and case when p_tenants is null
+            then exists (select from helix.ready r where r.lane = l.id
+                         and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
+            else exists (select from unnest(p_tenants) as mine (tenant)
+                         where exists (select from helix.ready r
+                                       where r.lane = l.id and r.tenant = mine.tenant
+                                         and r.turn >= coalesce(h.turn, -1)
+                                         and (r.turn, r.batch) > (coalesce(h.turn, -1),
+                                                                  coalesce(h.batch, -1))))
+            end
+    ) f
+    where f.priority = f.urgent
+    order by random() limit 64;
 end
 $$;
 
-ALTER FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_queue text, p_lease_seconds real) OWNER TO helix_engine;
+ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
--- Name: leases(bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lease_out(bigint[], text, uuid, integer, bigint, real, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.leases(p_batch bigint[], p_turn bigint[]) RETURNS SETOF helix.lease
-    LANGUAGE sql STABLE
+CREATE FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) RETURNS SETOF helix.lease
+    LANGUAGE plpgsql
     AS $$
-  select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key, i.fingerprint,
-         a.tenant, a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce,
-         a.number, a.deadline, a.lease_seconds, a.lane, u.turn
-  from unnest(p_batch, p_turn) as u (batch, turn)
-  join helix.active a on a.batch = u.batch
-  join helix.batch b on b.id = a.batch
-  join helix.identity i on i.key = b.key
+begin
+  return query
+  with taken as (
+    delete from helix.ready r using helix.lane l, helix.queue q
+    where r.batch = any (p_batch) and l.id = r.lane and q.tenant = r.tenant and q.name = l.queue
+    returning r.*, l.queue, coalesce(p_lease_seconds, q.lease_seconds) as lease_seconds
+  ),
+  leased as (
+    insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                              nonce, worker, deadline, lane, turn, queue, lease_seconds, request,
+                              limit_key)
+    select t.batch, t.tenant, case when p_start then 'RUNNING' else 'ASSIGNED' end::helix.state,
+           t.version + 1 + p_start::int, t.attempt + 1, p_epoch, nextval('helix.lease_number'),
+           p_worker, case when p_start then 'started' else 'claimed' end::helix.reason, p_nonce,
+           p_worker, clock_timestamp() + make_interval(secs => t.lease_seconds), t.lane, t.turn,
+           t.queue, t.lease_seconds, p_request, t.limit_key
+    from taken t
+    returning batch, state, tenant, queue, attempt, number, deadline, lease_seconds, lane, turn
+  )
+  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key, l.tenant,
+         l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce, l.number,
+         l.deadline, l.lease_seconds, l.lane, l.turn
+  from leased l join helix.batch b on b.id = l.batch;
+end
 $$;
 
-ALTER FUNCTION helix.leases(p_batch bigint[], p_turn bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) OWNER TO helix_engine;
 
 -- Name: leases_of(text, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid) RETURNS SETOF helix.lease
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     AS $$
-  select l.* from helix.leases(
-    array(select a.batch from helix.active a
-          where a.request = p_request and a.worker = p_worker order by a.batch), null) l
+begin
+  return query
+    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key, a.tenant,
+           a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce, a.number,
+           a.deadline, a.lease_seconds, a.lane, a.turn
+    from helix.active a join helix.batch b on b.id = a.batch
+    where a.request = p_request and a.worker = p_worker;
+end
 $$;
 
 ALTER FUNCTION helix.leases_of(p_worker text, p_request uuid) OWNER TO helix_engine;
@@ -1107,23 +1146,28 @@ $$;
 
 ALTER FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) OWNER TO helix_engine;
 
--- Name: note_served(helix.lane, bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: note_served(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.note_served(p_lane helix.lane, p_turn bigint[]) RETURNS void
+CREATE FUNCTION helix.note_served(p_batch bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
+declare
+  v_stale integer[];
 begin
-  if p_lane.served_at > clock_timestamp() - interval '1 s' then
-    return;
+  v_stale := array(select l.id from helix.lane l
+                   where l.served_at < clock_timestamp() - interval '1 s'
+                     and l.id in (select a.lane from helix.active a where a.batch = any (p_batch))
+                   for update skip locked);
+  if v_stale <> '{}' then
+    update helix.lane l set served = greatest(l.served, a.turn), served_at = clock_timestamp()
+    from (select a.lane, max(a.turn) as turn from helix.active a
+          where a.batch = any (p_batch) and a.lane = any (v_stale) group by a.lane) a
+    where l.id = a.lane;
   end if;
-  update helix.lane l
-  set served = greatest(l.served, (select max(turn) from unnest(p_turn) turn)),
-      served_at = clock_timestamp()
-  where l.id = (select s.id from helix.lane s where s.id = p_lane.id for update skip locked);
 end
 $$;
 
-ALTER FUNCTION helix.note_served(p_lane helix.lane, p_turn bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.note_served(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: owned(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1138,40 +1182,43 @@ $$;
 
 ALTER FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
 
--- Name: pick(integer, text, text[], bigint, bigint, integer, bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: pick(integer[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.pick(p_lane integer, p_queue text, p_tenants text[], p_turn bigint, p_batch bigint, p_count integer, p_passed bigint[]) RETURNS TABLE(batch bigint, turn bigint, plain boolean)
+CREATE FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, lane integer, turn bigint, plain boolean)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
   if p_tenants is null then
     return query
-      select r.batch, r.turn,
-             not q.paused and r.limit_key is null
-             and (r.expires_at is null or r.expires_at > clock_timestamp())
-      from helix.ready r join helix.queue q on q.tenant = r.tenant and q.name = p_queue
-      where r.lane = p_lane and (r.turn, r.batch) > (p_turn, p_batch)
-        and r.batch <> all (p_passed)
-      order by r.turn, r.batch limit p_count for update of r skip locked;
+      select r.batch, r.lane, r.turn, helix.is_plain(r.limit_key, r.expires_at, (
+               select q.paused from helix.lane l
+               join helix.queue q on q.tenant = r.tenant and q.name = l.queue where l.id = r.lane))
+      from unnest(p_lane, p_share, p_turn, p_batch) as u (lane, share, turn, batch)
+      cross join lateral (
+        select n.batch, n.tenant, n.lane, n.turn, n.limit_key, n.expires_at from helix.ready n
+        where n.lane = u.lane and (n.turn, n.batch) > (u.turn, u.batch)
+          and n.batch <> all (p_passed)
+        order by n.turn, n.batch limit u.share for update skip locked) r;
   else
     return query
-      select one.batch, one.turn, one.plain
-      from unnest(p_tenants) as mine (tenant)
+      select r.batch, r.lane, r.turn, helix.is_plain(r.limit_key, r.expires_at, (
+               select q.paused from helix.lane l
+               join helix.queue q on q.tenant = r.tenant and q.name = l.queue where l.id = r.lane))
+      from unnest(p_lane, p_share, p_turn, p_batch) as u (lane, share, turn, batch)
       cross join lateral (
-        select r.batch, r.turn,
-               not q.paused and r.limit_key is null
-               and (r.expires_at is null or r.expires_at > clock_timestamp()) as plain
-        from helix.ready r join helix.queue q on q.tenant = r.tenant and q.name = p_queue
-        where r.lane = p_lane and r.tenant = mine.tenant and r.turn >= p_turn
-          and (r.turn, r.batch) > (p_turn, p_batch) and r.batch <> all (p_passed)
-        order by r.turn limit p_count for update of r skip locked) one
-      order by one.turn, one.batch limit p_count;
+        select one.* from unnest(p_tenants) as mine (tenant)
+        cross join lateral (
+          select n.batch, n.tenant, n.lane, n.turn, n.limit_key, n.expires_at from helix.ready n
+          where n.lane = u.lane and n.tenant = mine.tenant and n.turn >= u.turn
+            and (n.turn, n.batch) > (u.turn, u.batch) and n.batch <> all (p_passed)
+          order by n.turn limit u.share for update skip locked) one
+        order by one.turn, one.batch limit u.share) r;
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.pick(p_lane integer, p_queue text, p_tenants text[], p_turn bigint, p_batch bigint, p_count integer, p_passed bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) OWNER TO helix_engine;
 
 -- Name: promote(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1254,6 +1301,16 @@ $$;
 
 ALTER FUNCTION helix.public_id(p_key bytea) OWNER TO helix_engine;
 
+-- Name: read_resources(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.read_resources(p_free jsonb) RETURNS helix.resources
+    LANGUAGE sql STABLE
+    AS $$
+  select jsonb_populate_record(row(0, 0, 0, 0, 0, '{}')::helix.resources, coalesce(p_free, '{}'))
+$$;
+
+ALTER FUNCTION helix.read_resources(p_free jsonb) OWNER TO helix_engine;
+
 -- Name: reap(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.reap(p_actor text, p_limit integer) RETURNS integer
@@ -1299,6 +1356,7 @@ CREATE FUNCTION helix.reap_v1(p_actor text, p_limit integer DEFAULT 1000) RETURN
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 begin
@@ -1604,62 +1662,59 @@ $$;
 
 ALTER FUNCTION helix.session_tenants() OWNER TO helix_engine;
 
--- Name: set_aside(bigint[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_aside(bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_aside(p_batch bigint[], p_queue text, p_worker text) RETURNS bigint[]
+CREATE FUNCTION helix.set_aside(p_batch bigint[], p_worker text) RETURNS bigint[]
     LANGUAGE plpgsql
     AS $$
 declare
+  v_blocked  bigint[];
   v_leasable bigint[];
 begin
   perform helix.expire(p_batch, p_worker);
 
-  with aside as (
-    delete from helix.ready r using helix.queue q
-    where r.batch = any (p_batch) and q.tenant = r.tenant and q.name = p_queue and q.paused
-    returning r.*
-  )
-  insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
-                             late, lane, queue, cause, limit_key, expires_at)
-  select batch, tenant, version, attempt, epoch, number, actor, reason, detail, late, lane, p_queue,
-         'paused', limit_key, expires_at
-  from aside;
-
   -- Limits: a key that another claim is counting right now is passed over; its row lock is what
   -- keeps two claims from both taking the last place.
   with counted as materialized (
-    select k.tenant, k.key, k.held from helix.key_limit k
-    where k.queue = p_queue
-      and (k.tenant, k.key) in (select r.tenant, r.limit_key from helix.ready r
-                                where r.batch = any (p_batch) and r.limit_key is not null)
+    select k.tenant, k.queue, k.key, k.held from helix.key_limit k
+    where (k.tenant, k.queue, k.key) in (
+      select r.tenant, l.queue, r.limit_key from helix.ready r join helix.lane l on l.id = r.lane
+      where r.batch = any (p_batch) and r.limit_key is not null)
     order by k.tenant, k.queue, k.key for update skip locked
-  ),
-  ranked as materialized (
-    select r.batch,
-           counted.held + row_number() over (partition by r.tenant, r.limit_key
-                                             order by r.turn, r.batch) <= q.key_limit as fits
+  )
+  select array_agg(f.batch) filter (where f.fits and not f.paused),
+         array_agg(f.batch) filter (where f.paused or not f.fits)
+  into v_leasable, v_blocked
+  from (
+    select r.batch, q.paused,
+           r.limit_key is null
+           or counted.held + row_number() over (partition by r.tenant, l.queue, r.limit_key
+                                                order by r.turn, r.batch) <= q.key_limit as fits
     from helix.ready r
-    join counted on counted.tenant = r.tenant and counted.key = r.limit_key
-    join helix.queue q on q.tenant = r.tenant and q.name = p_queue
-    where r.batch = any (p_batch)
-  ),
-  aside as (
-    delete from helix.ready r using ranked where r.batch = ranked.batch and not ranked.fits
-    returning r.*
-  ),
-  parked as (
+    join helix.lane l on l.id = r.lane
+    join helix.queue q on q.tenant = r.tenant and q.name = l.queue
+    left join counted on (counted.tenant, counted.queue, counted.key)
+                         = (r.tenant, l.queue, r.limit_key)
+    where r.batch = any (p_batch)) f;
+
+  if v_blocked is not null then
+    with aside as (
+      delete from helix.ready r where r.batch = any (v_blocked) returning r.*
+    )
     insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
                                late, lane, queue, cause, limit_key, expires_at)
-    select batch, tenant, version, attempt, epoch, number, actor, reason, detail, late, lane, p_queue,
-           'limit', limit_key, expires_at
-    from aside
-  )
-  select array_agg(ranked.batch) into v_leasable from ranked where ranked.fits;
+    select a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.actor, a.reason, a.detail,
+           a.late, a.lane, l.queue, case when q.paused then 'paused' else 'limit' end::helix.cause,
+           a.limit_key, a.expires_at
+    from aside a
+    join helix.lane l on l.id = a.lane
+    join helix.queue q on q.tenant = a.tenant and q.name = l.queue;
+  end if;
   return coalesce(v_leasable, '{}');
 end
 $$;
 
-ALTER FUNCTION helix.set_aside(p_batch bigint[], p_queue text, p_worker text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_aside(p_batch bigint[], p_worker text) OWNER TO helix_engine;
 
 -- Name: queue; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -1733,13 +1788,10 @@ $$;
 
 ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) OWNER TO helix_engine;
 
--- Name: settle_v1(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[] DEFAULT NULL::text[], p_failure text[] DEFAULT NULL::text[], p_detail text[] DEFAULT NULL::text[], p_permanent boolean[] DEFAULT NULL::boolean[], p_after real[] DEFAULT NULL::real[]) RETURNS SETOF helix.answer
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
+CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) RETURNS SETOF helix.answer
+    LANGUAGE plpgsql
     AS $$
 declare
   v_now    timestamptz := clock_timestamp();
@@ -1747,8 +1799,10 @@ declare
   v_late   boolean[];
   v_failed bigint[];
 begin
-  perform helix.enter();
-  perform helix.hold(p_batch);
+  -- One completion needs no order of locks: its delete carries the token.
+  if cardinality(p_batch) > 1 or 'failed' = any (p_outcome) then
+    perform helix.hold(p_batch);
+  end if;
   with completed as (
     delete from helix.active a
     using unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
@@ -1793,6 +1847,23 @@ begin
 end
 $$;
 
+ALTER FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
+
+-- Name: settle_v1(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[] DEFAULT NULL::text[], p_failure text[] DEFAULT NULL::text[], p_detail text[] DEFAULT NULL::text[], p_permanent boolean[] DEFAULT NULL::boolean[], p_after real[] DEFAULT NULL::real[]) RETURNS SETOF helix.answer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+begin
+  perform helix.enter();
+  return query select * from helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome,
+                                          p_result, p_failure, p_detail, p_permanent, p_after);
+end
+$$;
+
 ALTER FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
 
 -- Name: start_v1(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
@@ -1807,7 +1878,9 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
-  perform helix.hold(p_batch);
+  if cardinality(p_batch) > 1 then
+    perform helix.hold(p_batch);
+  end if;
   with started as (
     update helix.active a
     set state = 'RUNNING', version = a.version + 1, reason = 'started', actor = p_worker,
@@ -1861,6 +1934,10 @@ declare
   v_actor     text := coalesce(p_actor, session_user);
   v_now       timestamptz := clock_timestamp();
   v_refused   text;
+  v_lane      integer[];   -- the lanes of this call, parallel to the next three
+  v_class     integer[];
+  v_priority  smallint[];
+  v_turn      bigint[];
   v_place     integer[];   -- of every submission that was not refused
   v_key       bytea[];
   v_new_place integer[];   -- of those that made a batch
@@ -1886,13 +1963,26 @@ begin
   end if;
   select * into v_secret from helix.secret s order by s.id desc limit 1;
 
-  -- Classes and lanes first, so that the statement below only reads them.
-  perform helix.class_of(asked.requires::jsonb)
-  from (select distinct requires from unnest(p_requires) requires where requires is not null) asked;
-  perform helix.lane_of(p_queue, asked.class, asked.priority)
-  from (select distinct coalesce(c.id, v_queue.class) as class, coalesce(u.priority, 5::smallint) as priority
-        from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
-        left join helix.requirement_class c on c.requires = u.requires::jsonb) asked;
+  -- Classes and lanes first, so that the statement below only reads them: each lane of the call with
+  -- the turn behind which this tenant's batches go.
+  if p_requires is null and p_priority is null then
+    v_class := array[v_queue.class];
+    v_priority := array[5];
+    v_lane := array[helix.lane_of(p_queue, v_queue.class, 5::smallint)];
+    v_turn := array[helix.turn_after(v_lane[1], p_tenant)];
+  else
+    perform helix.class_of(asked.requires::jsonb)
+    from (select distinct requires from unnest(p_requires) requires
+          where requires is not null) asked;
+    select array_agg(l.class), array_agg(l.priority), array_agg(l.lane),
+           array_agg(helix.turn_after(l.lane, p_tenant))
+    into v_class, v_priority, v_lane, v_turn
+    from (select asked.*, helix.lane_of(p_queue, asked.class, asked.priority) as lane
+          from (select distinct coalesce(c.id, v_queue.class) as class,
+                       coalesce(u.priority, 5::smallint) as priority
+                from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
+                left join helix.requirement_class c on c.requires = u.requires::jsonb) asked) l;
+  end if;
 
   with given as materialized (
     select u.place::int, u.identity, u.raw, coalesce(u.revision, '') as revision, u.payload,
@@ -1911,11 +2001,12 @@ begin
     select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
   ),
   first as materialized (
-    select distinct on (a.key) a.*, l.id as lane,
+    select distinct on (a.key) a.*, l.lane, l.turn,
            case when a.run_at > v_now then 'delay' when v_queue.paused then 'paused' end::helix.cause
              as cause
     from asked a
-    join helix.lane l on l.queue = p_queue and l.class = a.class and l.priority = a.priority
+    join unnest(v_lane, v_class, v_priority, v_turn) as l (lane, class, priority, turn)
+      on l.class = a.class and l.priority = a.priority
     order by a.key, a.place
   ),
   -- Sorted by key, so that two submitters of overlapping sets wait for each other in one direction.
@@ -1940,19 +2031,13 @@ begin
            p.class, p.priority, p.run_at, p.expires_at, p.limit_key, v_actor, v_now
     from placed p
   ),
-  -- Materialized, or the planner asks for the turn once a row instead of once a lane.
-  behind as materialized (
-    select lanes.lane, helix.turn_after(lanes.lane, p_tenant) as turn
-    from (select distinct f.lane from first f) lanes
-  ),
   readied as (
     insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
                              expires_at)
     select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane,
-           behind.turn + row_number() over (partition by p.lane order by p.place),
+           p.turn + row_number() over (partition by p.lane order by p.place),
            p.limit_key, p.expires_at
-    from placed p join behind on behind.lane = p.lane
-    where p.cause is null
+    from placed p where p.cause is null
   )
   select array_agg(a.place), array_agg(a.key),
          array_agg(p.place) filter (where p.batch is not null),
@@ -2028,48 +2113,46 @@ $$;
 
 ALTER FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
 
--- Name: tend(text, jsonb, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: tend(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.tend(p_worker text, p_free jsonb, p_tenants text[]) RETURNS void
+CREATE FUNCTION helix.tend(p_worker text, p_tenants text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
-  v_seen timestamptz;
+  v_due text[] := helix.duties_due();
 begin
-  if p_tenants is not null or helix.duty_due('reap', '250 ms') then
+  if p_tenants is not null or 'reap' = any (v_due) then
     perform helix.reap(p_worker, 1000);
   end if;
-  if p_tenants is not null or helix.duty_due('promote', '250 ms') then
+  if p_tenants is not null or 'promote' = any (v_due) then
     perform helix.promote(1000);
   end if;
-  if p_tenants is not null or helix.duty_due('expire', '2 s') then
+  if p_tenants is not null or 'expire' = any (v_due) then
     perform helix.expire_due(p_worker, 1000);
   end if;
-  if helix.duty_due('sweep', '60 s') then
+  if 'sweep' = any (v_due) then
     perform helix.extend_ledger();
     delete from helix.request r where r.at < clock_timestamp() - interval '1 day';
-  end if;
-  select w.last_seen into v_seen from helix.worker w
-  where w.role = session_user and w.name = p_worker;
-  if v_seen is null or v_seen < clock_timestamp() - interval '10 s' then
-    insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
-    on conflict (role, name) do update
-      set last_seen = clock_timestamp(), free = excluded.free;
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.tend(p_worker text, p_free jsonb, p_tenants text[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.tend(p_worker text, p_tenants text[]) OWNER TO helix_engine;
 
 -- Name: turn_after(integer, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.turn_after(p_lane integer, p_tenant text) RETURNS bigint
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     AS $$
-  select coalesce((select max(r.turn) from helix.ready r
-                   where r.lane = p_lane and r.tenant = p_tenant and r.turn > l.served),
-                  l.served)
-  from helix.lane l where l.id = p_lane
+declare
+  v_served bigint;
+begin
+  select l.served into v_served from helix.lane l where l.id = p_lane;
+  return greatest(v_served, (
+    select r.turn from helix.ready r
+    where r.lane = p_lane and r.tenant = p_tenant and r.turn > v_served
+    order by r.turn desc limit 1));
+end
 $$;
 
 ALTER FUNCTION helix.turn_after(p_lane integer, p_tenant text) OWNER TO helix_engine;
@@ -2189,6 +2272,7 @@ CREATE TABLE helix.active (
     worker text NOT NULL,
     deadline timestamp with time zone NOT NULL,
     lane integer NOT NULL,
+    turn bigint NOT NULL,
     queue text NOT NULL,
     lease_seconds real NOT NULL,
     request uuid NOT NULL,
@@ -2406,6 +2490,19 @@ WITH (fillfactor='50');
 ALTER TABLE ONLY helix.key_limit FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.key_limit OWNER TO helix_owner;
+
+-- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.lane (
+    id integer NOT NULL,
+    queue text NOT NULL,
+    class integer NOT NULL,
+    priority smallint NOT NULL,
+    served bigint DEFAULT 0 NOT NULL,
+    served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
+);
+
+ALTER TABLE helix.lane OWNER TO helix_owner;
 
 -- Name: lane_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
@@ -2670,11 +2767,11 @@ ALTER TABLE helix_migration.revision OWNER TO helix_owner;
 
 -- Name: event_0000; Type: TABLE ATTACH; Schema: helix; Owner: helix_owner
 
-ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0000 FOR VALUES FROM ('0') TO ('25000000');
+ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0000 FOR VALUES FROM ('0') TO ('100000000');
 
 -- Name: event_0001; Type: TABLE ATTACH; Schema: helix; Owner: helix_owner
 
-ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0001 FOR VALUES FROM ('25000000') TO ('50000000');
+ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0001 FOR VALUES FROM ('100000000') TO ('200000000');
 
 -- Name: active active_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -3414,9 +3511,9 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.requirement_class TO helix_engi
 GRANT SELECT ON TABLE helix.requirement_class TO helix_client;
 GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
 
--- Name: FUNCTION capacity(p_class helix.requirement_class, p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION capacity(p_class helix.requirement_class, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.capacity(p_class helix.requirement_class, p_free jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
 
 -- Name: FUNCTION claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3501,6 +3598,10 @@ GRANT SELECT ON TABLE helix.secret TO helix_engine;
 
 REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) FROM PUBLIC;
 
+-- Name: FUNCTION fits(p_class helix.requirement_class, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
+
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed(p_text text) FROM PUBLIC;
@@ -3516,10 +3617,12 @@ GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_operator;
 -- Name: FUNCTION framed_parts(p_parts text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed_parts(p_parts text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operator;
 
--- Name: FUNCTION free_after(p_free jsonb, p_class helix.requirement_class, p_taken integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.free_after(p_free jsonb, p_class helix.requirement_class, p_taken integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) FROM PUBLIC;
 
 -- Name: FUNCTION guard(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3530,9 +3633,19 @@ REVOKE ALL ON FUNCTION helix.guard() FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.guard_ledger() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.guard_ledger() TO helix_owner;
 
+-- Name: FUNCTION hello_v1(p_worker text, p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_operator;
+GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_client;
+
 -- Name: FUNCTION hold(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) FROM PUBLIC;
 
 -- Name: FUNCTION judge(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3552,23 +3665,13 @@ GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) FROM PUBLIC;
 
--- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
+-- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
-GRANT SELECT ON TABLE helix.lane TO helix_client;
-GRANT SELECT ON TABLE helix.lane TO helix_operator;
+REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free jsonb, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free jsonb, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
-
--- Name: FUNCTION lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_queue text, p_lease_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_queue text, p_lease_seconds real) FROM PUBLIC;
-
--- Name: FUNCTION leases(p_batch bigint[], p_turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.leases(p_batch bigint[], p_turn bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) FROM PUBLIC;
 
 -- Name: FUNCTION leases_of(p_worker text, p_request uuid); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3590,17 +3693,17 @@ REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_acto
 GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_client;
 
--- Name: FUNCTION note_served(p_lane helix.lane, p_turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION note_served(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.note_served(p_lane helix.lane, p_turn bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.note_served(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION pick(p_lane integer, p_queue text, p_tenants text[], p_turn bigint, p_batch bigint, p_count integer, p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.pick(p_lane integer, p_queue text, p_tenants text[], p_turn bigint, p_batch bigint, p_count integer, p_passed bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION promote(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3621,6 +3724,10 @@ REVOKE ALL ON FUNCTION helix.protect(p_table regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.public_id(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operator;
+
+-- Name: FUNCTION read_resources(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.read_resources(p_free jsonb) FROM PUBLIC;
 
 -- Name: FUNCTION reap(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3671,9 +3778,9 @@ REVOKE ALL ON FUNCTION helix.session_tenants() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_client;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_operator;
 
--- Name: FUNCTION set_aside(p_batch bigint[], p_queue text, p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_aside(p_batch bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_aside(p_batch bigint[], p_queue text, p_worker text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.set_aside(p_batch bigint[], p_worker text) FROM PUBLIC;
 
 -- Name: TABLE queue; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -3686,6 +3793,10 @@ GRANT SELECT ON TABLE helix.queue TO helix_operator;
 REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) TO helix_operator;
 GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) TO helix_client;
+
+-- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) FROM PUBLIC;
 
 -- Name: FUNCTION settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3711,9 +3822,9 @@ REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_client;
 
--- Name: FUNCTION tend(p_worker text, p_free jsonb, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION tend(p_worker text, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.tend(p_worker text, p_free jsonb, p_tenants text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.tend(p_worker text, p_tenants text[]) FROM PUBLIC;
 
 -- Name: FUNCTION turn_after(p_lane integer, p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3806,6 +3917,11 @@ GRANT SELECT(deadline) ON TABLE helix.active TO helix_operator;
 GRANT SELECT(lane) ON TABLE helix.active TO helix_client;
 GRANT SELECT(lane) ON TABLE helix.active TO helix_operator;
 
+-- Name: COLUMN active.turn; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(turn) ON TABLE helix.active TO helix_client;
+GRANT SELECT(turn) ON TABLE helix.active TO helix_operator;
+
 -- Name: COLUMN active.queue; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(queue) ON TABLE helix.active TO helix_client;
@@ -3883,6 +3999,12 @@ GRANT SELECT ON TABLE helix.identity TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.key_limit TO helix_engine;
 GRANT SELECT ON TABLE helix.key_limit TO helix_client;
 GRANT SELECT ON TABLE helix.key_limit TO helix_operator;
+
+-- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
+GRANT SELECT ON TABLE helix.lane TO helix_client;
+GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
 -- Name: SEQUENCE lane_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 
