@@ -76,7 +76,7 @@ class Conflict(Refused):
 
 
 class LeaseLost(Refused):
-    """The token is not the owner's any more; `owner` names who holds the batch now, if anyone."""
+    """The token is not the owner's any more; `owner` names who was given the batch next, if any."""
 
     def __init__(self, message: str, *, owner: str | None = None) -> None:
         super().__init__(message)

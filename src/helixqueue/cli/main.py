@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # Verb: the module that registers it, and its help.
 VERBS: dict[str, tuple[str, str]] = {
+    "demo": (
+        "helixqueue.cli.demo",
+        "Watch a lab's sheet take effect once, though workers are killed and frozen.",
+    ),
     "migrate": (
         "helixqueue.cli.migrate",
         "Bring a database to the schema this release needs.",

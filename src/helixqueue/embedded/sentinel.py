@@ -52,7 +52,8 @@ def server_pid(pid_file: Path) -> int | None:
 
 
 def main(directory: Path, pid_file: Path, stop_signal: int) -> None:
-    if _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB) is None:
+    mine = os.O_CREAT
+    if _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB, mine) is None:
         return
     if os.fork():
         # Whoever started the server has no child to reap.
@@ -87,10 +88,14 @@ def _stop(alive: Path, pid_file: Path, stop_signal: int) -> None:
         select.select([reader], [], [], 0.05)
 
 
-def _flock(path: Path, kind: int) -> int | None:
-    """The locked handle; None when it is taken or the directory is gone."""
+def _flock(path: Path, kind: int, create: int = 0) -> int | None:
+    """The locked handle; None when it is taken or the file is gone.
+
+    The users' files are not made anew: whoever removes the directory after the last user left must
+    not find it filled again.
+    """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)
     except FileNotFoundError:
         return None
     try:

@@ -4,7 +4,7 @@
 create type helix.answer as (
   batch  bigint,
   answer text,          -- ok | repeat | refused | busy | illegal
-  owner  text,          -- refused: who holds the batch now, if anybody
+  owner  text,          -- refused: who was given the batch next, if anybody
   state  helix.state,   -- where the batch stands after this
   late   boolean        -- ok, though the lease had run out (nobody else had taken the batch)
 );
@@ -123,13 +123,18 @@ begin
   return query
   with asked as materialized (
     select u.*, b.tenant, helix.state_of(u.batch) as state_now,
-           a.worker as owner, a.number as owner_number,
+           heir.actor as owner, heir.number as owner_number,
            coalesce((a.epoch, a.nonce, a.number) = (u.epoch, u.nonce, u.number), false) as is_owner,
            done.version is not null as was_done
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
     left join helix.batch b on b.id = u.batch
     left join helix.active a on a.batch = u.batch
+    -- Who was given the batch after this token, whether he holds it still or has finished it.
+    left join lateral (
+      select e.actor, e.epoch, e.number from helix.event e
+      where e.batch = u.batch and e.to_state = 'ASSIGNED'
+      order by e.version desc limit 1) heir on (heir.epoch, heir.number) <> (u.epoch, u.number)
     left join lateral (
       select e.version from helix.event e
       where e.batch = u.batch and e.epoch = u.epoch and e.number = u.number
@@ -147,11 +152,10 @@ begin
                                     owner_number, state, why)
     select j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           case when j.owner is not null
-                then format('token %s is stale: %s holds the batch under %s',
-                            j.number, j.owner, j.owner_number)
-                else format('token %s is stale: the batch is %s', j.number,
-                            coalesce(j.state_now::text, 'gone')) end
+           format('token %s is stale: the batch is %s%s', j.number,
+                  coalesce(j.state_now::text, 'retired'),
+                  case when j.owner is null then ''
+                       else format('; %s had it next, under %s', j.owner, j.owner_number) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch
     on conflict (batch, number, epoch, operation) do update

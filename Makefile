@@ -1,0 +1,68 @@
+# HelixQueue. Needs Python 3.11 or newer and make; everything else is installed into .venv.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# Processes for the tests: one a core.
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadgroup
+POSTGRES_15 := /usr/lib/postgresql/15/bin
+
+.PHONY: help run test check bench proof schema debian clean
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "HelixQueue needs Python 3.11 or newer; name one with make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: $(READY) ## Start the embedded servers and watch a lab's sheet take effect exactly once
+	@$(BIN)/helixq demo
+
+test: check ## Everything: the gate, then every test on every PostgreSQL that is here
+	$(PYTEST)
+	@if [ -x $(POSTGRES_15)/postgres ]; then \
+	  echo "== the engine on PostgreSQL 15"; \
+	  HELIX_TEST_POSTGRES=$(POSTGRES_15) $(PYTEST) tests/engine tests/store; \
+	else \
+	  echo "== not run: the engine on PostgreSQL 15 (apt-get install postgresql-15)"; \
+	fi
+	@if command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ]; then \
+	  echo "== the engine behind pgbouncer, transaction mode"; \
+	  HELIX_TEST_POOLER=pgbouncer $(PYTEST) tests/engine; \
+	else \
+	  echo "== not run: the engine behind pgbouncer (apt-get install pgbouncer)"; \
+	fi
+
+check: $(READY) debian ## The gate: format, lint, types, imports, migrations
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/squawk src/helixqueue/store/sql/*.sql
+
+bench: $(READY) ## Measure the engine against BUDGETS and write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.engine --write docs/benchmarks.md
+
+proof: $(READY) ## Long soaks: the races for a minute each, the model with ten times the steps
+	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py
+
+schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
+	$(BIN)/python -m helixqueue.store.dump > src/helixqueue/store/schema.sql
+
+# What only Debian has. CI installs it, so that no test is skipped there; elsewhere what is missing
+# is skipped with a word how to get it.
+debian:
+ifeq ($(CI),true)
+	@dpkg -s postgresql-15 pgbouncer >/dev/null 2>&1 || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends postgresql-15 pgbouncer >/dev/null; }
+endif
+
+clean: ## Remove what make made
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
