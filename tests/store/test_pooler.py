@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from tests.pooler import Pooler
+from tests.pooler import Pooler, _program
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +36,13 @@ def test_sessions_share_server_connections_between_transactions(bouncer, databas
 def test_a_role_that_does_not_exist_is_refused(bouncer, database):
     with pytest.raises(psycopg.OperationalError, match=r"no such user|does not exist"):
         connect(bouncer, database, "nobody_here")
+
+
+def test_without_the_program_a_local_run_skips_and_a_build_fails(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install -y pgbouncer"):
+        _program()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install -y pgbouncer"):
+        _program()
