@@ -910,9 +910,9 @@ begin
     left join helix.active a on a.batch = u.batch
     -- Who was given the batch after this token, whether he holds it still or has finished it.
     left join lateral (
-      select e.actor, e.number from helix.event e
+      select e.actor, e.epoch, e.number from helix.event e
       where e.batch = u.batch and e.to_state = 'ASSIGNED'
-      order by e.version desc limit 1) heir on (heir.number is distinct from u.number)
+      order by e.version desc limit 1) heir on (heir.epoch, heir.number) <> (u.epoch, u.number)
     left join lateral (
       select e.version from helix.event e
       where e.batch = u.batch and e.epoch = u.epoch and e.number = u.number
@@ -932,7 +932,8 @@ begin
            j.state_now,
            format('token %s is stale: the batch is %s%s', j.number,
                   coalesce(j.state_now::text, 'retired'),
-                  format(', and %s had it after under %s', j.owner, j.owner_number))
+                  case when j.owner is null then ''
+                       else format('; %s had it next, under %s', j.owner, j.owner_number) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch
     on conflict (batch, number, epoch, operation) do update
