@@ -69,14 +69,16 @@ begin
     perform helix.class_of(asked.requires::jsonb)
     from (select distinct requires from unnest(p_requires) requires
           where requires is not null) asked;
-    select array_agg(l.class), array_agg(l.priority), array_agg(l.lane),
-           array_agg(helix.turn_after(l.lane, p_tenant))
-    into v_class, v_priority, v_lane, v_turn
-    from (select asked.*, helix.lane_of(p_queue, asked.class, asked.priority) as lane
-          from (select distinct coalesce(c.id, v_queue.class) as class,
-                       coalesce(u.priority, 5::smallint) as priority
-                from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
-                left join helix.requirement_class c on c.requires = u.requires::jsonb) asked) l;
+    select array_agg(asked.class), array_agg(asked.priority),
+           array_agg(helix.lane_of(p_queue, asked.class, asked.priority))
+    into v_class, v_priority, v_lane
+    from (select distinct coalesce(c.id, v_queue.class) as class,
+                 coalesce(u.priority, 5::smallint) as priority
+          from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
+          left join helix.requirement_class c on c.requires = u.requires::jsonb) asked;
+    -- In a statement of its own: a lane that was just made does not show to the one that made it.
+    v_turn := array(select helix.turn_after(l.lane, p_tenant)
+                    from unnest(v_lane) with ordinality as l (lane, place) order by l.place);
   end if;
 
   with given as materialized (
@@ -89,8 +91,7 @@ begin
                 p_limit_key, p_requires) with ordinality
       as u (identity, payload, raw, revision, priority, run_at, expires_at, limit_key, requires, place)
     left join helix.requirement_class c on c.requires = u.requires::jsonb
-    where (u.identity is not null or v_queue.unknown = 'accept')
-      and (u.expires_at is null or u.expires_at > v_now)
+    where u.identity is not null or v_queue.unknown = 'accept'
   ),
   asked as materialized (
     select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
@@ -102,6 +103,7 @@ begin
     from asked a
     join unnest(v_lane, v_class, v_priority, v_turn) as l (lane, class, priority, turn)
       on l.class = a.class and l.priority = a.priority
+    where a.expires_at is null or a.expires_at > v_now
     order by a.key, a.place
   ),
   -- Sorted by key, so that two submitters of overlapping sets wait for each other in one direction.
@@ -171,29 +173,32 @@ begin
 
   return query
     select u.n::int, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
-           case when u.identity is null then 'no identity, and the queue refuses unknown work'
-                else 'expires_at is in the past' end, null::text[]
+           'no identity, and the queue refuses unknown work', null::text[]
     from unnest(p_identity) with ordinality as u (identity, n)
     where not u.n = any (coalesce(v_place, '{}'));
 
-  -- A second statement, hence a new snapshot: the winners of the race have committed by now.
+  -- A second statement, hence a new snapshot: the winners of the race have committed by now. What has
+  -- no key even here had expired when it came; a repeat that expired meanwhile gets its receipt.
+  -- Tables are narrowed by array before they are joined, or a repeat would read them whole.
   return query
     with known as materialized (
       select a.place, i.key, i.batch, i.fingerprint,
              i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
       from unnest(v_place, v_key) as a (place, key)
-      join helix.identity i on i.key = a.key
-      join helix.secret s on s.id = i.secret
+      left join (select * from helix.identity i where i.key = any (v_key)) i on i.key = a.key
+      left join helix.secret s on s.id = i.secret
       where not a.place = any (coalesce(v_new_place, '{}'))
     ),
     noted as (
       insert into helix.decision (tenant, queue, kind, batch, actor)
       select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, v_actor
-      from known k
+      from known k where k.key is not null
     )
-    select k.place, case when k.same then 'duplicate' else 'conflict' end,
+    select k.place,
+           case when k.key is null then 'refused' when k.same then 'duplicate' else 'conflict' end,
            helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
-           case when not k.same then b.payload::text end, null::text,
+           case when not k.same then b.payload::text end,
+           case when k.key is null then 'expires_at is in the past' end,
            case when k.same then array_remove(array[
              case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
              case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
@@ -201,7 +206,8 @@ begin
              case when b.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
              case when b.class <> coalesce(c.id, v_queue.class) then 'requires' end], null) end
     from known k
-    left join helix.batch b on b.id = k.batch
+    left join (select * from helix.batch b
+               where b.id = any (array(select known.batch from known))) b on b.id = k.batch
     left join helix.requirement_class c on c.requires = p_requires[k.place]::jsonb;
 end
 $$;
