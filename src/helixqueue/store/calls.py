@@ -55,7 +55,7 @@ def submit(
 ) -> Call[list[Submitted]]:
     """Submit up to 10,000 rows; answers come in the order of the input."""
     _bounded("submit", len(rows), SUBMIT_ROWS_MAX)
-    columns: list[list[Any] | None] = [list(column) for column in zip(*rows, strict=True)]
+    columns = _columns(rows, len(Submission._fields)) if rows else [[], [], *[None] * 7]
     # A column that says nothing is sent as null, not as a thousand nulls.
     for place in range(2, len(columns)):
         column = columns[place]

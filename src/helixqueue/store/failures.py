@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import psycopg
+
 from helixqueue.errors import (
     HelixError,
     IllegalTransition,
-    InvalidIdentity,
     InvalidPayload,
     NotPermitted,
     Refused,
@@ -19,8 +20,6 @@ from helixqueue.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
 _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "QH001": IllegalTransition,  # no such arrow
     "QH002": NotPermitted,  # DML that did not come from the engine
@@ -31,7 +30,8 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "55P03": Retryable,  # lock timeout
     "22023": Refused,  # invalid parameter: an unknown requirement, a wrong setting
     "22P02": lambda text: InvalidPayload(text, code="syntax"),
-    "22021": lambda text: InvalidIdentity(text, code="encoding"),
+    "22021": Refused,  # a NUL in a text, whichever it was
+    "57014": lambda text: Unavailable(f"cancelled by a time limit: {text}"),
     "25006": Unavailable,  # read-only: a standby, or a demoted primary
 }
 
@@ -45,6 +45,10 @@ def translate(error: psycopg.Error, *, sent: bool = True) -> HelixError:
     """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
     state = error.sqlstate
     text = _text(error)
+    if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        # The driver could not even send it (a value of the wrong type, a NUL in a text): no repeat
+        # will go better.
+        return Refused(text)
     if state is None or state.startswith(_AWAY):
         # Without an answer the statement may have committed: the caller repeats it, and the engine
         # recognises the repeat.
@@ -57,8 +61,6 @@ def translate(error: psycopg.Error, *, sent: bool = True) -> HelixError:
         return _BY_STATE[state](text)
     if state.startswith("23"):
         return Refused(text)
-    if state.startswith("57014"):
-        return Unavailable(f"cancelled by a time limit: {text}", outcome_unknown=False)
     return HelixError(f"{text} (SQLSTATE {state})")
 
 
