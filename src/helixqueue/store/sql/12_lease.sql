@@ -62,7 +62,9 @@ begin
   return query
   with ended as materialized (
     select a.*, u.failure as failure_class, u.detail as failure_detail,
-           a.deadline < v_now as overdue, q.paused, b.expires_at, e.goes_to,
+           -- Late is what a worker does after its deadline; that a lease was reaped says it already.
+           a.deadline < v_now and p_reason in ('failed', 'released') as overdue,
+           q.paused, b.expires_at, e.goes_to,
            -- Only a failure waits: what was released or lost is good work that met a bad worker.
            case when p_reason = 'failed' then coalesce(u.after,
              least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(a.attempt - 1, 20))
@@ -82,8 +84,7 @@ begin
                                detail, late, lane, queue, failure)
     select e.batch, e.tenant, 'FAILED', e.version + 1, e.attempt, e.epoch, e.number,
            coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane, e.queue,
-           coalesce(e.failure_class, p_reason::text)
+           e.overdue, e.lane, e.queue, coalesce(e.failure_class, p_reason::text)
     from ended e where e.goes_to = 'FAILED'
   ),
   waits as (
@@ -91,7 +92,7 @@ begin
                                late, lane, queue, cause, due, limit_key, expires_at)
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane, e.queue,
+           e.overdue, e.lane, e.queue,
            case when e.delay > 0 then 'delay' else 'paused' end::helix.cause,
            case when e.delay > 0 then v_now + make_interval(secs => e.delay) end,
            e.limit_key, e.expires_at
@@ -102,7 +103,7 @@ begin
                              late, lane, turn, limit_key, expires_at)
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane,
+           e.overdue, e.lane,
            -- What was begun once goes first: one turn after the one being served.
            (select l.served + 1 from helix.lane l where l.id = e.lane), e.limit_key, e.expires_at
     from ended e where e.goes_to = 'PENDING' and e.delay <= 0 and not e.paused
@@ -123,14 +124,14 @@ begin
   return query
   with asked as materialized (
     select u.*, b.tenant, helix.state_of(u.batch) as state_now,
-           heir.actor as owner, heir.number as owner_number,
+           coalesce(a.worker, heir.actor) as owner, coalesce(a.number, heir.number) as owner_number,
            coalesce((a.epoch, a.nonce, a.number) = (u.epoch, u.nonce, u.number), false) as is_owner,
            done.version is not null as was_done
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
     left join helix.batch b on b.id = u.batch
     left join helix.active a on a.batch = u.batch
-    -- Who was given the batch after this token, whether he holds it still or has finished it.
+    -- Where nobody holds the batch now: who was given it after this token and has finished.
     left join lateral (
       select e.actor, e.epoch, e.number from helix.event e
       where e.batch = u.batch and e.to_state = 'ASSIGNED'
@@ -150,14 +151,16 @@ begin
   kept as (
     insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner,
                                     owner_number, state, why)
-    select j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
+    -- Each token once, though a call may name it twice.
+    select distinct on (j.batch, j.number, j.epoch)
+           j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
            format('token %s is stale: the batch is %s%s', j.number,
                   coalesce(j.state_now::text, 'retired'),
                   case when j.owner is null then ''
                        else format('; %s had it next, under %s', j.owner, j.owner_number) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
-    order by j.batch
+    order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation) do update
       set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
           owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
@@ -180,7 +183,7 @@ $$;
 create function helix.owned(p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[])
 returns bigint[]
 language sql stable as $$
-  select coalesce(array_agg(a.batch order by a.batch), '{}')
+  select coalesce(array_agg(distinct a.batch order by a.batch), '{}')
   from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
   join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
                      and a.number = u.number

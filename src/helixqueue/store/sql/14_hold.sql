@@ -146,9 +146,16 @@ begin
         select array_agg(u.batch) as batch, array_agg(u.failure) as failure,
                array_agg(u.detail) as detail, array_agg(u.permanent) as permanent,
                array_agg(u.after) as after
-        from unnest(p_batch, p_outcome, p_failure, p_detail, p_permanent, p_after)
-          as u (batch, outcome, failure, detail, permanent, after)
-        where u.outcome = 'failed' and u.batch = any (v_failed)) f
+        from (
+          -- The token again, and each batch once: a call may bring a stale token of the same batch
+          -- (a worker that lost it and was given it anew), whose word must not count.
+          select distinct on (u.batch) u.*
+          from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_failure, p_detail,
+                      p_permanent, p_after)
+            as u (batch, epoch, nonce, number, outcome, failure, detail, permanent, after)
+          join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
+                             and a.number = u.number
+          where u.outcome = 'failed' order by u.batch) u) f
       cross join lateral helix.vacate(f.batch, 'failed', p_worker, f.failure, f.detail, f.permanent,
                                       f.after) v;
     select v_done || array_agg(u.batch) into v_done
