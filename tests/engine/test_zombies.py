@@ -1,0 +1,308 @@
+"""A worker that froze and woke up: its batch is another's, and nothing it says counts (G2)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from helixqueue.states import State
+from helixqueue.store import calls
+from tests.traffic import (
+    claim,
+    completed,
+    failed,
+    held,
+    in_threads,
+    open_queue,
+    proven,
+    store,
+    submit,
+    until,
+    until_overdue,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helixqueue.store.database import Database as Store
+    from helixqueue.store.rows import Answer, LeaseRow
+
+SHORT_S = 0.05
+
+# Everything a worker can do with a lease.
+WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[Answer]]]] = {
+    "start": lambda worker, lease: calls.start(worker=worker, held=held([lease])),
+    "renew": lambda worker, lease: calls.renew(worker=worker, held=held([lease])),
+    "complete": lambda worker, lease: calls.settle(worker=worker, settlements=[completed(lease)]),
+    "fail": lambda worker, lease: calls.settle(worker=worker, settlements=[failed(lease)]),
+    "release": lambda worker, lease: calls.release(worker=worker, held=held([lease])),
+}
+OPERATION = {name: name for name in WRITES} | {"complete": "settle", "fail": "settle"}
+EVERY_COLUMN = "select to_jsonb(a) from helix.active a where batch = %s"
+
+
+@pytest.fixture
+def db(database):
+    with store(database.dsn("pool")) as db:
+        open_queue(db)
+        yield db
+
+
+def frozen(database, db: Store, *, started: bool = True, worker: str = "A") -> LeaseRow:
+    """A lease whose worker has not been heard of until its deadline."""
+    submit(db, ["one"])
+    [lease] = claim(db, 1, worker, start=started, seconds=SHORT_S)
+    until_overdue(database, lease)
+    return lease
+
+
+def replaced(db: Store, stale: LeaseRow, worker: str = "B") -> LeaseRow:
+    """The lease of whoever the batch was given to after that."""
+    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the frozen worker's lease to be reaped")
+    [lease] = claim(db, 1, worker)
+    assert lease.batch == stale.batch
+    assert lease.token != stale.token
+    return lease
+
+
+def both(write: str, *leases: LeaseRow) -> calls.Call[list[Answer]]:
+    """One call that names these leases."""
+    if write in ("complete", "fail"):
+        settled = [completed(one) if write == "complete" else failed(one) for one in leases]
+        return calls.settle(worker="A", settlements=settled)
+    verb = {"start": calls.start, "renew": calls.renew, "release": calls.release}[write]
+    return verb(worker="A", held=held(leases))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("started", [True, False], ids=["running", "assigned"])
+@pytest.mark.parametrize("name", ["B", "A"], ids=["other-name", "same-name"])
+def test_a_zombie_is_refused_and_the_owner_does_not_notice(database, db, write, started, name):
+    stale = frozen(database, db, started=started)
+    lease = replaced(db, stale, worker=name)
+    before = database.rows(EVERY_COLUMN, lease.batch)
+
+    [answer] = db.run(WRITES[write]("A", stale))
+
+    assert (answer.answer, answer.owner, answer.late) == ("refused", name, False)
+    assert database.rows(EVERY_COLUMN, lease.batch) == before
+    assert database.rows(
+        "select operation, worker, owner, number, owner_number, state::text, times"
+        " from helix.refusal where batch = %s",
+        lease.batch,
+    ) == [(OPERATION[write], "A", name, stale.token.number, lease.token.number, "RUNNING", 1)]
+    [answer] = db.run(WRITES["complete"](name, lease))
+    assert (answer.answer, answer.state) == ("ok", State.COMPLETED)
+    proven(database)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_zombie_is_refused_while_nobody_holds_its_batch(database, db, write):
+    stale = frozen(database, db)
+    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
+    [answer] = db.run(WRITES[write]("A", stale))
+    assert (answer.answer, answer.owner, answer.state) == ("refused", None, State.PENDING)
+    assert database.rows("select worker, owner, state::text from helix.refusal") == [
+        ("A", None, "PENDING")
+    ]
+    proven(database)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
+def test_a_zombie_is_refused_after_the_end(database, db, write, end):
+    stale = frozen(database, db)
+    lease = replaced(db, stale)
+    if end == "cancelled":
+        db.run(calls.cancel(ids=[lease.batch_id], reason="wrong tube"))
+    else:
+        settlement = completed(lease) if end == "completed" else failed(lease, permanent=True)
+        db.run(calls.settle(worker="B", settlements=[settlement]))
+    outcome = database.rows("select to_jsonb(o) from helix.outcome o")
+    [answer] = db.run(WRITES[write]("A", stale))
+    assert (answer.answer, answer.state) == ("refused", State(end.upper()))
+    assert database.rows("select to_jsonb(o) from helix.outcome o") == outcome
+    proven(database)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_late_but_not_replaced_is_accepted_and_marked(database, db, write):
+    lease = frozen(database, db, started=write != "start")
+    [answer] = db.run(WRITES[write]("A", lease))
+    assert (answer.answer, answer.late) == ("ok", True)
+    assert database.value("select count(*) from helix.refusal") == 0
+    last = database.rows("select reason::text, late from helix.event order by version desc limit 1")
+    if write == "complete":
+        assert last == [("completed", True)]
+        assert database.rows("select late, actor from helix.outcome") == [(True, "A")]
+    elif write == "renew":
+        # Nothing but the deadline changed, so there is no event to mark.
+        assert last == [("started", False)]
+        assert database.value("select deadline > %s from helix.active", lease.deadline)
+    else:
+        assert last == [
+            ({"start": "started", "fail": "failed", "release": "released"}[write], True)
+        ]
+    proven(database)
+
+
+def test_a_late_start_does_not_make_a_timely_completion_late(database, db):
+    lease = frozen(database, db, started=False)
+    assert db.run(WRITES["start"]("A", lease))[0].late
+    db.run(WRITES["renew"]("A", lease))
+    db.run(WRITES["complete"]("A", lease))
+    assert database.rows("select reason::text, late from helix.event order by version")[2:] == [
+        ("started", True),
+        ("completed", False),
+    ]
+
+
+def test_a_hammering_zombie_makes_one_row_with_a_count(database, db):
+    stale = frozen(database, db)
+    lease = replaced(db, stale)
+    for _ in range(7):
+        db.run(WRITES["renew"]("A", stale))
+
+    def hammer(_: int) -> list[str]:
+        with store(database.dsn("pool")) as mine:
+            return [mine.run(WRITES["complete"]("A", stale))[0].answer for _ in range(25)]
+
+    answers = in_threads(hammer, [(number,) for number in range(8)])
+    assert {answer for one in answers for answer in one} == {"refused"}
+    assert database.rows(
+        "select operation, worker, owner, times, last_at > first_at from helix.refusal order by 1"
+    ) == [("renew", "A", "B", 7, True), ("settle", "A", "B", 200, True)]
+    assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
+    proven(database)
+
+
+def test_a_refusal_names_the_owner_of_the_last_try(database, db):
+    stale = frozen(database, db)
+    lease = replaced(db, stale)
+    assert db.run(WRITES["renew"]("A", stale))[0].owner == "B"
+    db.run(calls.release(worker="B", held=held([lease])))
+    [third] = claim(db, 1, "C")
+    assert db.run(WRITES["renew"]("A", stale))[0].owner == "C"
+    assert database.rows("select owner, owner_number, times from helix.refusal") == [
+        ("C", third.token.number, 2)
+    ]
+
+
+def test_one_stale_token_among_many_spoils_nothing(database, db):
+    stale = frozen(database, db)
+    lease = replaced(db, stale)
+    submit(db, ["two", "three"])
+    others = claim(db, 2, "A")
+    answers = db.run(
+        calls.settle(worker="A", settlements=[completed(one) for one in [*others, stale]])
+    )
+    assert {answer.batch: answer.answer for answer in answers} == {
+        others[0].batch: "ok",
+        others[1].batch: "ok",
+        lease.batch: "refused",
+    }
+    proven(database)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_stale_token_named_twice_in_one_call_is_refused_like_once(database, db, write):
+    stale = frozen(database, db)
+    replaced(db, stale)
+    answers = db.run(both(write, stale, stale))
+    assert {answer.answer for answer in answers} == {"refused"}
+    assert database.value("select count(*) from helix.refusal") == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_token_of_ones_own_named_twice_in_one_call_works_like_once(database, db, write):
+    submit(db, ["one"])
+    [lease] = claim(db, 1, "A", start=write != "start")
+    answers = db.run(both(write, lease, lease))
+    assert {answer.answer for answer in answers} == {"ok"}
+    assert database.value("select count(*) from helix.refusal") == 0
+    proven(database)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_worker_that_brings_its_stale_and_its_new_token_together_uses_the_new_one(
+    database, db, write
+):
+    """It lost the batch and was given it again, and settles all its slots with one call."""
+    stale = frozen(database, db, started=write != "start")
+    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
+    [lease] = claim(db, 1, "A", start=write != "start")
+    db.run(both(write, stale, lease))
+    last = database.rows("select number, reason::text from helix.event order by version desc")[0]
+    expected = {"start": "started", "renew": "started", "complete": "completed", "fail": "failed"}
+    assert last == (lease.token.number, expected.get(write, "released"))
+    proven(database)
+
+
+@pytest.mark.parametrize("change", ["epoch", "nonce", "number"])
+@pytest.mark.parametrize("write", WRITES)
+def test_every_part_of_the_token_is_compared(database, db, write, change):
+    submit(db, ["one"])
+    [lease] = claim(db, 1, "A", start=write != "start")
+    forged = lease.token._replace(**{change: getattr(lease.token, change) + 1})
+    [answer] = db.run(WRITES[write]("A", type(held([lease])[0])(lease.batch, forged)))
+    assert (answer.answer, answer.owner) == ("refused", "A")
+    [answer] = db.run(WRITES[write]("A", lease))
+    assert answer.answer == "ok"
+    proven(database)
+
+
+def test_a_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db):
+    submit(db, ["one"])
+    here = Path(__file__)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.test_zombies", database.dsn("pool")],
+        cwd=here.parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdin
+        assert worker.stdout
+        assert worker.stdout.readline() == "claimed\n"
+        os.kill(worker.pid, signal.SIGSTOP)
+        until(lambda: " T " in Path(f"/proc/{worker.pid}/stat").read_text(), "the process to stop")
+        # It will find this the moment it wakes up: it knows nothing of the time in between.
+        worker.stdin.write("settle\n")
+        worker.stdin.flush()
+        until(lambda: db.run(calls.reap(actor="reaper")) == 1, "its lease to be reaped")
+        [lease] = claim(db, 1, "B")
+        os.kill(worker.pid, signal.SIGCONT)
+        assert worker.stdout.readline() == "refused B\n"
+        # Also when the rightful owner is long done.
+        assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
+        worker.stdin.write("settle\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "refused B\n"
+        worker.stdin.close()
+    assert worker.returncode == 0
+    assert database.rows("select worker, owner, times from helix.refusal") == [("frozen", "B", 2)]
+    assert database.rows("select actor from helix.outcome") == [("B",)]
+    proven(database)
+
+
+def frozen_worker(dsn: str) -> None:
+    """The process of the test above: claims, and settles each time it is told to."""
+    with store(dsn) as db:
+        [lease] = claim(db, 1, "frozen", seconds=0.5)
+        sys.stdout.write("claimed\n")
+        sys.stdout.flush()
+        for _ in sys.stdin:
+            [answer] = db.run(WRITES["complete"]("frozen", lease))
+            sys.stdout.write(f"{answer.answer} {answer.owner}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    frozen_worker(sys.argv[1])
