@@ -53,7 +53,7 @@ proof: $(READY) ## Long soaks: the races for a minute each, the model with ten t
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py
 
 schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
-	$(BIN)/python -m helixqueue.store.dump > src/helixqueue/store/schema.sql
+	$(BIN)/python -m tests.store.schema
 
 # What only Debian has. CI installs it, so that no test is skipped there; elsewhere what is missing
 # is skipped with a word how to get it.

@@ -25,7 +25,11 @@ begin
   end if;
   select bool_or(bound.tenant = '*' and not bound.by_setting),
          array_agg(case when bound.by_setting then v_named else bound.tenant end)
-           filter (where case when bound.by_setting then bound.tenant in ('*', v_named)
+           filter (where case when bound.by_setting
+                              -- One tenant's name and nothing else: a star or a list would widen
+                              -- the scope that `enter` notes.
+                              then bound.tenant in ('*', v_named)
+                                   and v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
                               else bound.tenant = coalesce(v_named, bound.tenant) end)
   into v_all, v_tenants
   from helix.role_tenant bound where bound.role = session_user;
@@ -41,8 +45,9 @@ create function helix.enter() returns text[]
 language plpgsql as $$
 declare
   v_tenants text[] := helix.session_tenants();
+  v_scope   text;
 begin
-  perform set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
+  v_scope := set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
   return v_tenants;
 end
 $$;

@@ -6,12 +6,13 @@
 create function helix.record() returns trigger
 language plpgsql as $$
 declare
-  v_written int;
+  v_arrived bigint;
+  v_started boolean;
+  v_written bigint;
   v_wrong   record;
 begin
-  if tg_table_name = 'active' and tg_op = 'INSERT'
-     and exists (select from arrived n where n.state = 'RUNNING')
-  then
+  select count(*), bool_or(n.state = 'RUNNING') into v_arrived, v_started from arrived n;
+  if v_started and tg_table_name = 'active' and tg_op = 'INSERT' then
     -- A claim that starts its batches at once: two steps, two events, one statement. An update for
     -- the second step cost a quarter of the claim.
     with claimed as materialized (
@@ -55,7 +56,7 @@ begin
     where n.version = coalesce(head.version, 0) + 1;
     get diagnostics v_written = row_count;
   end if;
-  if v_written = (select count(*) from arrived) then
+  if v_written = v_arrived then
     return null;
   end if;
 

@@ -71,40 +71,44 @@ language sql stable as $$
 $$;
 
 -- The lanes that may run on this worker and are not empty behind its hints, from most urgent to
--- least; equals take turns by chance. Only the most urgent priority that has anything is returned.
+-- least; equals take turns by chance.
 -- Whether a lane is empty is asked by its order for a session that sees all tenants, and tenant by
 -- tenant for one that does not: it must not step over a backlog of others.
 create function helix.lanes_for(
   p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint,
   p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
-) returns table (id integer, priority smallint, class helix.requirement_class, turn bigint,
-                 batch bigint)
+) returns table (id integer, priority smallint, served_at timestamptz,
+                 class helix.requirement_class, turn bigint, batch bigint)
 language plpgsql as $$
 #variable_conflict use_column
 begin
-  return query
-    select f.id, f.priority, f.class, f.turn, f.batch
-    from (
-      select l.id, l.priority, c as class, coalesce(h.turn, -1) as turn,
-             coalesce(h.batch, -1) as batch, min(l.priority) over () as urgent
+  if p_tenants is null then
+    return query
+      select l.id, l.priority, l.served_at, c, coalesce(h.turn, -1), coalesce(h.batch, -1)
       from helix.lane l
       join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
       left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
         on h.lane = l.id
       where l.queue = any (p_queues) and l.priority >= p_priority
-        and case when p_tenants is null
-            then exists (select from helix.ready r where r.lane = l.id
-                         and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
-            else exists (select from unnest(p_tenants) as mine (tenant)
-                         where exists (select from helix.ready r
-                                       where r.lane = l.id and r.tenant = mine.tenant
-                                         and r.turn >= coalesce(h.turn, -1)
-                                         and (r.turn, r.batch) > (coalesce(h.turn, -1),
-                                                                  coalesce(h.batch, -1))))
-            end
-    ) f
-    where f.priority = f.urgent
-    order by random() limit 64;
+        and exists (select from helix.ready r where r.lane = l.id
+                    and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
+      order by l.priority, random() limit 64;
+  else
+    return query
+      select l.id, l.priority, l.served_at, c, coalesce(h.turn, -1), coalesce(h.batch, -1)
+      from helix.lane l
+      join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
+      left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
+        on h.lane = l.id
+      where l.queue = any (p_queues) and l.priority >= p_priority
+        and exists (select from unnest(p_tenants) as mine (tenant)
+                    where exists (select from helix.ready r
+                                  where r.lane = l.id and r.tenant = mine.tenant
+                                    and r.turn >= coalesce(h.turn, -1)
+                                    and (r.turn, r.batch) > (coalesce(h.turn, -1),
+                                                             coalesce(h.batch, -1))))
+      order by l.priority, random() limit 64;
+  end if;
 end
 $$;
 
@@ -301,6 +305,7 @@ declare
   v_odd      bigint[];
   v_passed   bigint[] := '{}';  -- what this call has looked at
   v_taken    bigint[] := '{}';  -- what it will lease
+  v_stale    boolean := false;  -- some lane's `served` is older than a second
 begin
   if p_done_batch is not null then
     return query
@@ -321,8 +326,9 @@ begin
       select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
                                     p_hint_batch)
     loop
-      exit when cardinality(v_lane) = v_wanted;
+      exit when v_row.priority > v_priority and v_lane <> '{}' or cardinality(v_lane) = v_wanted;
       v_priority := v_row.priority;
+      v_stale := v_stale or v_row.served_at < clock_timestamp() - interval '1 s';
       v_lane := v_lane || v_row.id;
       v_class := v_class || v_row.class;
       v_turn := v_turn || v_row.turn;
@@ -378,7 +384,9 @@ begin
     select * from helix.lease_out(v_taken, p_worker, p_request, helix.current_epoch(),
                                   hashtextextended(gen_random_uuid()::text, 0), p_lease_seconds,
                                   p_start);
-  perform helix.note_served(v_taken);
+  if v_stale then
+    perform helix.note_served(v_taken);
+  end if;
 end
 $$;
 
