@@ -307,6 +307,10 @@ declare
   v_taken    bigint[] := '{}';  -- what it will lease
   v_stale    boolean := false;  -- some lane's `served` is older than a second
 begin
+  -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
+  -- the leases of the first would be nobody's until they ran out. So it waits here. No more than the
+  -- waiting rests on this lock: which call is the first is decided by the key of helix.request.
+  perform pg_advisory_xact_lock(hashtextextended(p_request::text, 0));
   if p_done_batch is not null then
     return query
       select s.answer, s.batch, s.owner, s.late, s.state, null::uuid, null::bytea, null::text,
