@@ -89,7 +89,7 @@ def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
     done = 0
     finish = time.monotonic() + PATIENCE_S
     while db.connection.execute(
-        "select from helix.standing where place <> 'outcome' limit 1"
+        "select 1 from helix.standing where place <> 'outcome' limit 1"
     ).fetchone():
         assert time.monotonic() < finish, "batches are stuck"
         leases = claim(db, 200, worker, queue=queue)

@@ -54,7 +54,7 @@ def claim_until_empty(dsn: str, number: int) -> Worked:
             settlements = [completed(lease) for lease in claimed.leases]
             if (
                 not settlements
-                and not db.connection.execute("select from helix.ready limit 1").fetchone()
+                and not db.connection.execute("select 1 from helix.ready limit 1").fetchone()
             ):
                 return Worked(done, slowest)
 
