@@ -78,14 +78,15 @@ select epoch, ended from helix.recover_v1(%s::text, %s::text);
 -- name: set_queue
 -- Declares a queue or changes what is not null.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, c.requires
+       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
+       helix.queue_requires_v1(q.tenant, q.name)
 from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
-                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb) q
-join helix.requirement_class c on c.id = q.class;
+                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb) q;
 
 -- name: queue
 -- A queue's settings, as its tenant sees them.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, c.requires
-from helix.queue q join helix.requirement_class c on c.id = q.class
+       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
+       helix.queue_requires_v1(q.tenant, q.name)
+from helix.queue q
 where q.tenant = %s::text and q.name = %s::text;

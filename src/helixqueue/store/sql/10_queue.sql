@@ -43,6 +43,17 @@ begin
 end
 $$;
 
+-- What a queue asks of its workers. Volatile, so that the statement which declares a queue can read
+-- its answer from here: a join would miss the class and the queue that were made a moment before.
+create function helix.queue_requires_v1(p_tenant text, p_queue text) returns jsonb
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  return (select c.requires from helix.queue q join helix.requirement_class c on c.id = q.class
+          where q.tenant = p_tenant and q.name = p_queue);
+end
+$$;
+
 -- The class of a requirement, made when it is new. Unknown words are refused: a misspelt "gpu"
 -- would otherwise run anywhere.
 create function helix.class_of(p_requires jsonb) returns integer
