@@ -1,0 +1,170 @@
+"""Many submitters of one identity, in any spelling, order and company: one batch (G1)."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+from helixqueue.errors import Retryable
+from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.states import State
+from helixqueue.store import calls
+from helixqueue.store.rows import Submission
+from tests.traffic import (
+    PAYLOAD,
+    claim,
+    completed,
+    in_threads,
+    open_queue,
+    proven,
+    store,
+    submit,
+    together,
+    until_waiting,
+)
+
+SUBMITTERS = 200
+TUBE = "Sämple-Ω-001"
+SPELLINGS = [unicodedata.normalize("NFC", TUBE), unicodedata.normalize("NFD", TUBE), f" {TUBE} "]
+PAYLOADS = [{"pod5": "a.pod5", "lanes": [1, 2]}, {"lanes": [1, 2], "pod5": "a.pod5"}]
+
+
+def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
+    dsn = database.dsn("app_a")
+    with store(dsn) as db:
+        open_queue(db)
+
+    def submit_spelling(number):
+        identity = canonicalize(SPELLINGS[number % len(SPELLINGS)])
+        payload = canonical_text(PAYLOADS[number % len(PAYLOADS)])
+        row = Submission(identity.text, payload, raw=SPELLINGS[number % len(SPELLINGS)])
+        call = calls.submit(tenant="a", queue="q", profile="text-v1", rows=[row])
+        with store(dsn) as db:
+            return db.run(call)[0]
+
+    assert len(set(SPELLINGS)) == 3
+    answers = in_threads(submit_spelling, [(number,) for number in range(SUBMITTERS)])
+    assert Counter(one.decision for one in answers) == {"new": 1, "duplicate": SUBMITTERS - 1}
+    assert len({one.receipt for one in answers}) == 1
+    assert database.value("select count(*) from helix.batch") == 1
+    assert database.rows(
+        "select kind, count(*) from helix.decision where batch is not null group by 1"
+    ) == [("duplicate", SUBMITTERS - 1)]
+    proven(database)
+
+
+def test_overlapping_sets_in_any_order_do_not_lock_each_other_up(database):
+    """Within one call the engine sorts, so callers need not."""
+    dsn = database.dsn("pool")
+    with store(dsn) as db:
+        open_queue(db)
+    names = [f"s{number}" for number in range(60)]
+
+    def submit_in_turn(number):
+        mine = names[number:] + names[:number]
+        if number % 2:
+            mine.reverse()
+        with store(dsn) as db:
+            return submit(db, mine)
+
+    answers = in_threads(submit_in_turn, [(number,) for number in range(30)])
+    decisions = Counter(one.decision for each in answers for one in each)
+    assert decisions == {"new": len(names), "duplicate": 29 * len(names)}
+    assert len({one.receipt for each in answers for one in each}) == len(names)
+    proven(database)
+
+
+def test_opposite_orders_in_two_transactions_end_as_retryable_for_one(database):
+    """The engine cannot sort across a caller's calls: PostgreSQL ends it, and says so."""
+    dsn = database.dsn("pool")
+    began = time.monotonic()
+    with store(dsn) as db, store(dsn) as left, store(dsn) as right, ThreadPoolExecutor(1) as pool:
+        open_queue(db)
+        for one in (left, right):
+            one.connection.autocommit = False
+        submit(left, ["one"])
+        submit(right, ["two"])
+        waits = pool.submit(outcome, left, "two")
+        until_waiting(database, 1, "submit_v1")
+        outcomes = [outcome(right, "one"), waits.result(30)]
+        assert sorted(outcomes) == ["committed", "retryable"]
+        assert time.monotonic() - began < 20
+        # Run again from its start, the other one finds everything done.
+        assert [one.decision for one in submit(db, ["one", "two"])] == ["duplicate", "duplicate"]
+    proven(database)
+
+
+def outcome(db, identity):
+    try:
+        submit(db, [identity])
+    except Retryable:
+        db.connection.rollback()
+        return "retryable"
+    db.connection.commit()
+    return "committed"
+
+
+# Retention takes finished batches away while their identities are submitted again and again.
+
+IDENTITIES = [f"s{number}" for number in range(25)]
+ROUNDS_S = 4.0
+
+
+def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
+    """Each role by itself, for some seconds; submitters return decision, key and batch id."""
+    told = []
+    finish = time.monotonic() + ROUNDS_S
+    with store(dsn) as db:
+        while time.monotonic() < finish:
+            if role == "submit":
+                told += [
+                    (one.decision, one.receipt.key, str(one.receipt.batch_id), one.state)
+                    for one in submit(db, IDENTITIES)
+                ]
+            elif role == "work":
+                leases = claim(db, 5, "w")
+                settlements = [completed(lease) for lease in leases]
+                if settlements:
+                    db.run(calls.settle(worker="w", settlements=settlements))
+            else:
+                later = datetime.now(UTC) + timedelta(hours=1)
+                told.append(
+                    db.run(
+                        calls.retire(
+                            tenant="a", queue="q", state=State.COMPLETED, before=later, limit=3
+                        )
+                    )
+                )
+    return told
+
+
+def test_retention_does_not_make_a_second_batch_for_a_key(database):
+    dsn = database.dsn("pool")
+    with store(dsn) as db:
+        open_queue(db)
+    roles = ["submit", "submit", "work", "retire", "retire"]
+    *submitted, _, first, second = together(submit_work_retire, [(role, dsn) for role in roles])
+    answers = [one for each in submitted for one in each]
+    assert Counter(one[0] for one in answers)["new"] == len(IDENTITIES)
+    assert {one[0] for one in answers} == {"new", "duplicate"}
+    assert len({one[1:3] for one in answers}) == len(IDENTITIES)
+    # Whoever asked was told where the batch stands, also after it was taken away.
+    assert None not in {one[3] for one in answers}
+    assert answers[-1][3] is State.COMPLETED
+    assert sum(first) + sum(second) == len(IDENTITIES)
+    assert database.value("select count(*) from helix.retired") == len(IDENTITIES)
+    assert database.value("select count(*) from helix.batch") == 0
+    with store(dsn) as db:
+        again = db.run(
+            calls.submit(
+                tenant="a",
+                queue="q",
+                profile="text-v1",
+                rows=[Submission(IDENTITIES[0], PAYLOAD.replace("1", "2"))],
+            )
+        )
+    assert again[0].decision == "conflict"
+    proven(database)
