@@ -70,13 +70,13 @@ language sql stable as $$
              p_free.disk_gb - p_taken * p_class.disk_gb, p_free.labels)::helix.resources
 $$;
 
--- The lanes that may run on this worker and are not empty behind its hints, from most urgent to
--- least; equals take turns by chance.
+-- The lanes that may run on this worker and have something behind its hints that this call has not
+-- looked at (p_passed), from most urgent to least; equals take turns by chance.
 -- Whether a lane is empty is asked by its order for a session that sees all tenants, and tenant by
 -- tenant for one that does not: it must not step over a backlog of others.
 create function helix.lanes_for(
   p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint,
-  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
+  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]
 ) returns table (id integer, priority smallint, served_at timestamptz,
                  class helix.requirement_class, turn bigint, batch bigint)
 language plpgsql as $$
@@ -91,7 +91,8 @@ begin
         on h.lane = l.id
       where l.queue = any (p_queues) and l.priority >= p_priority
         and exists (select from helix.ready r where r.lane = l.id
-                    and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
+                    and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1))
+                    and r.batch <> all (p_passed))
       order by l.priority, random() limit 64;
   else
     return query
@@ -106,7 +107,8 @@ begin
                                   where r.lane = l.id and r.tenant = mine.tenant
                                     and r.turn >= coalesce(h.turn, -1)
                                     and (r.turn, r.batch) > (coalesce(h.turn, -1),
-                                                             coalesce(h.batch, -1))))
+                                                             coalesce(h.batch, -1))
+                                    and r.batch <> all (p_passed)))
       order by l.priority, random() limit 64;
   end if;
 end
@@ -195,8 +197,9 @@ end
 $$;
 
 -- The closer look at what pick called not plain: expired batches are cancelled, paused and
--- over-limit ones step aside into waiting. Returns those that may be leased after all.
-create function helix.set_aside(p_batch bigint[], p_worker text) returns bigint[]
+-- over-limit ones step aside into waiting. Returns those that may be leased after all. p_taken is
+-- what the call will lease already: it is not counted under its limit keys yet.
+create function helix.set_aside(p_batch bigint[], p_taken bigint[], p_worker text) returns bigint[]
 language plpgsql as $$
 declare
   v_blocked  bigint[];
@@ -212,6 +215,11 @@ begin
       select r.tenant, l.queue, r.limit_key from helix.ready r join helix.lane l on l.id = r.lane
       where r.batch = any (p_batch) and r.limit_key is not null)
     order by k.tenant, k.queue, k.key for update skip locked
+  ),
+  taken as materialized (
+    select r.tenant, l.queue, r.limit_key as key, count(*) as held
+    from helix.ready r join helix.lane l on l.id = r.lane
+    where r.batch = any (p_taken) and r.limit_key is not null group by 1, 2, 3
   )
   select array_agg(f.batch) filter (where f.fits and not f.paused),
          array_agg(f.batch) filter (where f.paused or not f.fits)
@@ -219,16 +227,35 @@ begin
   from (
     select r.batch, q.paused,
            r.limit_key is null
-           or counted.held + row_number() over (partition by r.tenant, l.queue, r.limit_key
-                                                order by r.turn, r.batch) <= q.key_limit as fits
+           or counted.held + coalesce(taken.held, 0)
+              + row_number() over (partition by r.tenant, l.queue, r.limit_key
+                                   order by r.turn, r.batch) <= q.key_limit as fits
     from helix.ready r
     join helix.lane l on l.id = r.lane
     join helix.queue q on q.tenant = r.tenant and q.name = l.queue
     left join counted on (counted.tenant, counted.queue, counted.key)
                          = (r.tenant, l.queue, r.limit_key)
+    left join taken on (taken.tenant, taken.queue, taken.key) = (r.tenant, l.queue, r.limit_key)
     where r.batch = any (p_batch)) f;
 
   if v_blocked is not null then
+    -- What stands behind them for the same cause goes with them, a thousand at a time: a claim that
+    -- met a paused backlog one by one would not come to its end.
+    v_blocked := v_blocked || array(
+      select n.batch from helix.ready n
+      where n.batch = any (array(
+          select c.batch
+          from (select r.lane, r.tenant, q.paused, array_agg(r.limit_key) as keys
+                from helix.ready r
+                join helix.lane l on l.id = r.lane
+                join helix.queue q on q.tenant = r.tenant and q.name = l.queue
+                where r.batch = any (v_blocked) group by 1, 2, 3) b
+          cross join lateral (
+            select r.batch, r.limit_key from helix.ready r
+            where r.lane = b.lane and r.tenant = b.tenant order by r.turn limit 1000) c
+          where b.paused or c.limit_key = any (b.keys)))
+        and n.batch <> all (p_batch) and n.batch <> all (p_taken)
+      for update skip locked);
     with aside as (
       delete from helix.ready r where r.batch = any (v_blocked) returning r.*
     )
@@ -300,9 +327,11 @@ declare
   v_turn     bigint[];
   v_batch    bigint[];
   v_share    integer[];
-  v_picked   integer[];         -- lanes of the picked batches, one element a batch
+  v_picked   bigint[];          -- the batches that were picked, and their lanes
+  v_of_lane  integer[];
   v_plain    bigint[];
   v_odd      bigint[];
+  v_fruitless integer := 0;     -- passes that met nothing but what had to step aside
   v_passed   bigint[] := '{}';  -- what this call has looked at
   v_taken    bigint[] := '{}';  -- what it will lease
   v_stale    boolean := false;  -- some lane's `served` is older than a second
@@ -328,7 +357,7 @@ begin
     v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
     for v_row in
       select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
-                                    p_hint_batch)
+                                    p_hint_batch, v_passed)
     loop
       exit when v_row.priority > v_priority and v_lane <> '{}' or cardinality(v_lane) = v_wanted;
       v_priority := v_row.priority;
@@ -347,17 +376,24 @@ begin
       v_left := helix.free_after(v_left, v_class[n], v_share[n]);
     end loop;
 
-    select array_agg(c.lane), coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
+    select array_agg(c.batch), array_agg(c.lane),
+           coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
            array_agg(c.batch) filter (where not c.plain)
-    into v_picked, v_plain, v_odd
+    into v_picked, v_of_lane, v_plain, v_odd
     from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
     if v_picked is null then
       v_priority := v_priority + 1;   -- all of it is locked by others: look further down
       continue;
     end if;
-    v_passed := v_passed || v_plain || v_odd;
+    v_passed := v_passed || v_picked;
     if v_odd is not null then
-      v_plain := v_plain || helix.set_aside(v_odd, p_worker);
+      v_plain := v_plain || helix.set_aside(v_odd, v_taken, p_worker);
+      -- What stepped aside uses nothing of the worker's.
+      v_of_lane := array(select p.lane from unnest(v_picked, v_of_lane) as p (batch, lane)
+                         where p.batch = any (v_plain));
+      -- A claim is one of many: it does a part of such work and leaves the rest to the next.
+      v_fruitless := v_fruitless + (v_plain = '{}')::int;
+      exit when v_fruitless = 10;
     end if;
     -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
     v_plain := v_plain[1 : v_wanted];
@@ -365,7 +401,7 @@ begin
     v_wanted := v_wanted - cardinality(v_plain);
     for n in 1 .. cardinality(v_lane) loop
       v_free := helix.free_after(v_free, v_class[n],
-                                 coalesce(cardinality(array_positions(v_picked, v_lane[n])), 0));
+                                 coalesce(cardinality(array_positions(v_of_lane, v_lane[n])), 0));
     end loop;
   end loop;
 

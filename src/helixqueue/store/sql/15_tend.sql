@@ -64,12 +64,20 @@ begin
                order by p.batch limit p_limit for update skip locked) w
              where not q.paused limit p_limit)
     -- The net under unblock, for a key whose freeing found its waiting rows locked.
-    || array(select w.batch from helix.waiting w
-             join helix.key_limit k
-               on k.tenant = w.tenant and k.queue = w.queue and k.key = w.limit_key
-             join helix.queue q on q.tenant = w.tenant and q.name = w.queue
-             where w.cause = 'limit' and k.held < q.key_limit and not q.paused
-             limit p_limit for update of w skip locked));
+    -- As many as there is room for: the rest would only step aside again.
+    || array(select w.batch
+             from (select distinct p.tenant, p.queue, p.limit_key from helix.waiting p
+                   where p.cause = 'limit') kept
+             join helix.key_limit k on k.tenant = kept.tenant and k.queue = kept.queue
+                                   and k.key = kept.limit_key
+             join helix.queue q on q.tenant = k.tenant and q.name = k.queue
+             cross join lateral (
+               select p.batch from helix.waiting p
+               where p.cause = 'limit' and p.tenant = k.tenant and p.queue = k.queue
+                 and p.limit_key = k.key
+               order by p.batch limit greatest(q.key_limit - k.held, 0)
+               for update skip locked) w
+             where k.held < q.key_limit and not q.paused limit p_limit));
 end
 $$;
 
