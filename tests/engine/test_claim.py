@@ -1,0 +1,469 @@
+"""Claim: the right batches, in the right order, to a worker that can run them, and repeatable."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from helixqueue.errors import Refused
+from helixqueue.ledger.chain import Event, event_hash, microseconds
+from helixqueue.states import State
+from helixqueue.store import calls
+from helixqueue.store.hints import SWEEP_EVERY_SECONDS, Hint, Hints
+from helixqueue.store.rows import Settlement, Token
+from tests.lab import Lab, completed, failed, one_database, until
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        lab.queue()
+        yield lab
+
+
+def names(leases):
+    return [lease.identity for lease in leases]
+
+
+def one_by_one(lab, count, **options):
+    """Claim singly, so that the order shows."""
+    return [lease for _ in range(count) for lease in lab.claim(1, **options)]
+
+
+# --- what a lease says -------------------------------------------------------------------------
+
+
+def test_a_lease_carries_everything_a_worker_needs(lab):
+    [submitted] = lab.submit(("run-7", "Sämple"), payload={"pod5": "a.pod5"}, revision="r2")
+    before = datetime.now(UTC)
+    [lease] = lab.claim(start=False)
+    assert lease.batch_id == submitted.receipt.batch_id
+    assert "v1:" + lease.key[1:].hex() == submitted.receipt.key
+    assert (lease.tenant, lease.queue) == ("a", lab.q)
+    assert (lease.identity, lease.revision) == ("run-7\x1fSämple", "r2")
+    assert lease.payload == '{"pod5":"a.pod5"}'
+    assert (lease.attempt, lease.state) == (1, State.ASSIGNED)
+    assert lease.lease_seconds == 120
+    assert timedelta(seconds=119) < lease.deadline - before < timedelta(seconds=180)
+    assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
+
+
+def test_a_claim_may_ask_for_another_length_of_lease(lab):
+    lab.queue(lease_seconds=30)
+    lab.submit("s1", "s2")
+    assert lab.claim()[0].lease_seconds == 30
+    [lease] = lab.claim(lease_seconds=7)
+    assert lease.lease_seconds == 7
+    # A renewal prolongs by what the claim asked for.
+    lab.renew(lease)
+    left = lab.value(
+        "select deadline - clock_timestamp() from helix.active where batch = %s", lease.batch
+    )
+    assert timedelta(seconds=2) < left <= timedelta(seconds=7)
+
+
+def test_a_claim_that_starts_writes_both_events_in_one_chain(lab):
+    [submitted] = lab.submit("s1")
+    [lease] = lab.claim(start=True)
+    assert lease.state is State.RUNNING
+    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+    assert lab.history(submitted.receipt.batch_id) == [
+        ("PENDING", "submitted"),
+        ("ASSIGNED", "claimed"),
+        ("RUNNING", "started"),
+    ]
+    chain = b""
+    for row in lab.rows(
+        "select batch, version, tenant, from_state::text, to_state::text, at, xid::text::bigint,"
+        " attempt, epoch, number, actor, reason::text, detail, late, hash"
+        " from helix.event where batch = %s order by version",
+        lease.batch,
+    ):
+        event = Event._make(row)
+        event = event._replace(at=microseconds(event.at))
+        assert event.hash == event_hash(chain, event)
+        chain = event.hash
+        if event.version > 1:
+            assert (event.epoch, event.number) == (lease.token.epoch, lease.token.number)
+            assert (event.actor, event.attempt) == ("w1", 1)
+
+
+def test_the_secret_part_of_a_token_is_nowhere_to_be_read(lab):
+    lab.submit("s1")
+    [lease] = lab.claim()
+    assert str(lease.token.nonce) not in repr(lease)
+    with pytest.raises(Exception, match="permission denied"):
+        lab.rows("select nonce from helix.active")
+
+
+# --- order -------------------------------------------------------------------------------------
+
+
+def test_the_most_urgent_go_first(lab):
+    for priority in (9, 5, 0, 3):
+        lab.submit(f"p{priority}-1", f"p{priority}-2", priority=priority)
+    assert names(one_by_one(lab, 8)) == [
+        "p0-1", "p0-2", "p3-1", "p3-2", "p5-1", "p5-2", "p9-1", "p9-2"
+    ]  # fmt: skip
+
+
+def test_one_claim_crosses_priorities_from_the_most_urgent(lab):
+    for priority in (9, 0, 5):
+        lab.submit(f"p{priority}-1", f"p{priority}-2", priority=priority)
+    assert sorted(names(lab.claim(5)))[:4] == ["p0-1", "p0-2", "p5-1", "p5-2"]
+
+
+def test_a_tenants_batches_go_in_the_order_they_came(lab):
+    for n in range(3):
+        lab.submit(*[f"s{n}{m}" for m in range(4)])
+    assert names(one_by_one(lab, 6)) == ["s00", "s01", "s02", "s03", "s10", "s11"]
+    assert sorted(names(lab.claim(6))) == ["s12", "s13", "s20", "s21", "s22", "s23"]
+
+
+def test_later_work_stays_behind_earlier_work_while_claims_go_on(lab):
+    taken = []
+    for n in range(12):
+        lab.submit(f"s{2 * n:02}", f"s{2 * n + 1:02}")
+        taken += names(lab.claim(1))
+    taken += names(one_by_one(lab, 12))
+    assert taken == [f"s{n:02}" for n in range(24)]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_a_tenant_with_a_backlog_does_not_keep_another_waiting(lab, at_a_time):
+    lab.queue(tenant="b")
+    lab.submit_many(500)
+    # The backlog is being worked off when the other comes.
+    for _ in range(3):
+        lab.claim(20)
+    lab.submit(*[f"b{n}" for n in range(5)], tenant="b")
+    served = [lease.tenant for _ in range(12 // at_a_time + 1) for lease in lab.claim(at_a_time)]
+    assert Counter(served[:12])["b"] == 5
+
+
+def test_three_tenants_take_turns(lab):
+    for tenant in ("a", "b", "c"):
+        lab.queue(tenant=tenant)
+        lab.submit(*[f"{tenant}{n}" for n in range(10)], tenant=tenant)
+    served = Counter(lease.tenant for lease in one_by_one(lab, 9))
+    assert served == {"a": 3, "b": 3, "c": 3}
+
+
+def test_what_was_given_back_takes_the_next_turn_and_not_the_last(lab):
+    lab.submit_many(10)
+    [lease] = lab.claim(1)
+    lab.release(lease)
+    assert lease.batch in {again.batch for again in one_by_one(lab, 2)}
+
+
+def test_several_queues_are_served_alike(lab):
+    others = [f"{lab.q}-{n}" for n in range(3)]
+    for queue in others:
+        lab.queue(queue)
+        lab.submit_many(8, queue=queue)
+    leases = lab.claim(12, queues=others)
+    assert Counter(lease.queue for lease in leases) == dict.fromkeys(others, 4)
+    assert names(lab.claim(12, queues=others[:1])) != []
+    assert lab.claim(12, queues=[lab.q, "no-such-queue"]) == []
+
+
+def test_more_lanes_than_one_pass_visits_are_all_served(lab):
+    """A pass looks at 64 lanes; what it leaves, the next pass or the next claim takes."""
+    queues = [f"{lab.q}-{n:03}" for n in range(90)]
+    for queue in queues:
+        lab.queue(queue)
+        lab.submit("only", queue=queue)
+    served = []
+    while leases := lab.claim(100, queues=queues):
+        served += [lease.queue for lease in leases]
+    assert sorted(served) == queues
+
+
+# --- what fits ---------------------------------------------------------------------------------
+
+GPU = {"gpus": 1, "gpu_vram_gb": 24.0, "cpu_cores": 4, "ram_gb": 16}
+
+
+def test_only_what_fits_is_given(lab):
+    lab.submit("cpu")
+    lab.submit("one-gpu", requires='{"gpus":1}')
+    lab.submit("two-gpus", requires='{"gpus":2}')
+    lab.submit("big-vram", requires='{"gpus":1,"gpu_vram_gb":80}')
+    lab.submit("ram", requires='{"ram_gb":64}')
+    lab.submit("disk", requires='{"disk_gb":1}')
+    assert sorted(names(lab.claim(10, free=GPU))) == ["cpu", "one-gpu"]
+    assert names(lab.claim(10)) == []
+    assert names(lab.claim(10, free={"gpus": 1, "gpu_vram_gb": 80})) == ["big-vram"]
+    everything = {"gpus": 8, "ram_gb": 64, "disk_gb": 5.5}
+    until(lambda: lab.claim(1, free=everything) == [])
+    assert lab.value("select count(*) from helix.active where queue = %s", lab.q) == 6
+
+
+def test_resources_are_used_up_within_one_call(lab):
+    lab.submit_many(10, requires='{"gpus":1,"cpu_cores":2}')
+    assert len(lab.claim(10, free={"gpus": 4, "cpu_cores": 64})) == 4
+    assert len(lab.claim(10, free={"gpus": 8, "cpu_cores": 5})) == 2
+
+
+def test_memory_of_a_device_is_a_threshold_and_not_used_up(lab):
+    lab.submit_many(3, requires='{"gpus":1,"gpu_vram_gb":24}')
+    assert lab.claim(3, free={"gpus": 3, "gpu_vram_gb": 16}) == []
+    assert len(lab.claim(3, free={"gpus": 3, "gpu_vram_gb": 24})) == 3
+
+
+def test_two_classes_share_what_is_free(lab):
+    lab.submit_many(4, "one", requires='{"gpus":1}')
+    lab.submit_many(4, "two", requires='{"gpus":2}')
+    leases = []
+    free = {"gpus": 6}
+    while got := lab.claim(8, free=free):
+        leases += got
+        free["gpus"] -= sum(1 if name.startswith("one") else 2 for name in names(got))
+    assert free["gpus"] == 0
+    assert len(leases) >= 3
+
+
+def test_a_claim_is_not_short_while_fitting_work_is_left(lab):
+    """A lane that this very call has emptied must not take the share of one that has more."""
+    for round_ in range(8):
+        lab.submit(f"x{round_}", requires='{"gpus":1,"labels":{"x":1}}')
+        lab.submit(*[f"y{round_}{n}" for n in range(3)], requires='{"gpus":1}')
+        leases = lab.claim(4, free={"gpus": 4, "labels": {"x": 1}})
+        assert len(leases) == 4
+
+
+def test_labels_must_all_be_there(lab):
+    lab.submit("site", requires='{"labels":{"site":"berlin","gpu":["a100","h100"]}}')
+    assert lab.claim(free={"labels": {"site": "berlin"}}) == []
+    assert lab.claim(free={"labels": {"site": "paris", "gpu": ["a100", "h100"]}}) == []
+    free = {"labels": {"site": "berlin", "gpu": ["a100", "h100", "l4"], "more": True}}
+    assert names(lab.claim(free=free)) == ["site"]
+
+
+def test_a_queues_requirement_holds_for_what_names_none(lab):
+    lab.queue(requires={"gpus": 2})
+    lab.submit("default")
+    lab.submit("own", requires="{}")
+    assert names(lab.claim(5)) == ["own"]
+    assert names(lab.claim(5, free={"gpus": 2})) == ["default"]
+
+
+def test_an_unknown_word_in_a_requirement_is_refused(lab):
+    """A misspelt "gpu" would otherwise run anywhere."""
+    with pytest.raises(Refused, match=r"unknown requirement 'gpu'.*gpus"):
+        lab.submit("s1", requires='{"gpu":1}')
+    with pytest.raises(Refused, match="unknown requirement 'cores'"):
+        lab.queue(requires={"cores": 1})
+
+
+# --- the call ----------------------------------------------------------------------------------
+
+
+def test_the_repeat_of_a_claim_gives_the_same_leases(lab):
+    lab.submit_many(5)
+    request = uuid.uuid4()
+    first = lab.claim(3, request=request)
+    again = lab.claim(3, request=request)
+    assert sorted(again, key=lambda lease: lease.batch) == sorted(
+        first, key=lambda lease: lease.batch
+    )
+    # Nothing more was taken, and what has ended since is not given out again.
+    lab.complete(first[0])
+    assert {lease.batch for lease in lab.claim(3, request=request)} == {
+        lease.batch for lease in first[1:]
+    }
+    assert len(lab.claim(5)) == 2
+
+
+def test_another_worker_gets_nothing_by_repeating_a_request(lab):
+    lab.submit_many(5)
+    request = uuid.uuid4()
+    lab.claim(3, request=request)
+    assert lab.claim(3, request=request, worker="thief") == []
+    assert len(lab.claim(5)) == 2
+
+
+def test_a_repeat_answers_its_settlements_as_repeats(lab):
+    lab.submit_many(4)
+    [one, two] = lab.claim(2)
+    request = uuid.uuid4()
+    settle = [completed(one), failed(two, permanent=True)]
+    first = lab.call_claim(1, request=request, settle=settle)
+    again = lab.call_claim(1, request=request, settle=settle)
+    assert [answer.answer for answer in first.settled] == ["ok", "ok"]
+    assert [answer.answer for answer in again.settled] == ["repeat", "repeat"]
+    assert first.leases[0].batch == again.leases[0].batch
+    assert len(again.leases) == 1
+
+
+def test_a_claim_that_finds_nothing_writes_nothing(lab):
+    """An idle worker must not cost commits. Duties come due every 250 ms; between them, nothing."""
+    request = uuid.uuid4()
+
+    def wrote():
+        with lab.store.connection.transaction():
+            assert lab.claim(5, request=request) == []
+            return lab.value("select pg_current_xact_id_if_assigned() is not null")
+
+    until(lambda: not wrote())
+    assert lab.database.value("select count(*) from helix.request where id = %s", request) == 0
+
+
+def test_a_claim_for_none_settles_and_takes_nothing(lab):
+    lab.submit("s1", "s2")
+    [lease] = lab.claim()
+    answer = lab.call_claim(0, settle=[completed(lease)])
+    assert (answer.leases, answer.settled[0].answer) == ((), "ok")
+    assert lab.claim(-1) == []
+    with pytest.raises(ValueError, match="at most 1000 rows"):
+        lab.claim(1001)
+
+
+def test_a_thousand_at_a_time(lab):
+    lab.submit_many(1100)
+    assert len(lab.claim(1000)) == 1000
+    assert len(lab.claim(1000)) == 100
+
+
+def test_settle_claim_and_start_in_one_commit(lab):
+    lab.submit_many(4)
+    good, bad, stale, held = lab.claim(4)
+    lab.release(stale)
+    [assigned] = lab.claim(1, start=False)
+    assert assigned.batch == stale.batch
+    lab.submit_many(4, "t")
+    answer = lab.call_claim(
+        2,
+        start=True,
+        settle=[
+            completed(good),
+            failed(bad, permanent=True),
+            completed(stale),
+            completed(assigned),
+            Settlement(10**12, Token(1, 1, 1), "completed"),
+        ],
+    )
+    told = {(a.batch, a.answer, a.state) for a in answer.settled}
+    assert told == {
+        (good.batch, "ok", State.COMPLETED),
+        (bad.batch, "ok", State.FAILED),
+        (stale.batch, "refused", State.ASSIGNED),
+        (assigned.batch, "illegal", State.ASSIGNED),
+        (10**12, "refused", None),
+    }
+    assert [lease.state for lease in answer.leases] == [State.RUNNING] * 2
+    assert not {lease.batch for lease in answer.leases} & {
+        one.batch for one in (good, bad, stale, held)
+    }
+
+
+def test_a_worker_sees_only_its_tenants(database):
+    with Lab(database) as pool, Lab(database, "app_b", q=pool.q) as other:
+        pool.queue()
+        pool.queue(tenant="b")
+        pool.submit("s1", "s2")
+        pool.submit("s3", tenant="b")
+        assert names(other.claim(5)) == ["s3"]
+        assert sorted(names(pool.claim(5))) == ["s1", "s2"]
+
+
+def test_a_stranger_gets_nothing(database):
+    with Lab(database) as pool, Lab(database, "stranger", q=pool.q) as stranger:
+        pool.queue()
+        pool.submit("s1")
+        assert stranger.claim(5) == []
+
+
+def test_a_service_gets_what_the_tenant_it_names_may_have(database):
+    with Lab(database) as pool, Lab(database, "service", q=pool.q) as service:
+        for tenant in ("a", "b"):
+            pool.queue(tenant=tenant)
+            pool.submit("s1", tenant=tenant)
+        assert service.claim(5) == []
+        with service.store.connection.transaction():
+            service.rows("select set_config('helix.tenant', 'b', true)")
+            [lease] = service.claim(5)
+        assert lease.tenant == "b"
+        assert service.claim(5) == []
+
+
+# --- hints -------------------------------------------------------------------------------------
+
+
+def given(lane, turn, batch):
+    """As much of a lease as `Hints` looks at."""
+    return SimpleNamespace(hint=Hint(lane, turn, batch))
+
+
+def test_hints_keep_the_furthest_mark_of_each_lane():
+    hints = Hints()
+    assert hints.now(100.0) == ()
+    hints.learn([given(1, 5, 9), given(1, 4, 8), given(2, 1, 1)], short=False)
+    assert set(hints.now(100.1)) == {Hint(1, 5, 9), Hint(2, 1, 1)}
+    hints.learn([given(1, 5, 10)], short=False)
+    assert set(hints.now(100.2)) == {Hint(1, 5, 10), Hint(2, 1, 1)}
+
+
+def test_hints_are_forgotten_every_second_and_after_a_short_claim():
+    hints = Hints()
+    hints.now(100.0)
+    hints.learn([given(1, 5, 9)], short=False)
+    assert hints.now(100.0 + SWEEP_EVERY_SECONDS / 2) != ()
+    assert hints.now(100.0 + SWEEP_EVERY_SECONDS) == ()
+    hints.learn([given(1, 5, 9)], short=False)
+    assert hints.now(101.2) != ()
+    hints.learn([], short=True)
+    assert hints.now(101.3) == ()
+
+
+def test_a_hint_hides_what_lies_behind_it_and_the_next_sweep_finds_it(lab):
+    lab.submit_many(6)
+    [first] = lab.claim(1)
+    hint = Hint(first.hint.lane, 4, 2**62)
+    assert len(lab.claim(10, hints=[hint])) == 2
+    assert lab.claim(10, hints=[hint]) == []
+    assert len(lab.claim(10)) == 3
+
+
+def test_a_client_with_hints_drains_everything(lab):
+    """Also what was submitted or given back behind its marks."""
+    hints = Hints()
+    clock = 0.0
+    seen = set()
+    lab.submit_many(40)
+    for round_ in range(30):
+        clock += 0.01
+        leases = lab.claim(3, hints=hints.now(clock))
+        hints.learn(leases, short=len(leases) < 3)
+        seen |= {lease.batch for lease in leases}
+        if round_ == 5:
+            lab.submit_many(10, "late")
+        if leases and round_ < 5:
+            lab.release(leases[0])
+    assert len(seen) == 50
+
+
+def test_hints_for_other_lanes_are_ignored(lab):
+    lab.submit_many(3)
+    assert len(lab.claim(3, hints=[Hint(10**6, 10**9, 10**9)])) == 3
+
+
+def test_a_worker_introduces_itself(lab):
+    lab.rows("select helix.hello_v1('w9', '{\"gpus\":1}'), helix.hello_v1('w9', '{\"gpus\":2}')")
+    assert lab.rows("select role, free from helix.worker where name = 'w9'") == [
+        ("pool", {"gpus": 2})
+    ]
+
+
+def test_the_bound_of_a_call_is_named():
+    with pytest.raises(ValueError, match="claim: at most 1000 rows a call, got 1001"):
+        calls.claim(worker="w", request=uuid.uuid4(), queues=["q"], count=1001)
