@@ -1,0 +1,1 @@
+"""Measurements against the budgets; `python -m benchmarks.engine` runs the engine's."""

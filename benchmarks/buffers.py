@@ -1,0 +1,77 @@
+"""Pages a claim touches: the one measure of its cost that a busy machine cannot blur."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from benchmarks.workload import Client
+from helixqueue.store.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from benchmarks.arena import Arena
+    from helixqueue.store.hints import Hint
+
+SAMPLES = 9
+# The first claims of a session read the catalogs and make plans; a worker does that once.
+_WARM_UP = 3
+
+
+def of_claim(dsn: str, count: int, hints: Sequence[Hint] = ()) -> int:
+    """Pages touched by one claim, in transactions rolled back."""
+    with psycopg.connect(dsn, cursor_factory=psycopg.ClientCursor) as connection:
+        taken = [_sample(connection, count, hints) for _ in range(_WARM_UP + SAMPLES)]
+    return round(median(taken[_WARM_UP:]))
+
+
+def marks(client: Client) -> tuple[Hint, ...]:
+    """The hints a client has; asked at a time before all time, so that no sweep is due."""
+    return client.hints.now(float("-inf"))
+
+
+def _sample(connection: psycopg.Connection[Any], count: int, hints: Sequence[Hint]) -> int:
+    call = Client(Database(connection), "probe").claim(count, hints)
+    row = connection.execute(
+        ("explain (analyze, buffers, format json) " + call.sql).encode(), call.args
+    ).fetchone()
+    connection.rollback()
+    if row is None:
+        raise RuntimeError("EXPLAIN returned nothing")
+    plan = (json.loads(row[0]) if isinstance(row[0], str) else row[0])[0]["Plan"]
+    if plan["Actual Rows"] != count:
+        raise RuntimeError(f"expected a claim of {count}, got {plan['Actual Rows']}")
+    return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+@contextmanager
+def held_snapshot(arena: Arena, database: str) -> Iterator[None]:
+    """A reader that keeps everything alive that dies from now on, as a long report does."""
+    with arena.admin(database) as connection:
+        connection.autocommit = False
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("select count(*) from helix.lane")
+        yield
+        connection.rollback()
+
+
+def under_snapshot(
+    arena: Arena, database: str, *, claims: int, tick: Callable[[int], None]
+) -> tuple[int, int, int]:
+    """Pages of a hinted claim(10) before and after `claims`; and of an unhinted one, after."""
+    dsn = arena.dsn(database)
+    with Database.connect(dsn) as connection, held_snapshot(arena, database):
+        client = Client(connection, "w0")
+        client.drain(100, until=lambda done: done >= 2_000)
+        before = of_claim(dsn, 10, marks(client))
+        done = 0
+        while done < claims:
+            more = client.drain(100, until=lambda n: n >= 1_000)
+            done += more
+            tick(more)
+        return before, of_claim(dsn, 10, marks(client)), of_claim(dsn, 10)
