@@ -386,15 +386,17 @@ where not exists (
 
 -- name: row_security_off
 -- promise: G10
--- means: Row-level security is not enabled and forced on a table with a tenant: its rows are open to
---        whoever may read the table.
+-- means: Row-level security is not enabled and forced on a table that holds words of tenants: its
+--        rows are open to whoever may read the table.
 -- action: Enable and force it, as helix.protect does.
 select c.relname as table, c.relrowsecurity as enabled, c.relforcerowsecurity as forced
 from pg_class c
 where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
   and not (c.relrowsecurity and c.relforcerowsecurity)
-  and exists (select from pg_attribute a
-              where a.attrelid = c.oid and a.attname in ('tenant', 'role') and not a.attisdropped);
+  and (c.relname = 'requirement_class'
+       or exists (select from pg_attribute a
+                  where a.attrelid = c.oid and a.attname in ('tenant', 'role')
+                    and not a.attisdropped));
 
 -- name: policy_tampered
 -- promise: G10
@@ -421,9 +423,10 @@ union all
 -- The mode says nothing once every table was changed, but a policy that is always true says it all.
 select c.relname, p.polname from pg_policy p join pg_class c on c.oid = p.polrelid
 where c.relnamespace = 'helix'::regnamespace and pg_get_expr(p.polqual, p.polrelid) = 'true'
+  and p.polroles <> array['helix_engine'::regrole::oid]
 union all
 select c.relname, null from pg_class c
-where c.oid in ('helix.role_tenant'::regclass, 'helix.worker'::regclass)
+where c.relnamespace = 'helix'::regnamespace and c.relrowsecurity
   and not exists (select from pg_policy p where p.polrelid = c.oid);
 
 -- name: function_tampered

@@ -6,6 +6,15 @@ alter table helix.worker force row level security;
 create policy own_workers on helix.worker for all to helix_engine, helix_client, helix_operator
   using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
 
+-- Classes are shared, but the labels in them are words of whoever asked first. A client reads the
+-- classes that its own queues ask for.
+alter table helix.requirement_class enable row level security;
+alter table helix.requirement_class force row level security;
+create policy engine_classes on helix.requirement_class for all to helix_engine using (true);
+create policy own_classes on helix.requirement_class for select to helix_client, helix_operator
+  using (pg_has_role(session_user, 'helix_operator', 'member')
+         or exists (select from helix.queue q where q.class = requirement_class.id));
+
 -- Handing over takes CREATE on the schema for the new owner, for this moment only.
 grant create, usage on schema helix to helix_owner, helix_engine;
 
@@ -58,11 +67,13 @@ grant execute on function helix.add_event_partition() to helix_engine;
 -- New partitions get their guards from the owner.
 grant execute on function helix.guard_ledger(), helix.event_partition_size() to helix_owner;
 
--- Clients read their own tenants' rows: everything but the secret part of a live token.
+-- Clients read their own tenants' rows: everything but the secret part of a live token. Lanes cross
+-- tenants and carry the names of their queues, so only operators read them.
 grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.outcome, helix.event,
   helix.refusal, helix.decision, helix.retired, helix.queue, helix.worker, helix.standing,
-  helix.role_tenant, helix.arrow, helix.lane, helix.requirement_class, helix.key_limit,
-  helix.epoch to helix_client, helix_operator;
+  helix.role_tenant, helix.arrow, helix.requirement_class, helix.key_limit, helix.epoch
+  to helix_client, helix_operator;
+grant select on helix.lane to helix_operator;
 grant select (batch, tenant, state, version, attempt, epoch, number, actor, reason, detail, late,
               worker, deadline, lane, turn, queue, lease_seconds, limit_key, claimed_at)
   on helix.active to helix_client, helix_operator;
