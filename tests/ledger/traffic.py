@@ -28,6 +28,14 @@ TYPES = {
     "lease_seconds": "real",
     "backoff_seconds": "real",
     "max_attempts": "smallint",
+    "requires": "jsonb",
+    "free": "jsonb",
+    "done_batch": "bigint[]",
+    "done_epoch": "int[]",
+    "done_nonce": "bigint[]",
+    "done_number": "bigint[]",
+    "state": "helix.state",
+    "before": "timestamptz",
 }
 
 
@@ -61,9 +69,9 @@ class Lab:
                 sql.SQL("{} => {}{}").format(
                     sql.Identifier(f"p_{name}"),
                     sql.Placeholder(name),
-                    sql.SQL(f"::{TYPES[name]}" if name in TYPES else ""),
+                    sql.SQL(_cast(name, value)),
                 )
-                for name in arguments
+                for name, value in arguments.items()
             ),
         )
         return self.connection.execute(query, arguments).fetchall()
@@ -155,6 +163,13 @@ class Lab:
             f"{verb}_v1", "answer.answer", ids=list(ids), actor="ann", detail="because"
         )
         return [answer for (answer,) in answers]
+
+
+def _cast(name: str, value: object) -> str:
+    kind = TYPES.get(name, "")
+    if isinstance(value, list) and not kind.endswith("[]"):
+        return ""
+    return kind and "::" + (kind if isinstance(value, list) else kind.removesuffix("[]"))
 
 
 @contextmanager
