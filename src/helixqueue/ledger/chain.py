@@ -47,6 +47,7 @@ class Event(NamedTuple):
 
     @property
     def when(self) -> datetime:
+        """Raises OverflowError for moments that Python's calendar does not reach."""
         return _EPOCH + self.at * _MICROSECOND
 
 

@@ -62,8 +62,16 @@ class Replayed:
 
 def estimate(connection: Connection[Any]) -> int:
     """About how many events there are, without counting them."""
-    row = connection.execute(_sql("estimate")).fetchone()
+    with snapshot(connection):
+        row = connection.execute(_sql("estimate")).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def sees_every_tenant(connection: Connection[Any]) -> bool:
+    """Whether what this connection reads is all there is, or some tenants' share of it."""
+    with snapshot(connection):
+        row = connection.execute(_sql("sees_every_tenant")).fetchone()
+    return row is not None and bool(row[0])
 
 
 def replay(

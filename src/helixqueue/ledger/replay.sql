@@ -21,3 +21,10 @@ order by batch;
 select coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = 'helix.event'::regclass;
+
+-- name: sees_every_tenant
+-- Policies hide other tenants' rows without a word; whoever reads a verdict must know.
+select pg_has_role(session_user, 'helix_operator', 'member')
+    or exists (select from pg_roles r where r.rolname = current_user and r.rolbypassrls)
+    or exists (select from helix.role_tenant bound
+               where bound.role = session_user and bound.tenant = '*' and not bound.by_setting);

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg import IsolationLevel
-from psycopg.errors import InvalidSchemaName, UndefinedColumn, UndefinedFunction, UndefinedTable
 from psycopg.pq import TransactionStatus
 
-from helixqueue.errors import SchemaMismatch
+from helixqueue.store.failures import translate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +30,9 @@ def snapshot(connection: Connection[Any]) -> Iterator[None]:
     try:
         with connection.transaction():
             yield
-    except (InvalidSchemaName, UndefinedTable, UndefinedColumn, UndefinedFunction) as wrong:
-        raise SchemaMismatch(
-            f"the database is not as this release expects it ({wrong.diag.message_primary}); "
-            "run `helixq migrate`"
-        ) from wrong
+    except psycopg.Error as error:
+        # Nothing was written, so nothing is in doubt.
+        raise translate(error, sent=False) from error
     finally:
         if not connection.closed:
             connection.isolation_level, connection.read_only = kept

@@ -1,0 +1,76 @@
+"""`helixq check`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.cli.exits import Exit
+from helixqueue.ledger.replay import sees_every_tenant
+from helixqueue.operate.check import Result, check
+from helixqueue.store.database import Database
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check")(_check)
+
+
+def _check(
+    *,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Check every invariant, with witnesses.
+
+    Ends with 1 when one is broken. Reads one snapshot; work may go on. Ask as the role that
+    migrates: an operator may not read what some of the invariants rest on, and those are skipped.
+    """
+    with target.database(dsn, data, as_owner=True) as found, Database.connect(found) as database:
+        everything = sees_every_tenant(database.connection)
+        results = check(database.connection)
+    well = all(result.count == 0 for result in results)
+    if as_json:
+        show.as_json(
+            {
+                "ok": well,
+                "every_tenant": everything,
+                "results": [asdict(result) | {"holds": result.holds} for result in results],
+            }
+        )
+    else:
+        _tell(results, everything=everything)
+    raise typer.Exit(Exit.OK if well else Exit.NO)
+
+
+def _tell(results: list[Result], *, everything: bool) -> None:
+    broken = [result for result in results if result.count]
+    skipped = [result for result in results if result.skipped is not None]
+    if broken or skipped:
+        show.table(
+            ("", "invariant", "promise", "found", "what it means", "to do"),
+            [
+                *(
+                    ("BROKEN", r.name, r.promise, f"{r.count}: {_first(r)}", r.meaning, r.remedy)
+                    for r in broken
+                ),
+                *(
+                    ("skipped", r.name, r.promise, r.skipped or "", "not asked", "ask as the owner")
+                    for r in skipped
+                ),
+            ],
+            ["bold red"] * len(broken) + ["yellow"] * len(skipped),
+        )
+    holding = len(results) - len(broken) - len(skipped)
+    show.progress(f"{holding} of {len(results)} invariants hold")
+    if not everything:
+        show.progress("this role sees the rows of its own tenants only; nothing else was checked")
+
+
+def _first(result: Result) -> str:
+    """The first witness, short enough for a line; `--json` has ten of them in full."""
+    text = json.dumps(result.witnesses[0], ensure_ascii=False) if result.witnesses else ""
+    return text if len(text) <= 200 else text[:199] + "…"

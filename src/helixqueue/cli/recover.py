@@ -1,0 +1,44 @@
+"""`helixq recover`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.operate.recover import recover
+from helixqueue.store.database import Database
+
+
+def register(app: typer.Typer) -> None:
+    app.command("recover")(_recover)
+
+
+def _recover(
+    *,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why, for the ledger.", show_default=False)
+    ],
+    actor: Annotated[
+        str | None,
+        typer.Option("--actor", help="Who decides, else the database role.", show_default=False),
+    ] = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """End every lease after a restore or a split.
+
+    Begins a new epoch: whoever still holds a token from before is refused from now on, and the
+    work goes back to its queue. Needs an operator's role.
+    """
+    if not reason.strip():
+        raise typer.BadParameter("--reason must say something: it is what the ledger keeps")
+    with target.database(dsn, data, as_owner=True) as found, Database.connect(found) as database:
+        recovered = recover(database.connection, reason=reason, actor=actor)
+    if as_json:
+        show.as_json(asdict(recovered))
+    else:
+        typer.echo(f"epoch {recovered.epoch}; {recovered.ended} leases ended")
