@@ -70,7 +70,7 @@ begin
 end
 $$;
 
--- FAILED > PENDING, with all tries anew.
+-- FAILED > PENDING, with all tries anew; not what was erased, for a worker would get no payload.
 create function helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -86,7 +86,8 @@ begin
   with failed as (
     delete from helix.outcome o
     where o.state = 'FAILED'
-      and o.batch in (select l.batch from helix.locate(p_ids) l)
+      and o.batch in (select l.batch from helix.locate(p_ids) l
+                      join helix.batch b on b.id = l.batch where b.payload is not null)
     returning o.*
   ),
   again as (
@@ -108,9 +109,11 @@ begin
                 when d.state = 'PENDING' and d.reason = 'retried' and d.actor = v_actor then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch'
+                when b.id is not null and b.payload is null then 'its payload was erased' end
     from unnest(p_ids) as asked (id)
     left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join helix.batch b on b.id = l.batch
     left join lateral (select e.to_state as state, e.reason, e.actor from helix.event e
                        where e.batch = l.batch order by e.version desc limit 1) d on true;
 end
