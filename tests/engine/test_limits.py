@@ -1,0 +1,224 @@
+"""Limit keys: no more live leases of one key than its queue allows, however many claim at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from helixqueue.store import calls
+from tests.lab import Lab, one_database, until
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        lab.queue(backoff_seconds=0)
+        yield lab
+
+
+def names(leases):
+    return sorted(lease.identity for lease in leases)
+
+
+def held(lab, key="k"):
+    return lab.value("select held from helix.key_limit where queue = %s and key = %s", lab.q, key)
+
+
+def test_one_key_has_one_lease_by_default(lab):
+    lab.submit("s1", "s2", "s3", limit_key="k")
+    lab.submit("free")
+    first = lab.claim(10)
+    assert len(first) == 2
+    assert "free" in names(first)
+    assert lab.claim(10) == []
+    assert held(lab) == 1
+
+
+def test_the_limit_holds_within_one_call_across_lanes(lab):
+    """The call leases at its end, so what it has taken already must count."""
+    lab.submit("urgent", limit_key="k", priority=0)
+    lab.submit("usual", limit_key="k", priority=5)
+    lab.submit("slow", limit_key="k", priority=9)
+    assert names(lab.claim(10)) == ["urgent"]
+    assert held(lab) == 1
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_queue_sets_how_many(lab, limit):
+    lab.queue(key_limit=limit)
+    lab.submit_many(6, limit_key="k")
+    assert len(lab.claim(10)) == limit
+
+
+def test_keys_do_not_hinder_each_other(lab):
+    for key in ("k1", "k2", "k3"):
+        lab.submit(f"{key}-1", f"{key}-2", limit_key=key)
+    assert names(lab.claim(10)) == ["k1-1", "k2-1", "k3-1"]
+
+
+def test_a_key_is_its_queues_and_its_tenants(lab):
+    other = f"{lab.q}-other"
+    lab.queue(other)
+    lab.queue(tenant="b")
+    for options in ({}, {"queue": other}, {"tenant": "b"}):
+        lab.submit("s1", "s2", limit_key="k", **options)
+    assert len(lab.claim(10, queues=[lab.q, other])) == 3
+
+
+ENDS = {
+    "completes": lambda lab, lease: lab.complete(lease),
+    "fails": lambda lab, lease: lab.fail(lease, permanent=True),
+    "is tried again later": lambda lab, lease: lab.fail(lease, after_seconds=3600),
+    "is cancelled": lambda lab, lease: lab.decide("cancel", lease.batch_id),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_next_may_go_when_one(lab, end):
+    lab.submit("s1", "s2", "s3", limit_key="k")
+    [lease] = lab.claim(10)
+    assert lab.claim(10) == []
+    ENDS[end](lab, lease)
+    assert held(lab) == 0
+    [after] = lab.claim(10)
+    assert after.batch != lease.batch
+    assert lab.claim(10) == []
+
+
+@pytest.mark.parametrize("end", ["released", "lost"])
+def test_a_place_is_free_again_when_its_lease_is(lab, end):
+    lab.submit("s1", "s2", "s3", limit_key="k")
+    [lease] = lab.claim(10)
+    if end == "released":
+        lab.release(lease)
+    else:
+        lab.pass_time(lease.batch)
+        assert lab.run(calls.reap(actor="r")) == 1
+    assert held(lab) == 0
+    assert len(lab.claim(10)) == 1
+    assert lab.claim(10) == []
+    assert held(lab) == 1
+
+
+def test_blocked_work_keeps_its_order(lab):
+    lab.submit("s1", "s2", "s3", "s4", limit_key="k")
+    order = []
+    while leases := lab.claim(10):
+        order += names(leases)
+        lab.complete(*leases)
+    assert sorted(order) == ["s1", "s2", "s3", "s4"]
+    assert order[0] == "s1"
+
+
+def test_a_higher_limit_lets_more_go_and_a_lower_one_fewer(lab):
+    lab.submit_many(8, limit_key="k")
+    first = lab.claim(10)
+    assert len(first) == 1
+    lab.queue(key_limit=4)
+    lab.run(calls.promote())
+    more = lab.claim(10)
+    assert len(more) == 3
+    lab.queue(key_limit=2)
+    lab.complete(*first, *more[:1])
+    lab.run(calls.promote())
+    assert lab.claim(10) == []
+    lab.complete(more[1])
+    assert len(lab.claim(10)) == 1
+    assert held(lab) == 2
+
+
+def test_a_blocked_batch_can_be_cancelled(lab):
+    answers = lab.submit("s1", "s2", limit_key="k")
+    [lease] = lab.claim(10)
+    blocked = next(a.receipt for a in answers if a.receipt.batch_id != lease.batch_id)
+    assert lab.decide("cancel", blocked.batch_id)[0].answer == "ok"
+    lab.complete(lease)
+    assert lab.claim(10) == []
+    assert held(lab) == 0
+
+
+def test_holder_and_blocked_are_cancelled_in_one_call(lab):
+    ids = [answer.receipt.batch_id for answer in lab.submit("s1", "s2", "s3", limit_key="k")]
+    lab.claim(10)
+    assert [verdict.answer for verdict in lab.decide("cancel", *ids)] == ["ok"] * 3
+    assert held(lab) == 0
+
+
+def test_a_long_row_behind_one_key_does_not_hold_a_claim_up(lab):
+    lab.submit_many(3000, limit_key="k")
+    lab.submit("free")
+    found = []
+
+    def enough():
+        found.extend(lab.claim(2))
+        return len(found) == 2
+
+    until(enough, 5)
+    assert "free" in names(found)
+    # One place becomes free: one batch comes back, not three thousand.
+    waiting = "select count(*) from helix.waiting where queue = %s"
+    until(lambda: lab.claim(1) == [] and lab.value(waiting, lab.q) == 2999, 5)
+    lab.complete(next(lease for lease in found if lease.identity != "free"))
+    lab.run(calls.promote())
+    assert lab.value(waiting, lab.q) >= 2997
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_many_claimers_never_exceed_the_limit(database, lab, limit):
+    """Eight threads claim and end leases; another watches the table all the while."""
+    lab.queue(key_limit=limit)
+    keys = ["k1", "k2", "k3"]
+    for key in keys:
+        lab.submit(*[f"{key}-{n:02}" for n in range(14)], limit_key=key)
+    done = Counter()
+    stop = threading.Event()
+    deadline = time.monotonic() + 30
+
+    def work(number):
+        with Lab(database, worker=f"w{number}", q=lab.q) as mine:
+            while sum(done.values()) < 42 and time.monotonic() < deadline:
+                for n, lease in enumerate(mine.claim(2)):
+                    if (number + n) % 5 == 4 and lease.attempt < 3:
+                        mine.fail(lease)
+                    else:
+                        assert mine.complete(lease)[0].answer == "ok"
+                        done[lease.identity] += 1
+
+    def watch():
+        most = 0
+        with Lab(database, q=lab.q) as eyes:
+            while not stop.is_set():
+                counts = eyes.rows(
+                    "select count(*) from helix.active where queue = %s group by limit_key", lab.q
+                )
+                most = max([most, *[n for (n,) in counts]])
+        return most
+
+    with ThreadPoolExecutor(9) as pool:
+        watched = pool.submit(watch)
+        for future in [pool.submit(work, n) for n in range(8)]:
+            future.result()
+        stop.set()
+        assert watched.result() in range(1, limit + 1)
+    assert len(done) == 42
+    assert set(done.values()) == {1}
+    assert {held(lab, key) for key in keys} == {0}
+    # What the ledger tells: at no event were more leases of a key open than the limit.
+    live = Counter()
+    for key, before, after in lab.rows(
+        "select b.limit_key, e.from_state::text, e.to_state::text from helix.event e "
+        "join helix.batch b on b.id = e.batch where b.queue = %s order by e.at, e.version",
+        lab.q,
+    ):
+        live[key] += (after == "ASSIGNED") - (before == "RUNNING")
+        assert live[key] <= limit
+    assert set(live.values()) == {0}

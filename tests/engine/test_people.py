@@ -1,0 +1,276 @@
+"""What people decide from outside: cancel, retry, erase, retire."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helixqueue.states import State
+from helixqueue.store import calls
+from tests.lab import Lab, one_database
+
+LATER = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        lab.queue(backoff_seconds=0)
+        yield lab
+
+
+def told(verdicts):
+    return [(verdict.answer, verdict.state) for verdict in verdicts]
+
+
+def retire(lab, state, before=None, **options):
+    return lab.run(
+        calls.retire(
+            tenant="a",
+            queue=lab.q,
+            state=state,
+            before=before or datetime.now(UTC) + LATER,
+            **options,
+        )
+    )
+
+
+def one(lab, **options):
+    [answer] = lab.submit("s1", **options)
+    return answer.receipt.batch_id
+
+
+def finished(lab, state):
+    batch_id = one(lab, payload={"patient": 7})
+    if state is State.CANCELLED:
+        lab.decide("cancel", batch_id)
+    elif state is State.FAILED:
+        lab.fail(*lab.claim(), permanent=True, detail="broke")
+    else:
+        lab.complete(*lab.claim())
+    return batch_id
+
+
+FINISHED = [State.COMPLETED, State.FAILED, State.CANCELLED]
+
+
+# --- cancel ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["ready", "delayed", "paused"])
+def test_waiting_work_can_be_cancelled(lab, place):
+    if place == "paused":
+        lab.queue(paused=True)
+    batch_id = one(lab, run_at=datetime.now(UTC) + LATER if place == "delayed" else None)
+    [verdict] = lab.decide("cancel", batch_id, reason="wrong tube")
+    assert (verdict.answer, verdict.state, verdict.batch_id) == ("ok", State.CANCELLED, batch_id)
+    assert told(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
+    assert lab.standing(batch_id) == ("CANCELLED", 2, 0, "outcome")
+    assert lab.rows(
+        "select actor, detail from helix.event where batch = %s and version = 2",
+        lab.number(batch_id),
+    ) == [("ann", "wrong tube")]
+    lab.queue(paused=False)
+    lab.run(calls.promote())
+    assert lab.claim() == []
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_the_token_of_cancelled_work_dies(lab, start):
+    batch_id = one(lab)
+    [lease] = lab.claim(start=start)
+    assert told(lab.decide("cancel", batch_id)) == [("ok", State.CANCELLED)]
+    for answers in (lab.renew(lease), lab.complete(lease), lab.fail(lease), lab.release(lease)):
+        assert told(answers) == [("refused", State.CANCELLED)]
+    assert told(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
+    assert lab.standing(batch_id)[0] == "CANCELLED"
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
+def test_finished_work_cannot_be_cancelled(lab, state):
+    batch_id = finished(lab, state)
+    before = lab.standing(batch_id)
+    assert told(lab.decide("cancel", batch_id)) == [("illegal", state)]
+    assert lab.standing(batch_id) == before
+
+
+def test_many_are_cancelled_in_one_call_and_answered_one_by_one(lab):
+    ids = [answer.receipt.batch_id for answer in lab.submit("s1", "s2", "s3")]
+    lab.complete(*lab.claim(1))
+    lab.claim(1)
+    unknown = uuid.uuid4()
+    verdicts = {v.batch_id: v for v in lab.decide("cancel", *ids, unknown)}
+    assert sorted(v.answer for v in verdicts.values()) == ["illegal", "ok", "ok", "refused"]
+    assert verdicts[unknown].note == "no such batch"
+    assert len(verdicts) == 4
+
+
+# --- retry -------------------------------------------------------------------------------------
+
+
+def test_failed_work_is_retried_with_all_its_tries(lab):
+    lab.queue(max_attempts=2)
+    batch_id = one(lab)
+    for _ in range(2):
+        lab.fail(*lab.claim())
+    assert lab.standing(batch_id)[:3] == ("FAILED", 7, 2)
+    assert told(lab.decide("retry", batch_id)) == [("ok", State.PENDING)]
+    assert told(lab.decide("retry", batch_id)) == [("repeat", State.PENDING)]
+    assert lab.history(batch_id)[-1] == ("PENDING", "retried")
+    for attempt in (1, 2):
+        [lease] = lab.claim()
+        assert lease.attempt == attempt
+        lab.fail(lease)
+    assert lab.standing(batch_id)[0] == "FAILED"
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
+def test_what_is_final_cannot_be_retried(lab, state):
+    batch_id = finished(lab, state)
+    assert told(lab.decide("retry", batch_id)) == [("illegal", state)]
+
+
+@pytest.mark.parametrize("start", [None, True, False])
+def test_what_has_not_failed_cannot_be_retried(lab, start):
+    batch_id = one(lab)
+    if start is not None:
+        lab.claim(start=start)
+    [verdict] = lab.decide("retry", batch_id)
+    assert verdict.answer == "illegal"
+    assert lab.standing(batch_id)[0] == verdict.state
+
+
+def test_an_old_token_stays_dead_after_a_retry(lab):
+    batch_id = one(lab)
+    [lease] = lab.claim()
+    lab.fail(lease, permanent=True)
+    lab.decide("retry", batch_id)
+    assert lab.complete(lease)[0].answer == "refused"
+    [again] = lab.claim()
+    assert lab.complete(lease)[0].answer == "refused"
+    assert lab.complete(again)[0].answer == "ok"
+
+
+# --- erase -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", FINISHED)
+def test_erasing_takes_payload_and_result_and_leaves_fingerprint_and_ledger(lab, state):
+    batch_id = finished(lab, state)
+    number = lab.number(batch_id)
+    kept = (
+        "select i.fingerprint, (select string_agg(e::text, ' ' order by version) "
+        "from helix.event e where e.batch = i.batch) from helix.identity i where i.batch = %s"
+    )
+    before = lab.rows(kept, number)
+    assert told(lab.decide("erase", batch_id, reason="article 17")) == [("ok", state)]
+    assert told(lab.decide("erase", batch_id)) == [("repeat", state)]
+    assert lab.rows(kept, number) == before
+    assert lab.rows(
+        "select b.payload::text, o.result::text from helix.batch b "
+        "join helix.outcome o on o.batch = b.id where b.id = %s",
+        number,
+    ) == [(None, None)]
+    assert lab.rows(
+        "select kind, actor, detail from helix.decision where batch = %s order by id", number
+    ) == [("erased", "ann", "article 17")]
+
+
+@pytest.mark.parametrize("start", [None, True, False])
+def test_what_a_worker_may_hold_cannot_be_erased(lab, start):
+    batch_id = one(lab, payload={"patient": 7})
+    if start is not None:
+        lab.claim(start=start)
+    assert lab.decide("erase", batch_id)[0].answer == "illegal"
+    number = lab.number(batch_id)
+    assert lab.value("select payload is not null from helix.batch where id = %s", number)
+
+
+def test_what_was_erased_cannot_be_retried(lab):
+    """A worker would be handed work without its payload."""
+    batch_id = finished(lab, State.FAILED)
+    lab.decide("erase", batch_id)
+    [verdict] = lab.decide("retry", batch_id)
+    assert (verdict.answer, verdict.state) == ("illegal", State.FAILED)
+    assert verdict.note == "its payload was erased"
+    assert lab.claim() == []
+
+
+# --- retire ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", FINISHED)
+def test_a_retired_key_goes_on_answering(lab, state):
+    batch_id = finished(lab, state)
+    [before] = lab.submit("s1", payload={"patient": 7})
+    number = lab.number(batch_id)
+    head = lab.rows(
+        "select version, hash from helix.event where batch = %s order by 1 desc limit 1", number
+    )
+    assert retire(lab, state) == 1
+    [after] = lab.submit("s1", payload={"patient": 7})
+    assert (after.decision, after.state) == ("duplicate", state)
+    assert after.receipt == before.receipt
+    assert lab.rows("select version, hash from helix.retired where batch = %s", number) == head
+    for table, column in (("batch", "id"), ("event", "batch"), ("outcome", "batch")):
+        query = f"select 1 from helix.{table} where {column} = %s"  # noqa: S608
+        assert lab.rows(query, number) == []
+    assert told(lab.decide("retry", batch_id)) == [("illegal", state)]
+    assert told(lab.decide("erase", batch_id)) == [("illegal", state)]
+    assert told(lab.decide("cancel", batch_id)) == [
+        ("repeat" if state is State.CANCELLED else "illegal", state)
+    ]
+
+
+def test_a_zombie_is_refused_after_its_batch_was_retired(lab):
+    one(lab)
+    [lease] = lab.claim()
+    lab.complete(lease)
+    retire(lab, State.COMPLETED)
+    for answers in (lab.complete(lease), lab.renew(lease), lab.fail(lease), lab.start(lease)):
+        assert [answer.answer for answer in answers] == ["refused"]
+
+
+def test_retention_takes_only_what_is_old_enough_oldest_first(lab):
+    lab.submit_many(6)
+    lab.complete(*lab.claim(3))
+    [(between,)] = lab.rows("select clock_timestamp()")
+    lab.complete(*lab.claim(3))
+    assert retire(lab, State.FAILED) == 0
+    assert retire(lab, State.COMPLETED, between, limit=2) == 2
+    assert retire(lab, State.COMPLETED, between) == 1
+    assert retire(lab, State.COMPLETED, between) == 0
+    assert lab.value("select count(*) from helix.outcome where queue = %s", lab.q) == 3
+
+
+def test_retention_takes_nothing_that_is_not_finished(lab):
+    lab.submit_many(3)
+    lab.claim(1)
+    for state in State:
+        assert retire(lab, state) == 0
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 3
+
+
+# --- who may -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
+def test_an_unknown_batch_is_refused(lab, verb):
+    [verdict] = lab.decide(verb, uuid.uuid4())
+    assert (verdict.answer, verdict.state, verdict.note) == ("refused", None, "no such batch")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
+def test_another_tenants_batch_is_as_unknown_as_none(lab, database, verb):
+    batch_id = one(lab)
+    with Lab(database, "app_b") as other:
+        [verdict] = other.decide(verb, batch_id)
+    assert (verdict.answer, verdict.state, verdict.note) == ("refused", None, "no such batch")
+    assert lab.standing(batch_id)[0] == "PENDING"

@@ -1,0 +1,388 @@
+"""Start, renew, settle, release: what the owner of a lease may do with it, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helixqueue.errors import InvalidPayload, Refused
+from helixqueue.states import State
+from helixqueue.store import calls
+from tests.lab import Lab, completed, failed, one_database
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        lab.queue(backoff_seconds=0)
+        lab.submit("s1")
+        yield lab
+
+
+def told(answers):
+    return [(answer.answer, answer.state) for answer in answers]
+
+
+def due_in(lab, lease):
+    """How long the batch has to wait yet."""
+    [(cause, due)] = lab.rows(
+        "select cause::text, due - clock_timestamp() from helix.waiting where batch = %s",
+        lease.batch,
+    )
+    assert cause == "delay"
+    return due
+
+
+def outcome(lab, lease):
+    [row] = lab.rows(
+        "select state::text, reason::text, failure, detail, result::text from helix.outcome "
+        "where batch = %s",
+        lease.batch,
+    )
+    return row
+
+
+# --- start -------------------------------------------------------------------------------------
+
+
+def test_a_start_happens_once(lab):
+    [lease] = lab.claim(start=False)
+    assert told(lab.start(lease)) == [("ok", State.RUNNING)]
+    assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
+    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+    assert len(lab.history(lease.batch_id)) == 3
+
+
+def test_the_start_of_what_was_claimed_as_started_is_a_repeat(lab):
+    [lease] = lab.claim(start=True)
+    assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
+
+
+def test_nothing_starts_after_its_end(lab):
+    [lease] = lab.claim()
+    lab.complete(lease)
+    assert told(lab.start(lease)) == [("refused", State.COMPLETED)]
+
+
+# --- renew -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_renewal_moves_the_deadline_and_nothing_else(lab, start):
+    [lease] = lab.claim(start=start)
+    before = (lab.standing(lease.batch_id), lab.history(lease.batch_id))
+    lab.pass_time(lease.batch)
+    [answer] = lab.renew(lease)
+    assert (answer.answer, answer.state, answer.late) == ("ok", lease.state, True)
+    assert lab.renew(lease)[0].late is False
+    assert (lab.standing(lease.batch_id), lab.history(lease.batch_id)) == before
+    left = lab.value(
+        "select deadline - clock_timestamp() from helix.active where batch = %s", lease.batch
+    )
+    assert timedelta(seconds=100) < left <= timedelta(seconds=120)
+
+
+def test_renewals_of_many_are_answered_one_by_one(lab):
+    lab.submit_many(4)
+    leases = lab.claim(5)
+    lab.complete(leases[0])
+    lab.decide("cancel", leases[1].batch_id)
+    answers = {answer.batch: answer.answer for answer in lab.renew(*leases)}
+    assert [answers[lease.batch] for lease in leases] == ["refused", "refused", "ok", "ok", "ok"]
+
+
+# --- complete ----------------------------------------------------------------------------------
+
+
+def test_a_completion_keeps_the_result_and_ends_the_lease(lab):
+    [lease] = lab.claim()
+    assert told(lab.complete(lease, result='{"reads": 7,"x":1.50}')) == [("ok", State.COMPLETED)]
+    assert lab.standing(lease.batch_id) == ("COMPLETED", 4, 1, "outcome")
+    # The very text, as it came.
+    assert outcome(lab, lease) == ("COMPLETED", "completed", None, None, '{"reads": 7,"x":1.50}')
+    assert lab.history(lease.batch_id)[-1] == ("COMPLETED", "completed")
+
+
+def test_a_result_is_not_needed(lab):
+    [lease] = lab.claim()
+    lab.complete(lease, result=None)
+    assert outcome(lab, lease)[-1] is None
+
+
+def test_what_never_started_cannot_be_completed(lab):
+    [lease] = lab.claim(start=False)
+    assert told(lab.complete(lease)) == [("illegal", State.ASSIGNED)]
+    assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
+    # It is no stale write, so it leaves no refusal, and the lease still stands.
+    assert lab.rows("select 1 from helix.refusal where batch = %s", lease.batch) == []
+    assert told(lab.start(lease)) == [("ok", State.RUNNING)]
+    assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+
+
+def test_the_repeat_of_a_completion_is_a_repeat_and_a_change_of_mind_is_refused(lab):
+    [lease] = lab.claim()
+    lab.complete(lease, result='{"reads":7}')
+    assert told(lab.complete(lease, result='{"reads":8}')) == [("repeat", State.COMPLETED)]
+    assert told(lab.fail(lease)) == [("refused", State.COMPLETED)]
+    assert told(lab.release(lease)) == [("refused", State.COMPLETED)]
+    assert outcome(lab, lease)[-1] == '{"reads":7}'
+
+
+def test_a_late_completion_of_a_lease_that_nobody_reaped_counts_and_is_marked(lab):
+    """The token decides, not the deadline."""
+    [lease] = lab.claim()
+    lab.pass_time(lease.batch)
+    [answer] = lab.complete(lease)
+    assert (answer.answer, answer.late) == ("ok", True)
+    assert lab.value(
+        "select late from helix.event where batch = %s and to_state = 'COMPLETED'", lease.batch
+    )
+
+
+@pytest.mark.parametrize("result", ["{", "", "{'a':1}", "nothing"])
+def test_a_result_that_is_not_json_settles_nothing(lab, result):
+    lab.submit("s2")
+    one, two = lab.claim(2)
+    with pytest.raises(InvalidPayload, match="json"):
+        lab.settle(completed(one), completed(two, result))
+    assert [lab.standing(lease.batch_id)[0] for lease in (one, two)] == ["RUNNING"] * 2
+    assert told(lab.complete(one, two)) == [("ok", State.COMPLETED)] * 2
+
+
+def test_a_result_may_be_one_mebibyte_and_no_more(lab):
+    lab.submit("s2")
+    one, two = lab.claim(2)
+    largest = '"' + "x" * (2**20 - 2) + '"'
+    assert told(lab.complete(one, result=largest)) == [("ok", State.COMPLETED)]
+    with pytest.raises(Refused):
+        lab.complete(two, result=largest[:-1] + 'x"')
+    assert lab.standing(two.batch_id)[0] == "RUNNING"
+
+
+# --- fail --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_failure_with_tries_left_is_tried_again(lab, start):
+    [lease] = lab.claim(start=start)
+    assert told(lab.fail(lease, detail="pipette 🧪 broke")) == [("ok", State.PENDING)]
+    assert lab.history(lease.batch_id)[-1] == ("PENDING", "failed")
+    [again] = lab.claim()
+    assert (again.batch, again.attempt) == (lease.batch, 2)
+    assert again.token != lease.token
+    assert told(lab.fail(lease)) == [("repeat", State.RUNNING)]
+    assert told(lab.complete(lease)) == [("refused", State.RUNNING)]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "least", "most"), [(1, 50, 100), (2, 100, 200), (3, 200, 400), (4, 300, 600)]
+)
+def test_a_failed_try_waits_twice_as_long_each_time_with_jitter_up_to_a_bound(
+    lab, attempt, least, most
+):
+    for _ in range(attempt - 1):
+        lab.fail(*lab.claim())
+    lab.queue(backoff_seconds=100, backoff_max_seconds=600)
+    [lease] = lab.claim()
+    lab.fail(lease)
+    wait = due_in(lab, lease)
+    assert timedelta(seconds=least - 5) < wait <= timedelta(seconds=most)
+    assert lab.claim() == []
+    lab.pass_time(lease.batch)
+    lab.run(calls.promote())
+    assert lab.claim()[0].attempt == attempt + 1
+
+
+def test_jitter_spreads_what_failed_together(lab):
+    lab.queue(backoff_seconds=1000, backoff_max_seconds=1000)
+    lab.submit_many(20)
+    lab.fail(*lab.claim(21))
+    waits = lab.rows("select due from helix.waiting where queue = %s order by 1", lab.q)
+    assert timedelta(seconds=50) < waits[-1][0] - waits[0][0] <= timedelta(seconds=500)
+
+
+def test_a_worker_may_say_how_long_to_wait(lab):
+    lab.queue(backoff_seconds=1)
+    [lease] = lab.claim()
+    lab.fail(lease, after_seconds=3600)
+    assert timedelta(seconds=3590) < due_in(lab, lease) <= timedelta(seconds=3600)
+    lab.pass_time(lease.batch)
+    lab.run(calls.promote())
+    lab.fail(*lab.claim(), after_seconds=0)
+    assert lab.claim()[0].attempt == 3
+
+
+def test_out_of_tries_is_failed(lab):
+    lab.queue(max_attempts=3)
+    for attempt in (1, 2, 3):
+        [lease] = lab.claim()
+        assert lease.attempt == attempt
+        [answer] = lab.fail(lease, failure="OutOfMemory", detail="24 GB")
+    assert answer.state is State.FAILED
+    assert outcome(lab, lease) == ("FAILED", "failed", "OutOfMemory", "24 GB", None)
+    assert lab.claim() == []
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_permanent_failure_is_not_tried_again(lab, start):
+    [lease] = lab.claim(start=start)
+    assert told(lab.fail(lease, permanent=True)) == [("ok", State.FAILED)]
+    assert lab.standing(lease.batch_id)[2:] == (1, "outcome")
+    assert told(lab.fail(lease, permanent=True)) == [("repeat", State.FAILED)]
+
+
+def test_a_failure_without_a_class_is_still_a_failure(lab):
+    [lease] = lab.claim()
+    lab.fail(lease, failure=None, permanent=True)
+    assert outcome(lab, lease)[2:4] == ("failed", None)
+
+
+def test_any_text_without_nul_comes_back_from_a_failure(lab):
+    @settings(max_examples=25, deadline=None)
+    @given(
+        st.lists(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def come_back(details):
+        lab.queue(unknown="accept")
+        lab.submit(*[None] * len(details))
+        leases = lab.claim(len(details))
+        lab.settle(
+            *[
+                failed(lease, permanent=True, detail=detail)
+                for lease, detail in zip(leases, details, strict=True)
+            ]
+        )
+        assert [outcome(lab, lease)[3] for lease in leases] == details
+
+    lab.claim()
+    come_back()
+
+
+def test_nul_and_too_long_texts_are_refused_and_settle_nothing(lab):
+    [lease] = lab.claim()
+    for bad in ({"detail": "a\0b"}, {"detail": "x" * 65537}, {"failure": "x" * 256}):
+        with pytest.raises(Refused) as refused:
+            lab.fail(lease, permanent=True, **bad)
+        assert type(refused.value) is Refused
+    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+
+
+def test_an_unknown_outcome_settles_nothing(lab):
+    [lease] = lab.claim()
+    with pytest.raises(Exception, match="done"):
+        lab.settle(type(completed(lease))(lease.batch, lease.token, "done"))
+    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+
+
+# --- release -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_release_costs_no_attempt(lab, start):
+    lab.queue(max_attempts=1)
+    for _ in range(4):
+        [lease] = lab.claim(start=start)
+        assert lease.attempt == 1
+        assert told(lab.release(lease, detail="draining")) == [("ok", State.PENDING)]
+    assert lab.standing(lease.batch_id)[2:] == (0, "ready")
+    assert lab.history(lease.batch_id)[-1] == ("PENDING", "released")
+    assert told(lab.release(lease)) == [("repeat", State.PENDING)]
+    assert told(lab.complete(lease)) == [("refused", State.PENDING)]
+
+
+def test_a_release_does_not_wait(lab):
+    lab.queue(backoff_seconds=1000)
+    [lease] = lab.claim()
+    lab.release(lease)
+    assert lab.claim()[0].batch == lease.batch
+
+
+# --- crash -------------------------------------------------------------------------------------
+
+
+def test_a_crash_counts_as_an_attempt_and_poison_ends(lab):
+    lab.queue(max_attempts=3, backoff_seconds=1000)
+    for attempt in (1, 2, 3):
+        [lease] = lab.claim()
+        assert lease.attempt == attempt
+        assert lab.run(calls.reap(actor="reaper")) == 0
+        lab.pass_time(lease.batch)
+        assert lab.run(calls.reap(actor="reaper")) == 1
+    state, reason, failure, detail, _ = outcome(lab, lease)
+    assert (state, reason, failure) == ("FAILED", "lost", "lost")
+    assert detail.startswith("w1 did not renew before ")
+    assert told(lab.complete(lease)) == [("refused", State.FAILED)]
+    assert lab.claim() == []
+
+
+def test_a_claim_reaps_what_its_tenants_lost(database, lab):
+    """Nobody need run a reaper (G6)."""
+    [lease] = lab.claim()
+    lab.pass_time(lease.batch)
+    with Lab(database, "app_a", worker="w2", q=lab.q) as other:
+        [again] = other.claim()
+    assert (again.batch, again.attempt) == (lease.batch, 2)
+    assert lab.history(lease.batch_id)[-3:] == [
+        ("PENDING", "lost"),
+        ("ASSIGNED", "claimed"),
+        ("RUNNING", "started"),
+    ]
+    [answer] = lab.complete(lease)
+    assert (answer.answer, answer.owner) == ("refused", "w2")
+    [(worker, owner, times)] = lab.rows(
+        "select worker, owner, times from helix.refusal where batch = %s", lease.batch
+    )
+    assert (worker, owner, times) == ("w1", "w2", 1)
+
+
+def test_a_reaper_takes_no_more_than_it_is_told(lab):
+    lab.submit_many(4)
+    leases = lab.claim(5)
+    lab.pass_time(*[lease.batch for lease in leases])
+    assert [lab.run(calls.reap(actor="r", limit=2)) for _ in range(3)] == [2, 2, 1]
+
+
+def test_a_mixed_settlement_is_answered_row_by_row(lab):
+    lab.submit_many(3)
+    one, two, three, four = lab.claim(4)
+    lab.release(four)
+    answers = lab.settle(
+        completed(one), failed(two, permanent=True), failed(three), completed(four)
+    )
+    assert {(answer.batch, answer.answer, answer.state) for answer in answers} == {
+        (one.batch, "ok", State.COMPLETED),
+        (two.batch, "ok", State.FAILED),
+        (three.batch, "ok", State.PENDING),
+        (four.batch, "refused", State.PENDING),
+    }
+
+
+def test_a_whole_settlement_is_undone_with_its_transaction(lab):
+    [lease] = lab.claim()
+    with lab.store.connection.transaction(force_rollback=True):
+        assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+    assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+
+
+def test_events_carry_no_payload_and_no_secret(lab):
+    [lease] = lab.claim()
+    lab.complete(lease, result=json.dumps({"patient": "secret"}))
+    text = lab.value(
+        "select string_agg(e::text, ' ') from helix.event e where batch = %s", lease.batch
+    )
+    assert "secret" not in text
+    assert str(lease.token.nonce) not in text
