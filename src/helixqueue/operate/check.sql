@@ -409,10 +409,11 @@ with tables as (
     and a.attname = 'tenant' and not a.attisdropped and c.relname <> 'role_tenant'
 ),
 signed as (
-  select t.oid, t.relname, string_agg(concat_ws(
+  -- Casts and parentheses depend on whether the tenant is a text or a domain over it.
+  select t.oid, t.relname, string_agg(regexp_replace(concat_ws(
            ' ', p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text,
            pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid)),
-           E'\n' order by p.polname) as policies
+           '::text|[()]', '', 'g'), E'\n' order by p.polname) as policies
   from tables t left join pg_policy p on p.polrelid = t.oid
   group by t.oid, t.relname
 ),
