@@ -9,6 +9,14 @@ create type helix.answer as (
   late   boolean        -- ok, though the lease had run out (nobody else had taken the batch)
 );
 
+-- The next epoch: above the last one known, and above all that earlier timelines can have had. A
+-- failover may lose epochs with the tail of the log, and counting on would give them out again.
+create function helix.next_epoch(p_timeline text) returns integer
+language sql stable as $$
+  select greatest(coalesce(max(e.number), 0) + 1, (('x' || p_timeline)::bit(32)::int - 1) << 12)
+  from helix.epoch e
+$$;
+
 -- The epoch of tokens. The first eight digits of the WAL file's name are the timeline: after a
 -- failover or a point-in-time restore it differs from the one noted, and a new epoch begins before
 -- the first token is handed out.
@@ -24,7 +32,7 @@ begin
   end if;
   -- Two callers may notice at once; the primary key lets one row in and both read it.
   insert into helix.epoch (number, timeline, reason)
-  values (coalesce(v_epoch.number, 0) + 1, v_timeline, 'timeline')
+  values (helix.next_epoch(v_timeline), v_timeline, 'timeline')
   on conflict do nothing;
   select * into v_epoch from helix.epoch e order by e.number desc limit 1;
   return v_epoch.number;

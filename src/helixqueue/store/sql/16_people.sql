@@ -205,9 +205,8 @@ declare
 begin
   perform helix.enter();
   insert into helix.epoch as e (number, timeline, reason)
-  select coalesce(max(o.number), 0) + 1, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8),
-         coalesce(p_detail, 'recover')
-  from helix.epoch o
+  select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
+  from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
   returning * into v_epoch;
   perform from helix.active a order by a.batch for update;
   select count(*) into v_ended from (
