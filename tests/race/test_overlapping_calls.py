@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 
 SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 10.0
 MIXERS, KEEPERS = 6, 2
-# A heartbeat's pace. One that is answered busy twenty times in a row has waited a second for
-# others' transactions of some milliseconds: that would be starvation.
+# A heartbeat's pace. One that is answered busy ten times in a row has waited half a second, a whole
+# lease, for others' transactions of some milliseconds: that is starvation (usual are two).
 BEAT_S = 0.05
-BUSY_IN_A_ROW = 20
+BUSY_IN_A_ROW = 10
 # Nothing here may wait longer than for a few short transactions, even on a crowded machine.
 CALL_S = 10.0
 
 BOARD = """
-create table board (batch bigint, epoch int, nonce bigint, number bigint, id uuid);
+create table board (batch bigint, epoch int, nonce bigint, number bigint, id uuid, kept boolean);
 create index on board (number);
 grant select, insert, delete on board to pool
 """
 # Random places without reading the whole board.
 SOME = """
 select batch, epoch, nonce, number, id from board
-where number >= (select min(number) + (max(number) - min(number)) * random() from board)
+where kept <= %s
+  and number >= (select min(number) + (max(number) - min(number)) * random() from board)
 order by number limit %s
 """
 
@@ -91,8 +92,9 @@ class Mixer:
         self.report.slowest_s[verb] = max(self.report.slowest_s[verb], took)
         return answer
 
-    def some(self, most: int = 12) -> list[tuple[Held, UUID]]:
-        rows = self.db.connection.execute(SOME, (self.chance.randint(1, most),)).fetchall()
+    def some(self, most: int = 12, *, kept: bool = True) -> list[tuple[Held, UUID]]:
+        """Some leases from the board, in any order; `kept` includes those that keepers renew."""
+        rows = self.db.connection.execute(SOME, (kept, self.chance.randint(1, most))).fetchall()
         self.chance.shuffle(rows)
         return [
             (Held(batch, Token(epoch, nonce, number)), batch_id)
@@ -110,8 +112,8 @@ class Mixer:
     def pin(self, leases) -> None:
         with self.db.connection.cursor() as cursor:
             cursor.executemany(
-                "insert into board values (%s, %s, %s, %s, %s)",
-                [(one.batch, *one.token, one.batch_id) for one in leases],
+                "insert into board values (%s, %s, %s, %s, %s, %s)",
+                [(one.batch, *one.token, one.batch_id, isinstance(self, Keeper)) for one in leases],
             )
 
     # The calls.
@@ -126,14 +128,15 @@ class Mixer:
         )
         self.pin(leases)
 
-    def _act(self, verb) -> None:
-        leases = [one for one, _ in self.some()]
+    def _act(self, verb, *, kept: bool = True) -> None:
+        leases = [one for one, _ in self.some(kept=kept)]
         if leases:
             call = getattr(calls, verb)(worker=self.name, held=leases)
             self.heard(verb, self.run(verb, call), leases)
 
     def renew(self) -> None:
-        self._act("renew")
+        # Not what keepers renew: they would be told busy because we had renewed it.
+        self._act("renew", kept=False)
 
     def start(self) -> None:
         self._act("start")

@@ -1,0 +1,208 @@
+"""A standby promoted without the last commits: the lost past can do no harm to the new one (G2).
+
+What the primary handed out after the standby was cut off never happened, but its workers do not
+know. Sequences have gone back, so batch ids and lease numbers are given out a second time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from helixqueue.embedded import Postgres
+from helixqueue.errors import Unavailable
+from helixqueue.states import State
+from helixqueue.store import calls
+from helixqueue.store.database import Database as Store
+from tests.crash.conftest import new_server
+from tests.database import Database
+from tests.traffic import claim, completed, drain, held, open_queue, proven, submit, until
+
+if TYPE_CHECKING:
+    from helixqueue.store.rows import LeaseRow, Submitted
+
+# PostgreSQL logs a sequence 32 numbers ahead: a shorter tail would show no number twice.
+TAIL = 80
+LEASE_ROW = "select to_jsonb(a) from helix.active a where batch = %s"
+_numbers = itertools.count(1)
+
+
+class Past(NamedTuple):
+    """What clients of the dead primary remember, and the server that went on without its tail."""
+
+    server: Postgres
+    kept: list[Submitted]  # submitted before the standby was cut off
+    kept_leases: list[LeaseRow]
+    lost: list[Submitted]  # submitted after that
+    lost_leases: list[LeaseRow]
+    lost_epoch: int  # of the database "drilled", where `recover` was called in the lost tail
+    standby_refused: bool
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("failover")
+    with new_server(directory / "primary") as primary:
+        with primary.connect("helix_bootstrap") as connection:
+            connection.execute("create database drilled template helix owner helix_migrator")
+        with Store.connect(primary.dsn("pool")) as db:
+            open_queue(db, lease_seconds=600)
+            kept = submit(db, ["kept-1", "kept-2", "kept-3"])
+            kept_leases = claim(db, 2, "W")
+        standby = Postgres.replica_of(primary.server, directory / "standby", supervised=False)
+        with standby:
+            behind = Database(standby, "helix")
+            refused = cut_off(behind)
+
+            with Store.connect(primary.dsn("pool")) as db:
+                lost = submit(db, [f"lost-{number}" for number in range(TAIL)])
+                lost_leases = claim(db, TAIL, "W")
+            with Store.connect(Database(primary.server, "drilled").dsn("operator")) as db:
+                for _ in range(3):
+                    epoch, _ = db.run(calls.recover(actor="ann", reason="drill"))
+
+            primary.server.stop()
+            standby.promote()
+            yield Past(standby, kept, kept_leases, lost, lost_leases, epoch, refused)
+
+
+def cut_off(standby):
+    """Let it catch up, then take its primary away; returns whether it refused to take work."""
+    until(lambda: standby.value("select count(*) from helix.active") == 2, "the standby to follow")
+    with Store.connect(standby.dsn("pool")) as db:
+        try:
+            submit(db, ["one"])
+            refused = False
+        except Unavailable:
+            refused = True
+    with standby.connect("helix_bootstrap") as connection:
+        connection.execute("alter system set primary_conninfo = ''")
+        connection.execute("select pg_reload_conf()")
+    until(
+        lambda: standby.value("select count(*) from pg_stat_wal_receiver") == 0,
+        "the standby to be cut off",
+    )
+    return refused
+
+
+def copy_of(past, name):
+    """A database of the test's own; sequences, epochs and leases are copied with it."""
+    own = f"{name}_{next(_numbers)}"
+    with Database(past.server, "postgres").connect("helix_bootstrap") as connection:
+        connection.execute(f"create database {own} template {name} owner helix_migrator")
+    return Database(past.server, own)
+
+
+@pytest.fixture
+def new(past):
+    """The new past, as the standby knew it when it was promoted."""
+    return copy_of(past, "helix")
+
+
+@pytest.fixture
+def db(new):
+    with Store.connect(new.dsn("pool")) as db:
+        yield db
+
+
+def test_tokens_after_the_failover_have_a_higher_epoch_though_numbers_repeat(past, new, db):
+    submit(db, [f"new-{number}" for number in range(TAIL)])
+    leases = claim(db, TAIL, "V")
+    last = max(one.token.epoch for one in [*past.kept_leases, *past.lost_leases])
+    assert min(one.token.epoch for one in leases) > last
+    # But for the epoch (and the nonce) some of these are the tokens of the lost past.
+    assert {one.token.number for one in past.lost_leases} & {one.token.number for one in leases}
+    assert {one.batch for one in past.lost_leases} & {one.batch for one in leases}
+    assert new.rows("select number, timeline, reason from helix.epoch order by number")[1:] == [
+        (leases[0].token.epoch, "00000002", "timeline")
+    ]
+    proven(new)
+
+
+@pytest.mark.parametrize("worker", ["W", "V"], ids=["same-name", "other-name"])
+def test_a_zombie_of_the_lost_past_is_refused_though_number_and_batch_coincide(
+    past, new, db, worker
+):
+    zombie = past.lost_leases[-1]
+    # Only chance is helped here: both counters stand below what was given out already.
+    assert new.value("select last_value from helix.batch_id") < zombie.batch
+    assert new.value("select last_value from helix.lease_number") < zombie.token.number
+    new.value("select setval('helix.batch_id', %s, false)", zombie.batch)
+    new.value("select setval('helix.lease_number', %s, false)", zombie.token.number)
+    db.run(calls.cancel(ids=[past.kept[2].receipt.batch_id], reason="make room"))
+    submit(db, ["other work"])
+    [lease] = claim(db, 1, worker)
+    assert (lease.batch, lease.token.number) == (zombie.batch, zombie.token.number)
+    before = new.rows(LEASE_ROW, lease.batch)
+
+    answers = [
+        *db.run(calls.start(worker="W", held=held([zombie]))),
+        *db.run(calls.renew(worker="W", held=held([zombie]))),
+        *db.run(calls.settle(worker="W", settlements=[completed(zombie, '"of old"')])),
+        *db.run(calls.release(worker="W", held=held([zombie]))),
+    ]
+
+    assert [(one.answer, one.owner) for one in answers] == [("refused", worker)] * 4
+    assert new.rows(LEASE_ROW, lease.batch) == before
+    [done] = db.run(calls.settle(worker=worker, settlements=[completed(lease, '"new"')]))
+    assert done.answer == "ok"
+    # Also when the ledger has a completion of this batch under this number: not the zombie's.
+    [late] = db.run(calls.settle(worker="W", settlements=[completed(zombie, '"of old"')]))
+    assert (late.answer, late.state) == ("refused", State.COMPLETED)
+    assert new.value("select result from helix.outcome where batch = %s", lease.batch) == "new"
+    proven(new)
+
+
+def test_what_was_replicated_goes_on_under_its_tokens(past, new, db):
+    """A failover ends no lease that both sides know: hours of a GPU's work are not thrown away."""
+    settlements = [completed(lease) for lease in past.kept_leases]
+    answers = db.run(calls.settle(worker="W", settlements=settlements))
+    assert [one.answer for one in answers] == ["ok", "ok"]
+    assert drain(db) == 1
+    proven(new)
+
+
+def test_lost_work_submitted_again_gets_the_ids_it_had_and_nobody_else_gets_them(past, new, db):
+    # The internal counter gives the lost batches' numbers to other work first.
+    others = submit(db, [f"new-{number}" for number in range(TAIL)])
+    again = submit(db, [f"lost-{number}" for number in range(TAIL)])
+    kept = submit(db, ["kept-1", "kept-2", "kept-3"])
+    assert {one.decision for one in [*others, *again]} == {"new"}
+    assert {one.decision for one in kept} == {"duplicate"}
+    assert [one.receipt for one in again] == [one.receipt for one in past.lost]
+    assert [one.receipt for one in kept] == [one.receipt for one in past.kept]
+    lost = {one.receipt.batch_id for one in past.lost}
+    assert not lost & {one.receipt.batch_id for one in others}
+    proven(new)
+
+
+def test_recover_ends_leases_and_raises_the_epoch(past, new):
+    with Store.connect(new.dsn("operator")) as db:
+        epoch, ended = db.run(calls.recover(actor="ann", reason="failed over without its tail"))
+        assert ended == len(past.kept_leases)
+        assert epoch > max(one.token.epoch for one in [*past.kept_leases, *past.lost_leases])
+        assert {lease.token.epoch for lease in claim(db, 3, "V")} == {epoch}
+        settlements = [completed(lease) for lease in past.kept_leases]
+        answers = db.run(calls.settle(worker="W", settlements=settlements))
+        assert [one.answer for one in answers] == ["refused", "refused"]
+    proven(new)
+
+
+@pytest.mark.parametrize("first", ["claim", "recover"])
+def test_an_epoch_that_was_lost_with_the_tail_is_not_given_out_again(past, first):
+    """`recover` had been called on the primary, and its commit did not reach the standby."""
+    drilled = copy_of(past, "drilled")
+    with Store.connect(drilled.dsn("operator")) as db:
+        if first == "recover":
+            db.run(calls.recover(actor="ann", reason="failed over"))
+        open_queue(db)
+        submit(db, ["one"])
+        [lease] = claim(db, 1)
+    assert lease.token.epoch > past.lost_epoch
+    proven(drilled)
+
+
+def test_a_standby_takes_no_work(past):
+    assert past.standby_refused
