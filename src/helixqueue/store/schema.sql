@@ -165,6 +165,47 @@ $$;
 
 ALTER FUNCTION helix.always_on(p_table regclass) OWNER TO helix_owner;
 
+-- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    with known as materialized (
+      select a.place::integer, a.key as asked, i.key, i.batch, i.fingerprint,
+             i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
+      from unnest(p_key) with ordinality as a (key, place)
+      left join (select * from helix.identity i where i.key = any (p_key)) i on i.key = a.key
+      left join helix.secret s on s.id = i.secret
+      where a.place <> all (p_made)
+    ),
+    noted as (
+      insert into helix.decision (tenant, queue, kind, batch, actor)
+      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, p_actor
+      from known k where k.key is not null
+    )
+    select k.place,
+           case when k.key is null then 'refused' when k.same then 'duplicate' else 'conflict' end,
+           helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
+           case when not k.same then b.payload::text end,
+           case when k.asked is null then 'no identity, and the queue refuses unknown work'
+                when k.key is null then 'expires_at is in the past' end,
+           case when k.same then array_remove(array[
+             case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
+             case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
+             case when b.expires_at is distinct from p_expires_at[k.place] then 'expires_at' end,
+             case when b.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
+             case when b.class <> p_class[k.place] then 'requires' end], null) end
+    from known k
+    left join (select * from helix.batch b
+               where b.id = any (array(select known.batch from known))) b on b.id = k.batch;
+end
+$$;
+
+ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) OWNER TO helix_engine;
+
 -- Name: bind_v1(name, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean DEFAULT false) RETURNS void
@@ -200,7 +241,8 @@ begin
   -- bounded number of times while we look; each round sees a newer snapshot.
   for round in 1..5 loop
     exit when v_left is null or v_left = '{}';
-    perform helix.hold(v_left);
+    -- In the common order of locks.
+    perform from helix.active a where a.batch = any (v_left) order by a.batch for update;
     with leased as (
       delete from helix.active a where a.batch = any (v_left)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
@@ -260,6 +302,8 @@ CREATE TABLE helix.requirement_class (
     CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
 );
 
+ALTER TABLE ONLY helix.requirement_class FORCE ROW LEVEL SECURITY;
+
 ALTER TABLE helix.requirement_class OWNER TO helix_owner;
 
 -- Name: capacity(helix.requirement_class, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
@@ -297,12 +341,19 @@ declare
   v_turn     bigint[];
   v_batch    bigint[];
   v_share    integer[];
-  v_picked   integer[];         -- lanes of the picked batches, one element a batch
+  v_picked   bigint[];          -- the batches that were picked, and their lanes
+  v_of_lane  integer[];
   v_plain    bigint[];
   v_odd      bigint[];
+  v_fruitless integer := 0;     -- passes that met nothing but what had to step aside
   v_passed   bigint[] := '{}';  -- what this call has looked at
   v_taken    bigint[] := '{}';  -- what it will lease
+  v_stale    boolean := false;  -- some lane's `served` is older than a second
 begin
+  -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
+  -- the leases of the first would be nobody's until they ran out. So it waits here. No more than the
+  -- waiting rests on this lock: which call is the first is decided by the key of helix.request.
+  perform pg_advisory_xact_lock(hashtextextended(p_request::text, 0));
   if p_done_batch is not null then
     return query
       select s.answer, s.batch, s.owner, s.late, s.state, null::uuid, null::bytea, null::text,
@@ -320,10 +371,11 @@ begin
     v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
     for v_row in
       select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
-                                    p_hint_batch)
+                                    p_hint_batch, v_passed)
     loop
-      exit when cardinality(v_lane) = v_wanted;
+      exit when v_row.priority > v_priority and v_lane <> '{}' or cardinality(v_lane) = v_wanted;
       v_priority := v_row.priority;
+      v_stale := v_stale or v_row.served_at < clock_timestamp() - interval '1 s';
       v_lane := v_lane || v_row.id;
       v_class := v_class || v_row.class;
       v_turn := v_turn || v_row.turn;
@@ -338,17 +390,24 @@ begin
       v_left := helix.free_after(v_left, v_class[n], v_share[n]);
     end loop;
 
-    select array_agg(c.lane), coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
+    select array_agg(c.batch), array_agg(c.lane),
+           coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
            array_agg(c.batch) filter (where not c.plain)
-    into v_picked, v_plain, v_odd
+    into v_picked, v_of_lane, v_plain, v_odd
     from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
     if v_picked is null then
       v_priority := v_priority + 1;   -- all of it is locked by others: look further down
       continue;
     end if;
-    v_passed := v_passed || v_plain || v_odd;
+    v_passed := v_passed || v_picked;
     if v_odd is not null then
-      v_plain := v_plain || helix.set_aside(v_odd, p_worker);
+      v_plain := v_plain || helix.set_aside(v_odd, v_taken, p_worker);
+      -- What stepped aside uses nothing of the worker's.
+      v_of_lane := array(select p.lane from unnest(v_picked, v_of_lane) as p (batch, lane)
+                         where p.batch = any (v_plain));
+      -- A claim is one of many: it does a part of such work and leaves the rest to the next.
+      v_fruitless := v_fruitless + (v_plain = '{}')::int;
+      exit when v_fruitless = 10;
     end if;
     -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
     v_plain := v_plain[1 : v_wanted];
@@ -356,7 +415,7 @@ begin
     v_wanted := v_wanted - cardinality(v_plain);
     for n in 1 .. cardinality(v_lane) loop
       v_free := helix.free_after(v_free, v_class[n],
-                                 coalesce(cardinality(array_positions(v_picked, v_lane[n])), 0));
+                                 coalesce(cardinality(array_positions(v_of_lane, v_lane[n])), 0));
     end loop;
   end loop;
 
@@ -379,7 +438,9 @@ begin
     select * from helix.lease_out(v_taken, p_worker, p_request, helix.current_epoch(),
                                   hashtextextended(gen_random_uuid()::text, 0), p_lease_seconds,
                                   p_start);
-  perform helix.note_served(v_taken);
+  if v_stale then
+    perform helix.note_served(v_taken);
+  end if;
 end
 $$;
 
@@ -469,7 +530,7 @@ begin
   end if;
   -- Two callers may notice at once; the primary key lets one row in and both read it.
   insert into helix.epoch (number, timeline, reason)
-  values (coalesce(v_epoch.number, 0) + 1, v_timeline, 'timeline')
+  values (helix.next_epoch(v_timeline), v_timeline, 'timeline')
   on conflict do nothing;
   select * into v_epoch from helix.epoch e order by e.number desc limit 1;
   return v_epoch.number;
@@ -565,8 +626,9 @@ CREATE FUNCTION helix.enter() RETURNS text[]
     AS $$
 declare
   v_tenants text[] := helix.session_tenants();
+  v_scope   text;
 begin
-  perform set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
+  v_scope := set_config('helix.scope', coalesce(array_to_string(v_tenants, ','), '*'), true);
   return v_tenants;
 end
 $$;
@@ -679,11 +741,12 @@ CREATE FUNCTION helix.expire_due(p_actor text, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_due bigint[];
 begin
-  v_due := array(select r.batch from helix.ready r where r.expires_at <= clock_timestamp()
+  v_due := array(select r.batch from helix.ready r where r.expires_at <= v_now
                  order by r.expires_at limit p_limit for update skip locked)
-        || array(select w.batch from helix.waiting w where w.expires_at <= clock_timestamp()
+        || array(select w.batch from helix.waiting w where w.expires_at <= v_now
                  order by w.expires_at limit p_limit for update skip locked);
   if cardinality(v_due) = 0 then
     return 0;
@@ -746,6 +809,23 @@ CREATE FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resourc
 $$;
 
 ALTER FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
+
+-- Name: fitting_lanes(text[], helix.resources, smallint, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
+    LANGUAGE sql STABLE
+    AS $$
+  select l.id, l.priority, l.served_at, c,
+         case when h.turn is null then -1 else h.turn end,
+         case when h.batch is null then -1 else h.batch end
+  from helix.lane l
+  join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
+  left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
+    on h.lane = l.id
+  where l.queue = any (p_queues) and l.priority >= p_priority
+$$;
+
+ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -869,17 +949,40 @@ $$;
 
 ALTER FUNCTION helix.hello_v1(p_worker text, p_free jsonb) OWNER TO helix_engine;
 
--- Name: hold(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: hold(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.hold(p_batch bigint[]) RETURNS void
+CREATE FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
-  perform from helix.active a where a.batch = any (p_batch) order by a.batch for update;
+  if cardinality(p_batch) = 1 then
+    -- Workers that run one batch after the other live on this line.
+    select array[1], array[a.batch] into place, batch from helix.active a
+    where a.batch = p_batch[1] and a.epoch = p_epoch[1] and a.nonce = p_nonce[1]
+      and a.number = p_number[1] for update;
+    place := coalesce(place, '{}');
+    batch := coalesce(batch, '{}');
+    return;
+  end if;
+  -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
+  -- hundred with a hundred.
+  with locked as materialized (
+    select a.batch, a.epoch, a.nonce, a.number from helix.active a
+    where a.batch = any (p_batch) order by a.batch for update
+  )
+  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}') into place, batch
+  from (select distinct on (u.batch) u.place::integer, u.batch
+        from (select g.batch, g.place,
+                     (g.batch, g.epoch, g.nonce, g.number) in (
+                       select l.batch, l.epoch, l.nonce, l.number from locked l) as mine
+              from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality
+                as g (batch, epoch, nonce, number, place)
+              offset 0) u
+        where u.mine order by u.batch, u.place) m;
 end
 $$;
 
-ALTER FUNCTION helix.hold(p_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) OWNER TO helix_engine;
 
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -901,14 +1004,14 @@ begin
   return query
   with asked as materialized (
     select u.*, b.tenant, helix.state_of(u.batch) as state_now,
-           heir.actor as owner, heir.number as owner_number,
+           coalesce(a.worker, heir.actor) as owner, coalesce(a.number, heir.number) as owner_number,
            coalesce((a.epoch, a.nonce, a.number) = (u.epoch, u.nonce, u.number), false) as is_owner,
            done.version is not null as was_done
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
     left join helix.batch b on b.id = u.batch
     left join helix.active a on a.batch = u.batch
-    -- Who was given the batch after this token, whether he holds it still or has finished it.
+    -- Where nobody holds the batch now: who was given it after this token and has finished.
     left join lateral (
       select e.actor, e.epoch, e.number from helix.event e
       where e.batch = u.batch and e.to_state = 'ASSIGNED'
@@ -928,14 +1031,16 @@ begin
   kept as (
     insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner,
                                     owner_number, state, why)
-    select j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
+    -- Each token once, though a call may name it twice.
+    select distinct on (j.batch, j.number, j.epoch)
+           j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
            format('token %s is stale: the batch is %s%s', j.number,
                   coalesce(j.state_now::text, 'retired'),
                   case when j.owner is null then ''
                        else format('; %s had it next, under %s', j.owner, j.owner_number) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
-    order by j.batch
+    order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation) do update
       set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
           owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
@@ -996,40 +1101,74 @@ $$;
 
 ALTER FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) OWNER TO helix_engine;
 
--- Name: lanes_for(text[], text[], helix.resources, smallint, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lanes_for(text[], text[], helix.resources, smallint, integer[], bigint[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, class helix.requirement_class, turn bigint, batch bigint)
+CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
-  return query
-    select f.id, f.priority, f.class, f.turn, f.batch
-    from (
-      select l.id, l.priority, c as class, coalesce(h.turn, -1) as turn,
-             coalesce(h.batch, -1) as batch, min(l.priority) over () as urgent
-      from helix.lane l
-      join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
-      left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
-        on h.lane = l.id
-      where l.queue = any (p_queues) and l.priority >= p_priority
-        and case when p_tenants is null
-            then exists (select from helix.ready r where r.lane = l.id
-                         and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1)))
-            else exists (select from unnest(p_tenants) as mine (tenant)
-                         where exists (select from helix.ready r
-                                       where r.lane = l.id and r.tenant = mine.tenant
-                                         and r.turn >= coalesce(h.turn, -1)
-                                         and (r.turn, r.batch) > (coalesce(h.turn, -1),
-                                                                  coalesce(h.batch, -1))))
-            end
-    ) f
-    where f.priority = f.urgent
-    order by random() limit 64;
+  if p_tenants is null then
+    return query
+      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
+      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
+                               p_hint_batch) f
+      where exists (select from helix.ready r
+                    where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
+                      and r.batch <> all (p_passed))
+      order by f.priority, random() limit 64;
+  else
+    return query
+      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
+      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
+                               p_hint_batch) f
+      where exists (select from unnest(p_tenants) as mine (tenant)
+                    where exists (select from helix.ready r
+                                  where r.lane = f.id and r.tenant = mine.tenant
+                                    and r.turn >= f.turn and (r.turn, r.batch) > (f.turn, f.batch)
+                                    and r.batch <> all (p_passed)))
+      order by f.priority, random() limit 64;
+  end if;
 end
 $$;
 
-ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) OWNER TO helix_engine;
+
+-- Name: lanes_of(text, text, integer, text[], smallint[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_variable
+declare
+  v_lane integer[];
+  v_turn bigint[];
+begin
+  perform helix.class_of(asked.requires::jsonb)
+  from (select distinct requires from unnest(p_requires) requires where requires is not null) asked;
+  select array_agg(coalesce(c.id, p_usual) order by n.place) into class
+  from generate_series(1, p_count) as n (place)
+  left join helix.requirement_class c on c.requires = p_requires[n.place]::jsonb;
+
+  select array_agg(l.lane order by l.place) into lane
+  from (select n.place, made.lane
+        from generate_series(1, p_count) as n (place)
+        join (select o.wanted, o.priority, helix.lane_of(p_queue, o.wanted, o.priority) as lane
+              from (select distinct class[n.place] as wanted,
+                           coalesce(p_priority[n.place], 5::smallint) as priority
+                    from generate_series(1, p_count) as n (place)) o) made
+          on made.wanted = class[n.place]
+         and made.priority = coalesce(p_priority[n.place], 5::smallint)) l;
+
+  v_lane := array(select distinct l from unnest(lane) l);
+  v_turn := array(select helix.turn_after(l.lane, p_tenant)
+                  from unnest(v_lane) with ordinality as l (lane, place) order by l.place);
+  turn := array(select v_turn[array_position(v_lane, l.lane)]
+                from unnest(lane) with ordinality as l (lane, place) order by l.place);
+end
+$$;
+
+ALTER FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) OWNER TO helix_engine;
 
 -- Name: lease_out(bigint[], text, uuid, integer, bigint, real, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1055,8 +1194,9 @@ begin
     from taken t
     returning batch, state, tenant, queue, attempt, number, deadline, lease_seconds, lane, turn
   )
-  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key, l.tenant,
-         l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce, l.number,
+  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key,
+         l.tenant, l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce,
+         l.number,
          l.deadline, l.lease_seconds, l.lane, l.turn
   from leased l join helix.batch b on b.id = l.batch;
 end
@@ -1071,8 +1211,9 @@ CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid) RETURNS SETOF hel
     AS $$
 begin
   return query
-    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key, a.tenant,
-           a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce, a.number,
+    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key,
+           a.tenant, a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce,
+           a.number,
            a.deadline, a.lease_seconds, a.lane, a.turn
     from helix.active a join helix.batch b on b.id = a.batch
     where a.request = p_request and a.worker = p_worker;
@@ -1129,6 +1270,33 @@ $$;
 
 ALTER FUNCTION helix.make_ready(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: next_epoch(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.next_epoch(p_timeline text) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+  select greatest(coalesce(max(e.number), 0) + 1, (('x' || p_timeline)::bit(32)::int - 1) << 12)
+  from helix.epoch e
+$$;
+
+ALTER FUNCTION helix.next_epoch(p_timeline text) OWNER TO helix_engine;
+
+-- Name: no_arrow(bigint, helix.state, integer, helix.state, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('batch %s: no arrow %s (version %s) -> %s (version %s)', p_batch,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
+                     p_to_version),
+    hint = 'The table helix.arrow lists the legal arrows; each step raises the version by one.';
+end
+$$;
+
+ALTER FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer) OWNER TO helix_engine;
+
 -- Name: note_refused_v1(text, text, text, bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) RETURNS void
@@ -1169,19 +1337,6 @@ end
 $$;
 
 ALTER FUNCTION helix.note_served(p_batch bigint[]) OWNER TO helix_engine;
-
--- Name: owned(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) RETURNS bigint[]
-    LANGUAGE sql STABLE
-    AS $$
-  select coalesce(array_agg(a.batch order by a.batch), '{}')
-  from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-  join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
-                     and a.number = u.number
-$$;
-
-ALTER FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
 
 -- Name: pick(integer[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1226,10 +1381,12 @@ ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], 
 CREATE FUNCTION helix.promote(p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
+declare
+  v_now timestamptz := clock_timestamp();
 begin
   return helix.make_ready(
     array(select w.batch from helix.waiting w
-          where w.cause = 'delay' and w.due <= clock_timestamp()
+          where w.cause = 'delay' and w.due <= v_now
           order by w.due limit p_limit for update skip locked)
     || array(select w.batch
              from (select distinct p.tenant, p.queue from helix.waiting p
@@ -1241,12 +1398,20 @@ begin
                order by p.batch limit p_limit for update skip locked) w
              where not q.paused limit p_limit)
     -- The net under unblock, for a key whose freeing found its waiting rows locked.
-    || array(select w.batch from helix.waiting w
-             join helix.key_limit k
-               on k.tenant = w.tenant and k.queue = w.queue and k.key = w.limit_key
-             join helix.queue q on q.tenant = w.tenant and q.name = w.queue
-             where w.cause = 'limit' and k.held < q.key_limit and not q.paused
-             limit p_limit for update of w skip locked));
+    -- As many as there is room for: the rest would only step aside again.
+    || array(select w.batch
+             from (select distinct p.tenant, p.queue, p.limit_key from helix.waiting p
+                   where p.cause = 'limit') kept
+             join helix.key_limit k on k.tenant = kept.tenant and k.queue = kept.queue
+                                   and k.key = kept.limit_key
+             join helix.queue q on q.tenant = k.tenant and q.name = k.queue
+             cross join lateral (
+               select p.batch from helix.waiting p
+               where p.cause = 'limit' and p.tenant = k.tenant and p.queue = k.queue
+                 and p.limit_key = k.key
+               order by p.batch limit greatest(q.key_limit - k.held, 0)
+               for update skip locked) w
+             where k.held < q.key_limit and not q.paused limit p_limit));
 end
 $$;
 
@@ -1302,6 +1467,21 @@ $$;
 
 ALTER FUNCTION helix.public_id(p_key bytea) OWNER TO helix_engine;
 
+-- Name: queue_requires_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  return (select c.requires from helix.queue q join helix.requirement_class c on c.id = q.class
+          where q.tenant = p_tenant and q.name = p_queue);
+end
+$$;
+
+ALTER FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) OWNER TO helix_engine;
+
 -- Name: read_resources(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.read_resources(p_free jsonb) RETURNS helix.resources
@@ -1318,11 +1498,12 @@ CREATE FUNCTION helix.reap(p_actor text, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
+  v_now  timestamptz := clock_timestamp();
   v_lost bigint[];
 begin
   select array_agg(l.batch) into v_lost from (
     select a.batch from helix.active a
-    where a.deadline < clock_timestamp()
+    where a.deadline < v_now
     order by a.deadline limit p_limit for update skip locked) l;
   -- Freeing a limit key waits for its row; a reaper must not wait, so it leaves such leases to the
   -- next round when somebody else has the key.
@@ -1373,15 +1554,12 @@ ALTER FUNCTION helix.reap_v1(p_actor text, p_limit integer) OWNER TO helix_engin
 CREATE FUNCTION helix.record() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
-declare
-  v_written int;
-  v_wrong   record;
 begin
+  -- A claim that starts its batches at once: two steps, two events, one statement. An update for
+  -- the second step cost a quarter of the claim.
   if tg_table_name = 'active' and tg_op = 'INSERT'
      and exists (select from arrived n where n.state = 'RUNNING')
   then
-    -- A claim that starts its batches at once: two steps, two events, one statement. An update for
-    -- the second step cost a quarter of the claim.
     with claimed as materialized (
       select n.*, head.to_state as from_state, clock.at, clock.xid,
              helix.event_hash(head.hash, n.batch, n.version - 1, n.tenant, head.to_state, 'ASSIGNED',
@@ -1389,10 +1567,11 @@ begin
                               n.late, clock.xid) as hash
       from arrived n
       cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-      cross join lateral (select e.version, e.to_state, e.hash from helix.event e
-                          where e.batch = n.batch order by e.version desc limit 1) head
-      join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
-      where n.version = head.version + 2
+      left join lateral (select e.version, e.to_state, e.hash from helix.event e
+                         where e.batch = n.batch order by e.version desc limit 1) head on true
+      left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
+      where n.version = head.version + 2 and a.to_state is not null
+         or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
     )
     insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                              number, actor, reason, detail, late, hash)
@@ -1404,44 +1583,29 @@ begin
            c.number, c.actor, c.reason, c.detail, c.late,
            helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at,
                             c.attempt, c.epoch, c.number, c.actor, c.reason, c.detail, c.late, c.xid)
-    from claimed c join helix.arrow a on a.from_state = 'ASSIGNED' and a.to_state = c.state;
-    get diagnostics v_written = row_count;
-    v_written := v_written / 2;
-  else
-    insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
-                             number, actor, reason, detail, late, hash)
-    select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
-           n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-           helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
-                            n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-                            clock.xid)
-    from arrived n
-    cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-    left join lateral (select e.version, e.to_state, e.hash from helix.event e
-                       where e.batch = n.batch order by e.version desc limit 1) head on true
-    join helix.arrow a on a.from_state is not distinct from head.to_state and a.to_state = n.state
-    where n.version = coalesce(head.version, 0) + 1;
-    get diagnostics v_written = row_count;
-  end if;
-  if v_written = (select count(*) from arrived) then
+    from claimed c;
     return null;
   end if;
 
-  -- Rows without an event are right only where nothing changed: a renewal, or a PENDING batch that
-  -- moves between waiting and ready.
-  select n.batch, n.version, n.state, head.version as head_version, head.to_state into v_wrong
+  -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
+  -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
+  insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
+                           number, actor, reason, detail, late, hash)
+  select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
+         n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
+         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
+                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
+                          clock.xid)
   from arrived n
-  left join lateral (select e.version, e.to_state from helix.event e
+  cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
+  left join lateral (select e.version, e.to_state, e.hash from helix.event e
                      where e.batch = n.batch order by e.version desc limit 1) head on true
-  where head.version is distinct from n.version or head.to_state is distinct from n.state
-  order by n.batch limit 1;
-  if found then
-    raise exception using errcode = 'QH001',
-      message = format('batch %s: no arrow %s (version %s) -> %s (version %s)', v_wrong.batch,
-                       coalesce(v_wrong.to_state::text, '(new)'), coalesce(v_wrong.head_version, 0),
-                       v_wrong.state, v_wrong.version),
-      hint = 'The table helix.arrow lists the legal arrows; each step raises the version by one.';
-  end if;
+  left join helix.arrow a on a.from_state is not distinct from head.to_state
+                         and a.to_state = n.state
+  where case
+    when head.version = n.version and head.to_state = n.state then false
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    else helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version) end;
   return null;
 end
 $$;
@@ -1461,9 +1625,8 @@ declare
 begin
   perform helix.enter();
   insert into helix.epoch as e (number, timeline, reason)
-  select coalesce(max(o.number), 0) + 1, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8),
-         coalesce(p_detail, 'recover')
-  from helix.epoch o
+  select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
+  from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
   returning * into v_epoch;
   perform from helix.active a order by a.batch for update;
   select count(*) into v_ended from (
@@ -1488,8 +1651,7 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
-  perform helix.hold(p_batch);
-  v_done := helix.owned(p_batch, p_epoch, p_nonce, p_number);
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   if v_done <> '{}' then
     return query select * from helix.vacate(v_done, 'released', p_worker, null,
                                             array_fill(p_detail, array[cardinality(v_done)]));
@@ -1514,35 +1676,44 @@ CREATE FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
+  v_mine bigint[];   -- batches these tokens own, locked or not
   v_done bigint[];
   v_late boolean[];
-  v_busy bigint[];
 begin
   perform helix.enter();
   with free as materialized (
-    select a.batch, a.deadline < clock_timestamp() as late from helix.active a
-    where a.batch = any (p_batch) order by a.batch for update skip locked
-  ),
-  renewed as (
-    update helix.active a
-    set deadline = clock_timestamp() + make_interval(secs => a.lease_seconds)
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-    join free on free.batch = u.batch
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-    returning a.batch, free.late
+    select a.batch, a.epoch, a.nonce, a.number, a.deadline < clock_timestamp() as late
+    from helix.active a where a.batch = any (p_batch) order by a.batch for update skip locked
   )
-  select coalesce(array_agg(r.batch), '{}'), array_agg(r.late) into v_done, v_late from renewed r;
+  select coalesce(array_agg(f.batch) filter (where f.mine), '{}'),
+         array_agg(f.late) filter (where f.mine)
+  into v_done, v_late
+  from (select l.batch, l.late,
+               (l.batch, l.epoch, l.nonce, l.number) in (
+                 select u.batch, u.epoch, u.nonce, u.number
+                 from unnest(p_batch, p_epoch, p_nonce, p_number)
+                   as u (batch, epoch, nonce, number)) as mine
+        from free l) f;
+  update helix.active a set deadline = clock_timestamp() + make_interval(secs => a.lease_seconds)
+  where a.batch = any (v_done);
   return query
     select d.batch, 'ok', null::text, a.state, d.late
     from unnest(v_done, v_late) as d (batch, late) join helix.active a on a.batch = d.batch;
   if cardinality(v_done) = cardinality(p_batch) then
     return;
   end if;
-  select array_agg(o) into v_busy from unnest(helix.owned(p_batch, p_epoch, p_nonce, p_number)) o
-  where o <> all (v_done);
+  -- Owned all the same, hence locked by somebody: busy.
+  v_mine := array(
+    select o.batch
+    from (select a.batch, (a.batch, a.epoch, a.nonce, a.number) in (
+                   select u.batch, u.epoch, u.nonce, u.number
+                   from unnest(p_batch, p_epoch, p_nonce, p_number)
+                     as u (batch, epoch, nonce, number)) as mine
+          from helix.active a where a.batch = any (p_batch) offset 0) o
+    where o.mine and o.batch <> all (v_done));
   return query
-    select b, 'busy', null::text, null::helix.state, false from unnest(v_busy) b;
-  v_done := v_done || v_busy;
+    select b, 'busy', null::text, null::helix.state, false from unnest(v_mine) b;
+  v_done := v_done || v_mine;
   if cardinality(v_done) < cardinality(p_batch) then
     return query select * from helix.judge_rest('renew', p_worker, v_done, p_batch, p_epoch, p_nonce,
                                                 p_number, array_fill(null::helix.reason,
@@ -1605,7 +1776,8 @@ begin
   with failed as (
     delete from helix.outcome o
     where o.state = 'FAILED'
-      and o.batch in (select l.batch from helix.locate(p_ids) l)
+      and o.batch in (select l.batch from helix.locate(p_ids) l
+                      join helix.batch b on b.id = l.batch where b.payload is not null)
     returning o.*
   ),
   again as (
@@ -1627,9 +1799,11 @@ begin
                 when d.state = 'PENDING' and d.reason = 'retried' and d.actor = v_actor then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch'
+                when b.id is not null and b.payload is null then 'its payload was erased' end
     from unnest(p_ids) as asked (id)
     left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join helix.batch b on b.id = l.batch
     left join lateral (select e.to_state as state, e.reason, e.actor from helix.event e
                        where e.batch = l.batch order by e.version desc limit 1) d on true;
 end
@@ -1642,7 +1816,7 @@ ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) OWNER T
 CREATE FUNCTION helix.session_tenants() RETURNS text[]
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
+    AS $_$
 declare
   v_named   text := nullif(current_setting('helix.tenant', true), '');
   v_all     boolean;
@@ -1653,19 +1827,23 @@ begin
   end if;
   select bool_or(bound.tenant = '*' and not bound.by_setting),
          array_agg(case when bound.by_setting then v_named else bound.tenant end)
-           filter (where case when bound.by_setting then bound.tenant in ('*', v_named)
+           filter (where case when bound.by_setting
+                              -- One tenant's name and nothing else: a star or a list would widen
+                              -- the scope that `enter` notes.
+                              then bound.tenant in ('*', v_named)
+                                   and v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
                               else bound.tenant = coalesce(v_named, bound.tenant) end)
   into v_all, v_tenants
   from helix.role_tenant bound where bound.role = session_user;
   return case when v_all then null else coalesce(v_tenants, '{}') end;
 end
-$$;
+$_$;
 
 ALTER FUNCTION helix.session_tenants() OWNER TO helix_engine;
 
--- Name: set_aside(bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_aside(bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_aside(p_batch bigint[], p_worker text) RETURNS bigint[]
+CREATE FUNCTION helix.set_aside(p_batch bigint[], p_taken bigint[], p_worker text) RETURNS bigint[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1682,6 +1860,11 @@ begin
       select r.tenant, l.queue, r.limit_key from helix.ready r join helix.lane l on l.id = r.lane
       where r.batch = any (p_batch) and r.limit_key is not null)
     order by k.tenant, k.queue, k.key for update skip locked
+  ),
+  taken as materialized (
+    select r.tenant, l.queue, r.limit_key as key, count(*) as held
+    from helix.ready r join helix.lane l on l.id = r.lane
+    where r.batch = any (p_taken) and r.limit_key is not null group by 1, 2, 3
   )
   select array_agg(f.batch) filter (where f.fits and not f.paused),
          array_agg(f.batch) filter (where f.paused or not f.fits)
@@ -1689,16 +1872,35 @@ begin
   from (
     select r.batch, q.paused,
            r.limit_key is null
-           or counted.held + row_number() over (partition by r.tenant, l.queue, r.limit_key
-                                                order by r.turn, r.batch) <= q.key_limit as fits
+           or counted.held + coalesce(taken.held, 0)
+              + row_number() over (partition by r.tenant, l.queue, r.limit_key
+                                   order by r.turn, r.batch) <= q.key_limit as fits
     from helix.ready r
     join helix.lane l on l.id = r.lane
     join helix.queue q on q.tenant = r.tenant and q.name = l.queue
     left join counted on (counted.tenant, counted.queue, counted.key)
                          = (r.tenant, l.queue, r.limit_key)
+    left join taken on (taken.tenant, taken.queue, taken.key) = (r.tenant, l.queue, r.limit_key)
     where r.batch = any (p_batch)) f;
 
   if v_blocked is not null then
+    -- What stands behind them for the same cause goes with them, a thousand at a time: a claim that
+    -- met a paused backlog one by one would not come to its end.
+    v_blocked := v_blocked || array(
+      select n.batch from helix.ready n
+      where n.batch = any (array(
+          select c.batch
+          from (select r.lane, r.tenant, q.paused, array_agg(r.limit_key) as keys
+                from helix.ready r
+                join helix.lane l on l.id = r.lane
+                join helix.queue q on q.tenant = r.tenant and q.name = l.queue
+                where r.batch = any (v_blocked) group by 1, 2, 3) b
+          cross join lateral (
+            select r.batch, r.limit_key from helix.ready r
+            where r.lane = b.lane and r.tenant = b.tenant order by r.turn limit 1000) c
+          where b.paused or c.limit_key = any (b.keys)))
+        and n.batch <> all (p_batch) and n.batch <> all (p_taken)
+      for update skip locked);
     with aside as (
       delete from helix.ready r where r.batch = any (v_blocked) returning r.*
     )
@@ -1715,7 +1917,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_aside(p_batch bigint[], p_worker text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_aside(p_batch bigint[], p_taken bigint[], p_worker text) OWNER TO helix_engine;
 
 -- Name: queue; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -1795,22 +1997,20 @@ CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[],
     LANGUAGE plpgsql
     AS $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_done   bigint[];
-  v_late   boolean[];
-  v_failed bigint[];
+  v_now   timestamptz := clock_timestamp();
+  v_place integer[];   -- of the tokens that own their batch, parallel to
+  v_batch bigint[];    -- their batches
+  v_late  boolean[];
+  v_done  bigint[];
 begin
-  -- One completion needs no order of locks: its delete carries the token.
-  if cardinality(p_batch) > 1 or 'failed' = any (p_outcome) then
-    perform helix.hold(p_batch);
-  end if;
+  select h.place, h.batch into v_place, v_batch
+  from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   with completed as (
     delete from helix.active a
-    using unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
-      as u (batch, epoch, nonce, number, outcome, result)
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-      and a.state = 'RUNNING' and u.outcome = 'completed'
-    returning a.*, u.result as given, a.deadline < v_now as overdue
+    where a.batch = any (v_batch) and a.state = 'RUNNING'
+      and p_outcome[v_place[array_position(v_batch, a.batch)]] = 'completed'
+    returning a.*, p_result[v_place[array_position(v_batch, a.batch)]] as given,
+              a.deadline < v_now as overdue
   ),
   kept as (
     insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
@@ -1826,20 +2026,15 @@ begin
     from unnest(v_done, v_late) as d (batch, late);
 
   if 'failed' = any (p_outcome) then
-    v_failed := helix.owned(p_batch, p_epoch, p_nonce, p_number);
     return query
       select v.* from (
-        select array_agg(u.batch) as batch, array_agg(u.failure) as failure,
-               array_agg(u.detail) as detail, array_agg(u.permanent) as permanent,
-               array_agg(u.after) as after
-        from unnest(p_batch, p_outcome, p_failure, p_detail, p_permanent, p_after)
-          as u (batch, outcome, failure, detail, permanent, after)
-        where u.outcome = 'failed' and u.batch = any (v_failed)) f
+        select array_agg(p_batch[p]) as batch, array_agg(p_failure[p]) as failure,
+               array_agg(p_detail[p]) as detail, array_agg(p_permanent[p]) as permanent,
+               array_agg(p_after[p]) as after
+        from unnest(v_place) p where p_outcome[p] = 'failed') f
       cross join lateral helix.vacate(f.batch, 'failed', p_worker, f.failure, f.detail, f.permanent,
                                       f.after) v;
-    select v_done || array_agg(u.batch) into v_done
-    from unnest(p_batch, p_outcome) as u (batch, outcome)
-    where u.outcome = 'failed' and u.batch = any (v_failed);
+    v_done := v_done || array(select p_batch[p] from unnest(v_place) p where p_outcome[p] = 'failed');
   end if;
   if cardinality(v_done) < cardinality(p_batch) then
     return query select * from helix.judge_rest('settle', p_worker, v_done, p_batch, p_epoch,
@@ -1879,16 +2074,12 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
-  if cardinality(p_batch) > 1 then
-    perform helix.hold(p_batch);
-  end if;
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   with started as (
     update helix.active a
     set state = 'RUNNING', version = a.version + 1, reason = 'started', actor = p_worker,
         late = a.deadline < clock_timestamp()
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-      and a.state = 'ASSIGNED'
+    where a.batch = any (v_done) and a.state = 'ASSIGNED'
     returning a.batch
   )
   select coalesce(array_agg(s.batch), '{}') into v_done from started s;
@@ -1930,21 +2121,21 @@ CREATE FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_pro
     AS $$
 #variable_conflict use_column
 declare
-  v_queue     helix.queue;
-  v_secret    helix.secret;
-  v_actor     text := coalesce(p_actor, session_user);
-  v_now       timestamptz := clock_timestamp();
-  v_refused   text;
-  v_lane      integer[];   -- the lanes of this call, parallel to the next three
-  v_class     integer[];
-  v_priority  smallint[];
-  v_turn      bigint[];
-  v_place     integer[];   -- of every submission that was not refused
-  v_key       bytea[];
-  v_new_place integer[];   -- of those that made a batch
-  v_new_key   bytea[];
-  v_new_print bytea[];
-  v_parked    bigint[];    -- batches that may not be claimed yet
+  v_queue    helix.queue;
+  v_secret   helix.secret;
+  v_actor    text := coalesce(p_actor, session_user);
+  v_now      timestamptz := clock_timestamp();
+  v_refused  text;
+  v_key      bytea[];      -- by place; null where there is no identity and the queue wants one
+  v_class    integer[];    -- by place; null where every submission has the queue's own
+  v_lane     integer[];    -- by place, likewise
+  v_turn     bigint[];     -- by place, likewise: the turn behind which its lane goes on
+  v_usual    integer;      -- the lane of submissions without options
+  v_behind   bigint;       -- and its turn
+  v_place    integer[];    -- of submissions that made a batch, parallel to the next three
+  v_batch    bigint[];
+  v_new      bytea[];
+  v_print    bytea[];
 begin
   perform helix.enter();
   perform helix.demand_tenant(p_tenant);
@@ -1964,151 +2155,103 @@ begin
   end if;
   select * into v_secret from helix.secret s order by s.id desc limit 1;
 
-  -- Classes and lanes first, so that the statement below only reads them: each lane of the call with
-  -- the turn behind which this tenant's batches go.
+  -- The keys. Work without identity gets one that nothing else will ever have; the sub-select makes
+  -- one name of it before it is hashed.
+  v_key := array(
+    select case when u.identity is not null or v_queue.unknown = 'accept'
+                then helix.derive_key(p_tenant, p_queue, u.named, u.revision) end
+    from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
+                 coalesce(g.revision, '') as revision, g.place
+          from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
+          offset 0) u
+    order by u.place);
+
   if p_requires is null and p_priority is null then
-    v_class := array[v_queue.class];
-    v_priority := array[5];
-    v_lane := array[helix.lane_of(p_queue, v_queue.class, 5::smallint)];
-    v_turn := array[helix.turn_after(v_lane[1], p_tenant)];
+    v_usual := helix.lane_of(p_queue, v_queue.class, 5::smallint);
+    v_behind := helix.turn_after(v_usual, p_tenant);
   else
-    perform helix.class_of(asked.requires::jsonb)
-    from (select distinct requires from unnest(p_requires) requires
-          where requires is not null) asked;
-    select array_agg(l.class), array_agg(l.priority), array_agg(l.lane),
-           array_agg(helix.turn_after(l.lane, p_tenant))
-    into v_class, v_priority, v_lane, v_turn
-    from (select asked.*, helix.lane_of(p_queue, asked.class, asked.priority) as lane
-          from (select distinct coalesce(c.id, v_queue.class) as class,
-                       coalesce(u.priority, 5::smallint) as priority
-                from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
-                left join helix.requirement_class c on c.requires = u.requires::jsonb) asked) l;
+    select l.class, l.lane, l.turn into v_class, v_lane, v_turn
+    from helix.lanes_of(p_tenant, p_queue, v_queue.class, p_requires, p_priority,
+                        cardinality(p_payload)) l;
   end if;
 
-  with given as materialized (
-    select u.place::int, u.identity, u.raw, coalesce(u.revision, '') as revision, u.payload,
-           coalesce(u.priority, 5)::smallint as priority, u.run_at, u.expires_at, u.limit_key,
-           coalesce(c.id, v_queue.class) as class,
-           -- Work without identity gets a key that nothing else will ever have.
-           coalesce(u.identity, gen_random_uuid()::text) as named
-    from unnest(p_identity, p_payload, p_raw, p_revision, p_priority, p_run_at, p_expires_at,
-                p_limit_key, p_requires) with ordinality
-      as u (identity, payload, raw, revision, priority, run_at, expires_at, limit_key, requires, place)
-    left join helix.requirement_class c on c.requires = u.requires::jsonb
-    where (u.identity is not null or v_queue.unknown = 'accept')
-      and (u.expires_at is null or u.expires_at > v_now)
-  ),
-  asked as materialized (
-    select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
-  ),
-  first as materialized (
-    select distinct on (a.key) a.*, l.lane, l.turn,
-           case when a.run_at > v_now then 'delay' when v_queue.paused then 'paused' end::helix.cause
-             as cause
-    from asked a
-    join unnest(v_lane, v_class, v_priority, v_turn) as l (lane, class, priority, turn)
-      on l.class = a.class and l.priority = a.priority
-    order by a.key, a.place
-  ),
-  -- Sorted by key, so that two submitters of overlapping sets wait for each other in one direction.
-  won as (
+  -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
+  -- one direction. Of equal keys in one call the first place counts.
+  with won as (
     insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
     select f.key, nextval('helix.batch_id'), p_tenant,
-           sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(f.payload, 'UTF8'))),
+           sha256(v_secret.outer_pad
+                  || sha256(v_secret.inner_pad || convert_to(p_payload[f.place], 'UTF8'))),
            v_secret.id
-    from first f order by f.key
+    from (select distinct on (k.key) k.key, k.place
+          from unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+          where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
+          order by k.key, k.place) f
     on conflict do nothing
     returning i.key, i.batch, i.fingerprint
-  ),
-  placed as materialized (
-    select f.*, w.batch, w.fingerprint from won w join first f using (key)
-  ),
-  stored as (
+  )
+  select array_agg(f.place), array_agg(f.batch), array_agg(f.key), array_agg(f.fingerprint)
+  into v_place, v_batch, v_new, v_print
+  from (select min(k.place)::integer as place, w.batch, w.key, w.fingerprint
+        from won w
+        join unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+          on k.key = w.key and (k.expires_at is null or k.expires_at > v_now)
+        group by w.batch, w.key, w.fingerprint) f;
+
+  if v_place is not null then
     insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
                              class, priority, run_at, expires_at, limit_key, actor, created_at)
-    select p.batch, p.key, p_tenant,
-           helix.derive_slot(p_tenant, p.named),
-           p_queue, p.identity, nullif(p.raw, p.identity), p_profile, p.revision, p.payload::json,
-           p.class, p.priority, p.run_at, p.expires_at, p.limit_key, v_actor, v_now
-    from placed p
-  ),
-  readied as (
-    insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
-                             expires_at)
-    select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane,
-           p.turn + row_number() over (partition by p.lane order by p.place),
-           p.limit_key, p.expires_at
-    from placed p where p.cause is null
-  )
-  select array_agg(a.place), array_agg(a.key),
-         array_agg(p.place) filter (where p.batch is not null),
-         array_agg(p.key) filter (where p.batch is not null),
-         array_agg(p.fingerprint) filter (where p.batch is not null),
-         array_agg(p.batch) filter (where p.cause is not null)
-  into v_place, v_key, v_new_place, v_new_key, v_new_print, v_parked
-  from asked a left join placed p on p.place = a.place;
+    select n.batch, n.key, p_tenant,
+           helix.derive_slot(p_tenant, coalesce(p_identity[n.place], n.batch::text)), p_queue,
+           p_identity[n.place], nullif(p_raw[n.place], p_identity[n.place]), p_profile,
+           coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
+           coalesce(v_class[n.place], v_queue.class), coalesce(p_priority[n.place], 5),
+           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], v_actor, v_now
+    from unnest(v_place, v_batch, v_new) as n (place, batch, key);
 
-  -- Apart from the statement above, because most submissions need neither and every insert, even
-  -- of no rows, pays for its triggers.
-  if v_parked is not null then
-    insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
-                               due, limit_key, expires_at)
-    select b.id, p_tenant, 1, 0, v_actor, 'submitted', l.id, p_queue,
-           case when b.run_at > v_now then 'delay' else 'paused' end::helix.cause,
-           case when b.run_at > v_now then b.run_at end, b.limit_key, b.expires_at
-    from helix.batch b
-    join helix.lane l on l.queue = p_queue and l.class = b.class and l.priority = b.priority
-    where b.id = any (v_parked);
-  end if;
-  if p_limit_key is not null then
-    insert into helix.key_limit (tenant, queue, key)
-    select distinct p_tenant, p_queue, u.key from unnest(p_limit_key) as u (key)
-    where u.key is not null order by 3
-    on conflict do nothing;
-  end if;
-
-  return query
-    select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
-           null::text, null::text, null::text[]
-    from unnest(v_new_place, v_new_key, v_new_print) as n (place, key, print);
-  if coalesce(cardinality(v_new_place), 0) = cardinality(p_payload) then
-    return;
+    if not v_queue.paused then
+      insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
+                               expires_at)
+      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', n.lane,
+             n.turn + row_number() over (partition by n.lane order by n.place),
+             p_limit_key[n.place], p_expires_at[n.place]
+      from (select u.batch, u.place, coalesce(v_lane[u.place], v_usual) as lane,
+                   coalesce(v_turn[u.place], v_behind) as turn
+            from unnest(v_place, v_batch) as u (place, batch)
+            where p_run_at[u.place] is null or p_run_at[u.place] <= v_now) n;
+    end if;
+    -- Apart, because most submissions need neither, and every insert, even of no rows, pays for its
+    -- triggers.
+    if v_queue.paused or p_run_at is not null then
+      insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
+                                 due, limit_key, expires_at)
+      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
+             p_queue, case when p_run_at[n.place] > v_now then 'delay' else 'paused' end::helix.cause,
+             case when p_run_at[n.place] > v_now then p_run_at[n.place] end, p_limit_key[n.place],
+             p_expires_at[n.place]
+      from unnest(v_place, v_batch) as n (place, batch)
+      where v_queue.paused or p_run_at[n.place] > v_now;
+    end if;
+    if p_limit_key is not null then
+      insert into helix.key_limit (tenant, queue, key)
+      select distinct p_tenant, p_queue, u.key from unnest(p_limit_key) as u (key)
+      where u.key is not null order by 3
+      on conflict do nothing;
+    end if;
+    return query
+      select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
+             null::text, null::text, null::text[]
+      from unnest(v_place, v_new, v_print) as n (place, key, print);
   end if;
 
-  return query
-    select u.n::int, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
-           case when u.identity is null then 'no identity, and the queue refuses unknown work'
-                else 'expires_at is in the past' end, null::text[]
-    from unnest(p_identity) with ordinality as u (identity, n)
-    where not u.n = any (coalesce(v_place, '{}'));
-
-  -- A second statement, hence a new snapshot: the winners of the race have committed by now.
-  return query
-    with known as materialized (
-      select a.place, i.key, i.batch, i.fingerprint,
-             i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
-      from unnest(v_place, v_key) as a (place, key)
-      join helix.identity i on i.key = a.key
-      join helix.secret s on s.id = i.secret
-      where not a.place = any (coalesce(v_new_place, '{}'))
-    ),
-    noted as (
-      insert into helix.decision (tenant, queue, kind, batch, actor)
-      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, v_actor
-      from known k
-    )
-    select k.place, case when k.same then 'duplicate' else 'conflict' end,
-           helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
-           case when not k.same then b.payload::text end, null::text,
-           case when k.same then array_remove(array[
-             case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
-             case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
-             case when b.expires_at is distinct from p_expires_at[k.place] then 'expires_at' end,
-             case when b.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
-             case when b.class <> coalesce(c.id, v_queue.class) then 'requires' end], null) end
-    from known k
-    left join helix.batch b on b.id = k.batch
-    left join helix.requirement_class c on c.requires = p_requires[k.place]::jsonb;
+  if coalesce(cardinality(v_place), 0) < cardinality(p_payload) then
+    -- A function, hence a new snapshot: the winners of the race have committed by now.
+    return query
+      select * from helix.answer_repeats(
+        p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
+        p_expires_at, p_limit_key, coalesce(v_class, array_fill(v_queue.class,
+                                                                array[cardinality(p_payload)])));
+  end if;
 end
 $$;
 
@@ -2204,19 +2347,24 @@ begin
   return query
   with ended as materialized (
     select a.*, u.failure as failure_class, u.detail as failure_detail,
-           a.deadline < v_now as overdue, q.paused, b.expires_at, e.goes_to,
+           -- Late is what a worker does after its deadline; that a lease was reaped says it already.
+           a.deadline < v_now and p_reason in ('failed', 'released') as overdue,
+           q.paused, b.expires_at, e.goes_to,
            -- Only a failure waits: what was released or lost is good work that met a bad worker.
            case when p_reason = 'failed' then coalesce(u.after,
              least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(a.attempt - 1, 20))
              * (0.5 + random() / 2)) else 0 end as delay
-    from unnest(p_batch, p_failure, p_detail, p_permanent, p_after)
-      as u (batch, failure, detail, permanent, after)
-    join helix.active a on a.batch = u.batch
+    from helix.active a
     join helix.batch b on b.id = a.batch
     join helix.queue q on q.tenant = a.tenant and q.name = a.queue
+    cross join lateral (select array_position(p_batch, a.batch) as place) at
+    cross join lateral (
+      select p_failure[at.place] as failure, p_detail[at.place] as detail, p_after[at.place] as after,
+             p_permanent[at.place] as permanent) u
     cross join lateral (
       select case when u.permanent or (p_reason <> 'released' and a.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
+    where a.batch = any (p_batch)
   ),
   gone as (delete from helix.active a using ended e where a.batch = e.batch),
   failed as (
@@ -2224,8 +2372,7 @@ begin
                                detail, late, lane, queue, failure)
     select e.batch, e.tenant, 'FAILED', e.version + 1, e.attempt, e.epoch, e.number,
            coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane, e.queue,
-           coalesce(e.failure_class, p_reason::text)
+           e.overdue, e.lane, e.queue, coalesce(e.failure_class, p_reason::text)
     from ended e where e.goes_to = 'FAILED'
   ),
   waits as (
@@ -2233,7 +2380,7 @@ begin
                                late, lane, queue, cause, due, limit_key, expires_at)
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane, e.queue,
+           e.overdue, e.lane, e.queue,
            case when e.delay > 0 then 'delay' else 'paused' end::helix.cause,
            case when e.delay > 0 then v_now + make_interval(secs => e.delay) end,
            e.limit_key, e.expires_at
@@ -2244,7 +2391,7 @@ begin
                              late, lane, turn, limit_key, expires_at)
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
-           e.overdue and p_reason = 'failed', e.lane,
+           e.overdue, e.lane,
            -- What was begun once goes first: one turn after the one being served.
            (select l.served + 1 from helix.lane l where l.id = e.lane), e.limit_key, e.expires_at
     from ended e where e.goes_to = 'PENDING' and e.delay <= 0 and not e.paused
@@ -3300,6 +3447,10 @@ ALTER TABLE helix.batch ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.decision ENABLE ROW LEVEL SECURITY;
 
+-- Name: requirement_class engine_classes; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_classes ON helix.requirement_class TO helix_engine USING (true);
+
 -- Name: active engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine_scope ON helix.active TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -3388,6 +3539,12 @@ ALTER TABLE helix.outcome ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY own_bindings ON helix.role_tenant FOR SELECT USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text)));
 
+-- Name: requirement_class own_classes; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY own_classes ON helix.requirement_class FOR SELECT TO helix_client, helix_operator USING ((pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text) OR (EXISTS ( SELECT
+   FROM helix.queue q
+  WHERE (q.class = requirement_class.id)))));
+
 -- Name: worker own_workers; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY own_workers ON helix.worker TO helix_engine, helix_client, helix_operator USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text)));
@@ -3403,6 +3560,10 @@ ALTER TABLE helix.ready ENABLE ROW LEVEL SECURITY;
 -- Name: refusal; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.refusal ENABLE ROW LEVEL SECURITY;
+
+-- Name: requirement_class; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.requirement_class ENABLE ROW LEVEL SECURITY;
 
 -- Name: retired; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -3494,6 +3655,10 @@ GRANT ALL ON FUNCTION helix.add_event_partition() TO helix_engine;
 -- Name: FUNCTION always_on(p_table regclass); Type: ACL; Schema: helix; Owner: helix_owner
 
 REVOKE ALL ON FUNCTION helix.always_on(p_table regclass) FROM PUBLIC;
+
+-- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION bind_v1(p_role name, p_tenant text, p_by_setting boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3603,6 +3768,10 @@ REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) 
 
 REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
 
+-- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed(p_text text) FROM PUBLIC;
@@ -3640,9 +3809,9 @@ REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_operator;
 GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_client;
 
--- Name: FUNCTION hold(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3666,9 +3835,13 @@ GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) FROM PUBLIC;
 
--- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3688,6 +3861,14 @@ GRANT ALL ON FUNCTION helix.locate(p_ids uuid[]) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.make_ready(p_batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION next_epoch(p_timeline text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.next_epoch(p_timeline text) FROM PUBLIC;
+
+-- Name: FUNCTION no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer) FROM PUBLIC;
+
 -- Name: FUNCTION note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
@@ -3697,10 +3878,6 @@ GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor
 -- Name: FUNCTION note_served(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_served(p_batch bigint[]) FROM PUBLIC;
-
--- Name: FUNCTION owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3725,6 +3902,12 @@ REVOKE ALL ON FUNCTION helix.protect(p_table regclass) FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.public_id(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operator;
+
+-- Name: FUNCTION queue_requires_v1(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_client;
 
 -- Name: FUNCTION read_resources(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3779,9 +3962,9 @@ REVOKE ALL ON FUNCTION helix.session_tenants() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_client;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_operator;
 
--- Name: FUNCTION set_aside(p_batch bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_aside(p_batch bigint[], p_taken bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_aside(p_batch bigint[], p_worker text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.set_aside(p_batch bigint[], p_taken bigint[], p_worker text) FROM PUBLIC;
 
 -- Name: TABLE queue; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -4004,7 +4187,6 @@ GRANT SELECT ON TABLE helix.key_limit TO helix_operator;
 -- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
-GRANT SELECT ON TABLE helix.lane TO helix_client;
 GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
 -- Name: SEQUENCE lane_id_seq; Type: ACL; Schema: helix; Owner: helix_owner

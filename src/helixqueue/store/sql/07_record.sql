@@ -1,20 +1,15 @@
 -- No state change without its event: every arrival in ready, waiting, active or outcome passes
 -- through `record`, in the statement that made it. The ledger itself says which state a batch comes
--- from and which version follows, so a row that claims otherwise finds no partner in the joins below
--- and is not written, and then the whole statement is refused.
+-- from and which version follows; a row that claims otherwise has its whole statement refused.
 
 create function helix.record() returns trigger
 language plpgsql as $$
-declare
-  v_arrived bigint;
-  v_started boolean;
-  v_written bigint;
-  v_wrong   record;
 begin
-  select count(*), bool_or(n.state = 'RUNNING') into v_arrived, v_started from arrived n;
-  if v_started and tg_table_name = 'active' and tg_op = 'INSERT' then
-    -- A claim that starts its batches at once: two steps, two events, one statement. An update for
-    -- the second step cost a quarter of the claim.
+  -- A claim that starts its batches at once: two steps, two events, one statement. An update for
+  -- the second step cost a quarter of the claim.
+  if tg_table_name = 'active' and tg_op = 'INSERT'
+     and exists (select from arrived n where n.state = 'RUNNING')
+  then
     with claimed as materialized (
       select n.*, head.to_state as from_state, clock.at, clock.xid,
              helix.event_hash(head.hash, n.batch, n.version - 1, n.tenant, head.to_state, 'ASSIGNED',
@@ -22,10 +17,11 @@ begin
                               n.late, clock.xid) as hash
       from arrived n
       cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-      cross join lateral (select e.version, e.to_state, e.hash from helix.event e
-                          where e.batch = n.batch order by e.version desc limit 1) head
-      join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
-      where n.version = head.version + 2
+      left join lateral (select e.version, e.to_state, e.hash from helix.event e
+                         where e.batch = n.batch order by e.version desc limit 1) head on true
+      left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
+      where n.version = head.version + 2 and a.to_state is not null
+         or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
     )
     insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                              number, actor, reason, detail, late, hash)
@@ -37,45 +33,44 @@ begin
            c.number, c.actor, c.reason, c.detail, c.late,
            helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at,
                             c.attempt, c.epoch, c.number, c.actor, c.reason, c.detail, c.late, c.xid)
-    from claimed c join helix.arrow a on a.from_state = 'ASSIGNED' and a.to_state = c.state;
-    get diagnostics v_written = row_count;
-    v_written := v_written / 2;
-  else
-    insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
-                             number, actor, reason, detail, late, hash)
-    select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
-           n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-           helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
-                            n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-                            clock.xid)
-    from arrived n
-    cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-    left join lateral (select e.version, e.to_state, e.hash from helix.event e
-                       where e.batch = n.batch order by e.version desc limit 1) head on true
-    join helix.arrow a on a.from_state is not distinct from head.to_state and a.to_state = n.state
-    where n.version = coalesce(head.version, 0) + 1;
-    get diagnostics v_written = row_count;
-  end if;
-  if v_written = v_arrived then
+    from claimed c;
     return null;
   end if;
 
-  -- Rows without an event are right only where nothing changed: a renewal, or a PENDING batch that
-  -- moves between waiting and ready.
-  select n.batch, n.version, n.state, head.version as head_version, head.to_state into v_wrong
+  -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
+  -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
+  insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
+                           number, actor, reason, detail, late, hash)
+  select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
+         n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
+         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
+                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
+                          clock.xid)
   from arrived n
-  left join lateral (select e.version, e.to_state from helix.event e
+  cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
+  left join lateral (select e.version, e.to_state, e.hash from helix.event e
                      where e.batch = n.batch order by e.version desc limit 1) head on true
-  where head.version is distinct from n.version or head.to_state is distinct from n.state
-  order by n.batch limit 1;
-  if found then
-    raise exception using errcode = 'QH001',
-      message = format('batch %s: no arrow %s (version %s) -> %s (version %s)', v_wrong.batch,
-                       coalesce(v_wrong.to_state::text, '(new)'), coalesce(v_wrong.head_version, 0),
-                       v_wrong.state, v_wrong.version),
-      hint = 'The table helix.arrow lists the legal arrows; each step raises the version by one.';
-  end if;
+  left join helix.arrow a on a.from_state is not distinct from head.to_state
+                         and a.to_state = n.state
+  where case
+    when head.version = n.version and head.to_state = n.state then false
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    else helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version) end;
   return null;
+end
+$$;
+
+-- Refuses the statement that would take a step the arrows do not have.
+create function helix.no_arrow(
+  p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer
+) returns boolean
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('batch %s: no arrow %s (version %s) -> %s (version %s)', p_batch,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
+                     p_to_version),
+    hint = 'The table helix.arrow lists the legal arrows; each step raises the version by one.';
 end
 $$;
 

@@ -24,21 +24,21 @@ set plan_cache_mode = force_generic_plan
 set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
-  v_queue     helix.queue;
-  v_secret    helix.secret;
-  v_actor     text := coalesce(p_actor, session_user);
-  v_now       timestamptz := clock_timestamp();
-  v_refused   text;
-  v_lane      integer[];   -- the lanes of this call, parallel to the next three
-  v_class     integer[];
-  v_priority  smallint[];
-  v_turn      bigint[];
-  v_place     integer[];   -- of every submission that was not refused
-  v_key       bytea[];
-  v_new_place integer[];   -- of those that made a batch
-  v_new_key   bytea[];
-  v_new_print bytea[];
-  v_parked    bigint[];    -- batches that may not be claimed yet
+  v_queue    helix.queue;
+  v_secret   helix.secret;
+  v_actor    text := coalesce(p_actor, session_user);
+  v_now      timestamptz := clock_timestamp();
+  v_refused  text;
+  v_key      bytea[];      -- by place; null where there is no identity and the queue wants one
+  v_class    integer[];    -- by place; null where every submission has the queue's own
+  v_lane     integer[];    -- by place, likewise
+  v_turn     bigint[];     -- by place, likewise: the turn behind which its lane goes on
+  v_usual    integer;      -- the lane of submissions without options
+  v_behind   bigint;       -- and its turn
+  v_place    integer[];    -- of submissions that made a batch, parallel to the next three
+  v_batch    bigint[];
+  v_new      bytea[];
+  v_print    bytea[];
 begin
   perform helix.enter();
   perform helix.demand_tenant(p_tenant);
@@ -58,157 +58,184 @@ begin
   end if;
   select * into v_secret from helix.secret s order by s.id desc limit 1;
 
-  -- Classes and lanes first, so that the statement below only reads them: each lane of the call with
-  -- the turn behind which this tenant's batches go.
+  -- The keys. Work without identity gets one that nothing else will ever have; the sub-select makes
+  -- one name of it before it is hashed.
+  v_key := array(
+    select case when u.identity is not null or v_queue.unknown = 'accept'
+                then helix.derive_key(p_tenant, p_queue, u.named, u.revision) end
+    from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
+                 coalesce(g.revision, '') as revision, g.place
+          from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
+          offset 0) u
+    order by u.place);
+
   if p_requires is null and p_priority is null then
-    v_class := array[v_queue.class];
-    v_priority := array[5];
-    v_lane := array[helix.lane_of(p_queue, v_queue.class, 5::smallint)];
-    v_turn := array[helix.turn_after(v_lane[1], p_tenant)];
+    v_usual := helix.lane_of(p_queue, v_queue.class, 5::smallint);
+    v_behind := helix.turn_after(v_usual, p_tenant);
   else
-    perform helix.class_of(asked.requires::jsonb)
-    from (select distinct requires from unnest(p_requires) requires
-          where requires is not null) asked;
-    select array_agg(asked.class), array_agg(asked.priority),
-           array_agg(helix.lane_of(p_queue, asked.class, asked.priority))
-    into v_class, v_priority, v_lane
-    from (select distinct coalesce(c.id, v_queue.class) as class,
-                 coalesce(u.priority, 5::smallint) as priority
-          from unnest(p_payload, p_requires, p_priority) as u (payload, requires, priority)
-          left join helix.requirement_class c on c.requires = u.requires::jsonb) asked;
-    -- In a statement of its own: a lane that was just made does not show to the one that made it.
-    v_turn := array(select helix.turn_after(l.lane, p_tenant)
-                    from unnest(v_lane) with ordinality as l (lane, place) order by l.place);
+    select l.class, l.lane, l.turn into v_class, v_lane, v_turn
+    from helix.lanes_of(p_tenant, p_queue, v_queue.class, p_requires, p_priority,
+                        cardinality(p_payload)) l;
   end if;
 
-  with given as materialized (
-    select u.place::int, u.identity, u.raw, coalesce(u.revision, '') as revision, u.payload,
-           coalesce(u.priority, 5)::smallint as priority, u.run_at, u.expires_at, u.limit_key,
-           coalesce(c.id, v_queue.class) as class,
-           -- Work without identity gets a key that nothing else will ever have.
-           coalesce(u.identity, gen_random_uuid()::text) as named
-    from unnest(p_identity, p_payload, p_raw, p_revision, p_priority, p_run_at, p_expires_at,
-                p_limit_key, p_requires) with ordinality
-      as u (identity, payload, raw, revision, priority, run_at, expires_at, limit_key, requires, place)
-    left join helix.requirement_class c on c.requires = u.requires::jsonb
-    where u.identity is not null or v_queue.unknown = 'accept'
-  ),
-  asked as materialized (
-    select g.*, helix.derive_key(p_tenant, p_queue, g.named, g.revision) as key from given g
-  ),
-  first as materialized (
-    select distinct on (a.key) a.*, l.lane, l.turn,
-           case when a.run_at > v_now then 'delay' when v_queue.paused then 'paused' end::helix.cause
-             as cause
-    from asked a
-    join unnest(v_lane, v_class, v_priority, v_turn) as l (lane, class, priority, turn)
-      on l.class = a.class and l.priority = a.priority
-    where a.expires_at is null or a.expires_at > v_now
-    order by a.key, a.place
-  ),
-  -- Sorted by key, so that two submitters of overlapping sets wait for each other in one direction.
-  won as (
+  -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
+  -- one direction. Of equal keys in one call the first place counts.
+  with won as (
     insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
     select f.key, nextval('helix.batch_id'), p_tenant,
-           sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(f.payload, 'UTF8'))),
+           sha256(v_secret.outer_pad
+                  || sha256(v_secret.inner_pad || convert_to(p_payload[f.place], 'UTF8'))),
            v_secret.id
-    from first f order by f.key
+    from (select distinct on (k.key) k.key, k.place
+          from unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+          where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
+          order by k.key, k.place) f
     on conflict do nothing
     returning i.key, i.batch, i.fingerprint
-  ),
-  placed as materialized (
-    select f.*, w.batch, w.fingerprint from won w join first f using (key)
-  ),
-  stored as (
+  )
+  select array_agg(f.place), array_agg(f.batch), array_agg(f.key), array_agg(f.fingerprint)
+  into v_place, v_batch, v_new, v_print
+  from (select min(k.place)::integer as place, w.batch, w.key, w.fingerprint
+        from won w
+        join unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+          on k.key = w.key and (k.expires_at is null or k.expires_at > v_now)
+        group by w.batch, w.key, w.fingerprint) f;
+
+  if v_place is not null then
     insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
                              class, priority, run_at, expires_at, limit_key, actor, created_at)
-    select p.batch, p.key, p_tenant,
-           helix.derive_slot(p_tenant, p.named),
-           p_queue, p.identity, nullif(p.raw, p.identity), p_profile, p.revision, p.payload::json,
-           p.class, p.priority, p.run_at, p.expires_at, p.limit_key, v_actor, v_now
-    from placed p
-  ),
-  readied as (
-    insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
-                             expires_at)
-    select p.batch, p_tenant, 1, 0, v_actor, 'submitted', p.lane,
-           p.turn + row_number() over (partition by p.lane order by p.place),
-           p.limit_key, p.expires_at
-    from placed p where p.cause is null
-  )
-  select array_agg(a.place), array_agg(a.key),
-         array_agg(p.place) filter (where p.batch is not null),
-         array_agg(p.key) filter (where p.batch is not null),
-         array_agg(p.fingerprint) filter (where p.batch is not null),
-         array_agg(p.batch) filter (where p.cause is not null)
-  into v_place, v_key, v_new_place, v_new_key, v_new_print, v_parked
-  from asked a left join placed p on p.place = a.place;
+    select n.batch, n.key, p_tenant,
+           helix.derive_slot(p_tenant, coalesce(p_identity[n.place], n.batch::text)), p_queue,
+           p_identity[n.place], nullif(p_raw[n.place], p_identity[n.place]), p_profile,
+           coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
+           coalesce(v_class[n.place], v_queue.class), coalesce(p_priority[n.place], 5),
+           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], v_actor, v_now
+    from unnest(v_place, v_batch, v_new) as n (place, batch, key);
 
-  -- Apart from the statement above, because most submissions need neither and every insert, even
-  -- of no rows, pays for its triggers.
-  if v_parked is not null then
-    insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
-                               due, limit_key, expires_at)
-    select b.id, p_tenant, 1, 0, v_actor, 'submitted', l.id, p_queue,
-           case when b.run_at > v_now then 'delay' else 'paused' end::helix.cause,
-           case when b.run_at > v_now then b.run_at end, b.limit_key, b.expires_at
-    from helix.batch b
-    join helix.lane l on l.queue = p_queue and l.class = b.class and l.priority = b.priority
-    where b.id = any (v_parked);
-  end if;
-  if p_limit_key is not null then
-    insert into helix.key_limit (tenant, queue, key)
-    select distinct p_tenant, p_queue, u.key from unnest(p_limit_key) as u (key)
-    where u.key is not null order by 3
-    on conflict do nothing;
-  end if;
-
-  return query
-    select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
-           null::text, null::text, null::text[]
-    from unnest(v_new_place, v_new_key, v_new_print) as n (place, key, print);
-  if coalesce(cardinality(v_new_place), 0) = cardinality(p_payload) then
-    return;
+    if not v_queue.paused then
+      insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
+                               expires_at)
+      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', n.lane,
+             n.turn + row_number() over (partition by n.lane order by n.place),
+             p_limit_key[n.place], p_expires_at[n.place]
+      from (select u.batch, u.place, coalesce(v_lane[u.place], v_usual) as lane,
+                   coalesce(v_turn[u.place], v_behind) as turn
+            from unnest(v_place, v_batch) as u (place, batch)
+            where p_run_at[u.place] is null or p_run_at[u.place] <= v_now) n;
+    end if;
+    -- Apart, because most submissions need neither, and every insert, even of no rows, pays for its
+    -- triggers.
+    if v_queue.paused or p_run_at is not null then
+      insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
+                                 due, limit_key, expires_at)
+      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
+             p_queue, case when p_run_at[n.place] > v_now then 'delay' else 'paused' end::helix.cause,
+             case when p_run_at[n.place] > v_now then p_run_at[n.place] end, p_limit_key[n.place],
+             p_expires_at[n.place]
+      from unnest(v_place, v_batch) as n (place, batch)
+      where v_queue.paused or p_run_at[n.place] > v_now;
+    end if;
+    if p_limit_key is not null then
+      insert into helix.key_limit (tenant, queue, key)
+      select distinct p_tenant, p_queue, u.key from unnest(p_limit_key) as u (key)
+      where u.key is not null order by 3
+      on conflict do nothing;
+    end if;
+    return query
+      select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
+             null::text, null::text, null::text[]
+      from unnest(v_place, v_new, v_print) as n (place, key, print);
   end if;
 
-  return query
-    select u.n::int, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
-           'no identity, and the queue refuses unknown work', null::text[]
-    from unnest(p_identity) with ordinality as u (identity, n)
-    where not u.n = any (coalesce(v_place, '{}'));
+  if coalesce(cardinality(v_place), 0) < cardinality(p_payload) then
+    -- A function, hence a new snapshot: the winners of the race have committed by now.
+    return query
+      select * from helix.answer_repeats(
+        p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
+        p_expires_at, p_limit_key, coalesce(v_class, array_fill(v_queue.class,
+                                                                array[cardinality(p_payload)])));
+  end if;
+end
+$$;
 
-  -- A second statement, hence a new snapshot: the winners of the race have committed by now. What has
-  -- no key even here had expired when it came; a repeat that expired meanwhile gets its receipt.
-  -- Tables are narrowed by array before they are joined, or a repeat would read them whole.
+-- Class, lane and turn of each submission that comes with options, by place. Volatile, and three
+-- statements: a lane that was just made does not show to the statement that made it.
+create function helix.lanes_of(
+  p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[],
+  p_count integer, out class integer[], out lane integer[], out turn bigint[]
+) language plpgsql as $$
+#variable_conflict use_variable
+declare
+  v_lane integer[];
+  v_turn bigint[];
+begin
+  perform helix.class_of(asked.requires::jsonb)
+  from (select distinct requires from unnest(p_requires) requires where requires is not null) asked;
+  select array_agg(coalesce(c.id, p_usual) order by n.place) into class
+  from generate_series(1, p_count) as n (place)
+  left join helix.requirement_class c on c.requires = p_requires[n.place]::jsonb;
+
+  select array_agg(l.lane order by l.place) into lane
+  from (select n.place, made.lane
+        from generate_series(1, p_count) as n (place)
+        join (select o.wanted, o.priority, helix.lane_of(p_queue, o.wanted, o.priority) as lane
+              from (select distinct class[n.place] as wanted,
+                           coalesce(p_priority[n.place], 5::smallint) as priority
+                    from generate_series(1, p_count) as n (place)) o) made
+          on made.wanted = class[n.place]
+         and made.priority = coalesce(p_priority[n.place], 5::smallint)) l;
+
+  v_lane := array(select distinct l from unnest(lane) l);
+  v_turn := array(select helix.turn_after(l.lane, p_tenant)
+                  from unnest(v_lane) with ordinality as l (lane, place) order by l.place);
+  turn := array(select v_turn[array_position(v_lane, l.lane)]
+                from unnest(lane) with ordinality as l (lane, place) order by l.place);
+end
+$$;
+
+-- The answers to submissions that made no batch: duplicate, conflict, or refused because there is no
+-- identity or it came after its own expiry. A repeat that expired meanwhile gets its receipt.
+-- Tables are narrowed by array before they are joined, or a repeat would read them whole.
+create function helix.answer_repeats(
+  p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[],
+  p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
+  p_class integer[]
+) returns table (
+  place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state,
+  payload text, note text, differs text[]
+)
+language plpgsql as $$
+#variable_conflict use_column
+begin
   return query
     with known as materialized (
-      select a.place, i.key, i.batch, i.fingerprint,
+      select a.place::integer, a.key as asked, i.key, i.batch, i.fingerprint,
              i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
-      from unnest(v_place, v_key) as a (place, key)
-      left join (select * from helix.identity i where i.key = any (v_key)) i on i.key = a.key
+      from unnest(p_key) with ordinality as a (key, place)
+      left join (select * from helix.identity i where i.key = any (p_key)) i on i.key = a.key
       left join helix.secret s on s.id = i.secret
-      where not a.place = any (coalesce(v_new_place, '{}'))
+      where a.place <> all (p_made)
     ),
     noted as (
       insert into helix.decision (tenant, queue, kind, batch, actor)
-      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, v_actor
+      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, p_actor
       from known k where k.key is not null
     )
     select k.place,
            case when k.key is null then 'refused' when k.same then 'duplicate' else 'conflict' end,
            helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
            case when not k.same then b.payload::text end,
-           case when k.key is null then 'expires_at is in the past' end,
+           case when k.asked is null then 'no identity, and the queue refuses unknown work'
+                when k.key is null then 'expires_at is in the past' end,
            case when k.same then array_remove(array[
              case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
              case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
              case when b.expires_at is distinct from p_expires_at[k.place] then 'expires_at' end,
              case when b.limit_key is distinct from p_limit_key[k.place] then 'limit_key' end,
-             case when b.class <> coalesce(c.id, v_queue.class) then 'requires' end], null) end
+             case when b.class <> p_class[k.place] then 'requires' end], null) end
     from known k
     left join (select * from helix.batch b
-               where b.id = any (array(select known.batch from known))) b on b.id = k.batch
-    left join helix.requirement_class c on c.requires = p_requires[k.place]::jsonb;
+               where b.id = any (array(select known.batch from known))) b on b.id = k.batch;
 end
 $$;
 

@@ -77,14 +77,17 @@ begin
            case when p_reason = 'failed' then coalesce(u.after,
              least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(a.attempt - 1, 20))
              * (0.5 + random() / 2)) else 0 end as delay
-    from unnest(p_batch, p_failure, p_detail, p_permanent, p_after)
-      as u (batch, failure, detail, permanent, after)
-    join helix.active a on a.batch = u.batch
+    from helix.active a
     join helix.batch b on b.id = a.batch
     join helix.queue q on q.tenant = a.tenant and q.name = a.queue
+    cross join lateral (select array_position(p_batch, a.batch) as place) at
+    cross join lateral (
+      select p_failure[at.place] as failure, p_detail[at.place] as detail, p_after[at.place] as after,
+             p_permanent[at.place] as permanent) u
     cross join lateral (
       select case when u.permanent or (p_reason <> 'released' and a.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
+    where a.batch = any (p_batch)
   ),
   gone as (delete from helix.active a using ended e where a.batch = e.batch),
   failed as (
@@ -178,21 +181,37 @@ begin
 end
 $$;
 
--- The common order of locks: by batch, waiting. Whoever holds several has taken them in this order.
-create function helix.hold(p_batch bigint[]) returns void
-language plpgsql as $$
+-- The rows of these batches, locked in the common order (by batch, waiting: whoever holds several has
+-- taken them in this order), and which of the tokens own theirs: their places in the arrays, each
+-- batch once, and the batches. From here to the end of the transaction nobody can change that.
+create function helix.hold(
+  p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
+  out place integer[], out batch bigint[]
+) language plpgsql as $$
 begin
-  perform from helix.active a where a.batch = any (p_batch) order by a.batch for update;
+  if cardinality(p_batch) = 1 then
+    -- Workers that run one batch after the other live on this line.
+    select array[1], array[a.batch] into place, batch from helix.active a
+    where a.batch = p_batch[1] and a.epoch = p_epoch[1] and a.nonce = p_nonce[1]
+      and a.number = p_number[1] for update;
+    place := coalesce(place, '{}');
+    batch := coalesce(batch, '{}');
+    return;
+  end if;
+  -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
+  -- hundred with a hundred.
+  with locked as materialized (
+    select a.batch, a.epoch, a.nonce, a.number from helix.active a
+    where a.batch = any (p_batch) order by a.batch for update
+  )
+  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}') into place, batch
+  from (select distinct on (u.batch) u.place::integer, u.batch
+        from (select g.batch, g.place,
+                     (g.batch, g.epoch, g.nonce, g.number) in (
+                       select l.batch, l.epoch, l.nonce, l.number from locked l) as mine
+              from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality
+                as g (batch, epoch, nonce, number, place)
+              offset 0) u
+        where u.mine order by u.batch, u.place) m;
 end
-$$;
-
--- Which of these tokens own their batch. Called after hold, in a statement of its own, so that it
--- sees what those who held the rows before have committed.
-create function helix.owned(p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[])
-returns bigint[]
-language sql stable as $$
-  select coalesce(array_agg(distinct a.batch order by a.batch), '{}')
-  from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-  join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
-                     and a.number = u.number
 $$;

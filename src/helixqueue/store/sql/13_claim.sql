@@ -84,34 +84,44 @@ language plpgsql as $$
 begin
   if p_tenants is null then
     return query
-      select l.id, l.priority, l.served_at, c, coalesce(h.turn, -1), coalesce(h.batch, -1)
-      from helix.lane l
-      join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
-      left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
-        on h.lane = l.id
-      where l.queue = any (p_queues) and l.priority >= p_priority
-        and exists (select from helix.ready r where r.lane = l.id
-                    and (r.turn, r.batch) > (coalesce(h.turn, -1), coalesce(h.batch, -1))
-                    and r.batch <> all (p_passed))
-      order by l.priority, random() limit 64;
+      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
+      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
+                               p_hint_batch) f
+      where exists (select from helix.ready r
+                    where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
+                      and r.batch <> all (p_passed))
+      order by f.priority, random() limit 64;
   else
     return query
-      select l.id, l.priority, l.served_at, c, coalesce(h.turn, -1), coalesce(h.batch, -1)
-      from helix.lane l
-      join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
-      left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
-        on h.lane = l.id
-      where l.queue = any (p_queues) and l.priority >= p_priority
-        and exists (select from unnest(p_tenants) as mine (tenant)
+      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
+      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
+                               p_hint_batch) f
+      where exists (select from unnest(p_tenants) as mine (tenant)
                     where exists (select from helix.ready r
-                                  where r.lane = l.id and r.tenant = mine.tenant
-                                    and r.turn >= coalesce(h.turn, -1)
-                                    and (r.turn, r.batch) > (coalesce(h.turn, -1),
-                                                             coalesce(h.batch, -1))
+                                  where r.lane = f.id and r.tenant = mine.tenant
+                                    and r.turn >= f.turn and (r.turn, r.batch) > (f.turn, f.batch)
                                     and r.batch <> all (p_passed)))
-      order by l.priority, random() limit 64;
+      order by f.priority, random() limit 64;
   end if;
 end
+$$;
+
+-- The lanes whose class fits, each with its hint; where there is none, before the first turn.
+-- CASE and not coalesce: only of the former does the planner make an index condition here.
+create function helix.fitting_lanes(
+  p_queues text[], p_free helix.resources, p_priority smallint,
+  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
+) returns table (id integer, priority smallint, served_at timestamptz,
+                 class helix.requirement_class, turn bigint, batch bigint)
+language sql stable as $$
+  select l.id, l.priority, l.served_at, c,
+         case when h.turn is null then -1 else h.turn end,
+         case when h.batch is null then -1 else h.batch end
+  from helix.lane l
+  join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
+  left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
+    on h.lane = l.id
+  where l.queue = any (p_queues) and l.priority >= p_priority
 $$;
 
 -- Locks the next batches of each lane, as many as its share, passing over what others have locked
@@ -189,8 +199,9 @@ begin
     from taken t
     returning batch, state, tenant, queue, attempt, number, deadline, lease_seconds, lane, turn
   )
-  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key, l.tenant,
-         l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce, l.number,
+  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key,
+         l.tenant, l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce,
+         l.number,
          l.deadline, l.lease_seconds, l.lane, l.turn
   from leased l join helix.batch b on b.id = l.batch;
 end
@@ -455,8 +466,9 @@ create function helix.leases_of(p_worker text, p_request uuid) returns setof hel
 language plpgsql stable as $$
 begin
   return query
-    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key, a.tenant,
-           a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce, a.number,
+    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key,
+           a.tenant, a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce,
+           a.number,
            a.deadline, a.lease_seconds, a.lane, a.turn
     from helix.active a join helix.batch b on b.id = a.batch
     where a.request = p_request and a.worker = p_worker;

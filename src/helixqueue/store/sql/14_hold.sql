@@ -11,16 +11,12 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
-  if cardinality(p_batch) > 1 then
-    perform helix.hold(p_batch);
-  end if;
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   with started as (
     update helix.active a
     set state = 'RUNNING', version = a.version + 1, reason = 'started', actor = p_worker,
         late = a.deadline < clock_timestamp()
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-      and a.state = 'ASSIGNED'
+    where a.batch = any (v_done) and a.state = 'ASSIGNED'
     returning a.batch
   )
   select coalesce(array_agg(s.batch), '{}') into v_done from started s;
@@ -59,35 +55,44 @@ create function helix.renew_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare
+  v_mine bigint[];   -- batches these tokens own, locked or not
   v_done bigint[];
   v_late boolean[];
-  v_busy bigint[];
 begin
   perform helix.enter();
   with free as materialized (
-    select a.batch, a.deadline < clock_timestamp() as late from helix.active a
-    where a.batch = any (p_batch) order by a.batch for update skip locked
-  ),
-  renewed as (
-    update helix.active a
-    set deadline = clock_timestamp() + make_interval(secs => a.lease_seconds)
-    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
-    join free on free.batch = u.batch
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-    returning a.batch, free.late
+    select a.batch, a.epoch, a.nonce, a.number, a.deadline < clock_timestamp() as late
+    from helix.active a where a.batch = any (p_batch) order by a.batch for update skip locked
   )
-  select coalesce(array_agg(r.batch), '{}'), array_agg(r.late) into v_done, v_late from renewed r;
+  select coalesce(array_agg(f.batch) filter (where f.mine), '{}'),
+         array_agg(f.late) filter (where f.mine)
+  into v_done, v_late
+  from (select l.batch, l.late,
+               (l.batch, l.epoch, l.nonce, l.number) in (
+                 select u.batch, u.epoch, u.nonce, u.number
+                 from unnest(p_batch, p_epoch, p_nonce, p_number)
+                   as u (batch, epoch, nonce, number)) as mine
+        from free l) f;
+  update helix.active a set deadline = clock_timestamp() + make_interval(secs => a.lease_seconds)
+  where a.batch = any (v_done);
   return query
     select d.batch, 'ok', null::text, a.state, d.late
     from unnest(v_done, v_late) as d (batch, late) join helix.active a on a.batch = d.batch;
   if cardinality(v_done) = cardinality(p_batch) then
     return;
   end if;
-  select array_agg(o) into v_busy from unnest(helix.owned(p_batch, p_epoch, p_nonce, p_number)) o
-  where o <> all (v_done);
+  -- Owned all the same, hence locked by somebody: busy.
+  v_mine := array(
+    select o.batch
+    from (select a.batch, (a.batch, a.epoch, a.nonce, a.number) in (
+                   select u.batch, u.epoch, u.nonce, u.number
+                   from unnest(p_batch, p_epoch, p_nonce, p_number)
+                     as u (batch, epoch, nonce, number)) as mine
+          from helix.active a where a.batch = any (p_batch) offset 0) o
+    where o.mine and o.batch <> all (v_done));
   return query
-    select b, 'busy', null::text, null::helix.state, false from unnest(v_busy) b;
-  v_done := v_done || v_busy;
+    select b, 'busy', null::text, null::helix.state, false from unnest(v_mine) b;
+  v_done := v_done || v_mine;
   if cardinality(v_done) < cardinality(p_batch) then
     return query select * from helix.judge_rest('renew', p_worker, v_done, p_batch, p_epoch, p_nonce,
                                                 p_number, array_fill(null::helix.reason,
@@ -109,22 +114,20 @@ create function helix.settle(
 ) returns setof helix.answer
 language plpgsql as $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_done   bigint[];
-  v_late   boolean[];
-  v_failed bigint[];
+  v_now   timestamptz := clock_timestamp();
+  v_place integer[];   -- of the tokens that own their batch, parallel to
+  v_batch bigint[];    -- their batches
+  v_late  boolean[];
+  v_done  bigint[];
 begin
-  -- One completion needs no order of locks: its delete carries the token.
-  if cardinality(p_batch) > 1 or 'failed' = any (p_outcome) then
-    perform helix.hold(p_batch);
-  end if;
+  select h.place, h.batch into v_place, v_batch
+  from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   with completed as (
     delete from helix.active a
-    using unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
-      as u (batch, epoch, nonce, number, outcome, result)
-    where a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce and a.number = u.number
-      and a.state = 'RUNNING' and u.outcome = 'completed'
-    returning a.*, u.result as given, a.deadline < v_now as overdue
+    where a.batch = any (v_batch) and a.state = 'RUNNING'
+      and p_outcome[v_place[array_position(v_batch, a.batch)]] = 'completed'
+    returning a.*, p_result[v_place[array_position(v_batch, a.batch)]] as given,
+              a.deadline < v_now as overdue
   ),
   kept as (
     insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
@@ -140,27 +143,15 @@ begin
     from unnest(v_done, v_late) as d (batch, late);
 
   if 'failed' = any (p_outcome) then
-    v_failed := helix.owned(p_batch, p_epoch, p_nonce, p_number);
     return query
       select v.* from (
-        select array_agg(u.batch) as batch, array_agg(u.failure) as failure,
-               array_agg(u.detail) as detail, array_agg(u.permanent) as permanent,
-               array_agg(u.after) as after
-        from (
-          -- The token again, and each batch once: a call may bring a stale token of the same batch
-          -- (a worker that lost it and was given it anew), whose word must not count.
-          select distinct on (u.batch) u.*
-          from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_failure, p_detail,
-                      p_permanent, p_after)
-            as u (batch, epoch, nonce, number, outcome, failure, detail, permanent, after)
-          join helix.active a on a.batch = u.batch and a.epoch = u.epoch and a.nonce = u.nonce
-                             and a.number = u.number
-          where u.outcome = 'failed' order by u.batch) u) f
+        select array_agg(p_batch[p]) as batch, array_agg(p_failure[p]) as failure,
+               array_agg(p_detail[p]) as detail, array_agg(p_permanent[p]) as permanent,
+               array_agg(p_after[p]) as after
+        from unnest(v_place) p where p_outcome[p] = 'failed') f
       cross join lateral helix.vacate(f.batch, 'failed', p_worker, f.failure, f.detail, f.permanent,
                                       f.after) v;
-    select v_done || array_agg(u.batch) into v_done
-    from unnest(p_batch, p_outcome) as u (batch, outcome)
-    where u.outcome = 'failed' and u.batch = any (v_failed);
+    v_done := v_done || array(select p_batch[p] from unnest(v_place) p where p_outcome[p] = 'failed');
   end if;
   if cardinality(v_done) < cardinality(p_batch) then
     return query select * from helix.judge_rest('settle', p_worker, v_done, p_batch, p_epoch,
@@ -195,8 +186,7 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
-  perform helix.hold(p_batch);
-  v_done := helix.owned(p_batch, p_epoch, p_nonce, p_number);
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
   if v_done <> '{}' then
     return query select * from helix.vacate(v_done, 'released', p_worker, null,
                                             array_fill(p_detail, array[cardinality(v_done)]));

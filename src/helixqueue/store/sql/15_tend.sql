@@ -1,15 +1,18 @@
 -- Duties that keep work moving. Claims do them by the way; these functions do them at once.
+-- The time is read into a variable first: clock_timestamp() is volatile, and a volatile comparison
+-- is no index condition, so each duty would read its whole table.
 
 -- Takes back leases whose deadline has passed. The row lock and the deadline are checked in one
 -- statement, so any number of reapers and a fast worker cannot undo each other.
 create function helix.reap(p_actor text, p_limit integer) returns integer
 language plpgsql as $$
 declare
+  v_now  timestamptz := clock_timestamp();
   v_lost bigint[];
 begin
   select array_agg(l.batch) into v_lost from (
     select a.batch from helix.active a
-    where a.deadline < clock_timestamp()
+    where a.deadline < v_now
     order by a.deadline limit p_limit for update skip locked) l;
   -- Freeing a limit key waits for its row; a reaper must not wait, so it leaves such leases to the
   -- next round when somebody else has the key.
@@ -49,10 +52,12 @@ $$;
 -- From waiting to ready, where the cause is gone. No version and no event: PENDING stays PENDING.
 create function helix.promote(p_limit integer) returns integer
 language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
 begin
   return helix.make_ready(
     array(select w.batch from helix.waiting w
-          where w.cause = 'delay' and w.due <= clock_timestamp()
+          where w.cause = 'delay' and w.due <= v_now
           order by w.due limit p_limit for update skip locked)
     || array(select w.batch
              from (select distinct p.tenant, p.queue from helix.waiting p
@@ -165,11 +170,12 @@ $$;
 create function helix.expire_due(p_actor text, p_limit integer) returns integer
 language plpgsql as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_due bigint[];
 begin
-  v_due := array(select r.batch from helix.ready r where r.expires_at <= clock_timestamp()
+  v_due := array(select r.batch from helix.ready r where r.expires_at <= v_now
                  order by r.expires_at limit p_limit for update skip locked)
-        || array(select w.batch from helix.waiting w where w.expires_at <= clock_timestamp()
+        || array(select w.batch from helix.waiting w where w.expires_at <= v_now
                  order by w.expires_at limit p_limit for update skip locked);
   if cardinality(v_due) = 0 then
     return 0;

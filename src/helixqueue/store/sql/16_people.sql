@@ -27,7 +27,8 @@ begin
   -- bounded number of times while we look; each round sees a newer snapshot.
   for round in 1..5 loop
     exit when v_left is null or v_left = '{}';
-    perform helix.hold(v_left);
+    -- In the common order of locks.
+    perform from helix.active a where a.batch = any (v_left) order by a.batch for update;
     with leased as (
       delete from helix.active a where a.batch = any (v_left)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
