@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 from psycopg.types.json import Jsonb
 
 from helixqueue.states import State
+from helixqueue.store.arrays import plain, texts
 from helixqueue.store.hints import Hint
 from helixqueue.store.rows import (
     Answer,
@@ -55,15 +56,19 @@ def submit(
 ) -> Call[list[Submitted]]:
     """Submit up to 10,000 rows; answers come in the order of the input."""
     _bounded("submit", len(rows), SUBMIT_ROWS_MAX)
-    columns = _columns(rows, len(Submission._fields)) if rows else [[], [], *[None] * 7]
+    columns = list(zip(*rows, strict=True)) or [()] * len(Submission._fields)
+    identity, payload, *options = columns
     # A column that says nothing is sent as null, not as a thousand nulls.
-    for place in range(2, len(columns)):
-        column = columns[place]
-        if column is not None and not any(value not in (None, "") for value in column):
-            columns[place] = None
+    raw, revision, priority, run_at, expires_at, limit_key, requires = (
+        column if any(value not in (None, "") for value in column) else None for column in options
+    )
     return Call(
         _SQL["submit"],
-        (tenant, queue, actor, profile, *columns),
+        (
+            *(tenant, queue, actor, profile, texts(identity), texts(payload)),
+            *(texts(raw), texts(revision), plain(priority), _times(run_at), _times(expires_at)),
+            *(texts(limit_key), texts(requires)),
+        ),
         lambda answers: _read_submitted(answers, len(rows)),
     )
 
@@ -86,7 +91,11 @@ def note_refused(
     """Keep identities that broke their profile: raw bytes and why."""
     return Call(
         _SQL["note_refused"],
-        (tenant, queue, actor, [raw for raw, _ in refused], [why for _, why in refused]),
+        (
+            *(tenant, queue, actor),
+            texts([rf"\x{raw.hex()}" for raw, _ in refused]),
+            texts([why for _, why in refused]),
+        ),
         lambda _: None,
     )
 
@@ -108,21 +117,18 @@ def claim(
     The same `request` again gives the same leases again: repeat with it when an answer was lost.
     """
     _bounded("claim", count, LEASES_MAX)
-    lanes, turns, batches = _columns(hints, 3)
     return Call(
         _SQL["claim"],
         (
             worker,
             request,
-            list(queues),
+            texts(queues),
             count,
             None if free is None else Jsonb(free),
             start,
             lease_seconds,
-            lanes,
-            turns,
-            batches,
-            *_settlement_columns(settle),
+            *(_hint_columns(hints) if hints else (None,) * 3),
+            *(_settlement_columns(settle) if settle else (None,) * 10),
         ),
         _read_claimed,
     )
@@ -164,8 +170,7 @@ def _hold_call(
     name: str, worker: str, held: Sequence[Held], *more: str | None
 ) -> Call[list[Answer]]:
     _bounded(name, len(held), LEASES_MAX)
-    batches = [one.batch for one in held]
-    return Call(_SQL[name], (worker, batches, *_token_columns(held), *more), _read_answers)
+    return Call(_SQL[name], (worker, *_token_columns(held), *more), _read_answers)
 
 
 def settle(*, worker: str, settlements: Sequence[Settlement]) -> Call[list[Answer]]:
@@ -202,7 +207,7 @@ def _people_call(
     _bounded(name, len(ids), LEASES_MAX)
     return Call(
         _SQL[name],
-        (list(ids), actor, reason),
+        (plain(ids), actor, reason),
         lambda rows: [Verdict(i, answer, s and State(s), note) for i, answer, s, note in rows],
     )
 
@@ -268,33 +273,35 @@ def _read_number(rows: list[Row]) -> int:
     return int(rows[0][0])
 
 
-def _token_columns(held: Sequence[Held] | Sequence[Settlement]) -> list[list[int]]:
-    return [
-        [one.token.epoch for one in held],
-        [one.token.nonce for one in held],
-        [one.token.number for one in held],
-    ]
+def _token_columns(held: Sequence[Held] | Sequence[Settlement]) -> tuple[str | None, ...]:
+    return (
+        plain([one.batch for one in held]),
+        plain([one.token.epoch for one in held]),
+        plain([one.token.nonce for one in held]),
+        plain([one.token.number for one in held]),
+    )
 
 
-def _settlement_columns(settlements: Sequence[Settlement]) -> list[list[Any] | None]:
-    if not settlements:
-        return [None] * 10
-    return [
-        [one.batch for one in settlements],
+def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, ...]:
+    return (
         *_token_columns(settlements),
-        [one.outcome for one in settlements],
-        [one.result for one in settlements],
-        [one.failure for one in settlements],
-        [one.detail for one in settlements],
-        [one.permanent for one in settlements],
-        [one.after_seconds for one in settlements],
-    ]
+        plain([one.outcome for one in settlements]),
+        texts([one.result for one in settlements]),
+        texts([one.failure for one in settlements]),
+        texts([one.detail for one in settlements]),
+        plain([one.permanent for one in settlements]),
+        plain([one.after_seconds for one in settlements]),
+    )
 
 
-def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any] | None]:
-    if not rows:
-        return [None] * width
-    return [list(column) for column in zip(*rows, strict=True)]
+def _hint_columns(hints: Sequence[Hint]) -> tuple[str | None, ...]:
+    return tuple(plain(column) for column in zip(*hints, strict=True))
+
+
+def _times(values: Sequence[datetime | None] | None) -> str | None:
+    if values is None:
+        return None
+    return texts([None if value is None else value.isoformat() for value in values])
 
 
 def _bounded(what: str, count: int, limit: int) -> None:

@@ -1,26 +1,26 @@
 -- The engine's functions as the client calls them. Columns are named, never *, so that a function
--- may grow; enums are cast to text because a driver knows no type of ours in binary; arrays travel
--- in binary (%b), which halves the client's share of a bulk submit.
+-- may grow; enums are cast to text because a driver knows no type of ours in binary. Arrays come as
+-- literals (arrays.py).
 
 -- name: submit
 -- One call, any number of submissions, one answer each.
 select place, decision, batch, key, fingerprint, state::text, payload, note, differs
-from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %b::text[], %b::text[], %b::text[],
-                     %b::text[], %b::smallint[], %b::timestamptz[], %b::timestamptz[], %b::text[],
-                     %b::text[]);
+from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[], %s::text[], %s::text[],
+                     %s::text[], %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[],
+                     %s::text[]);
 
 -- name: note_refused
 -- Identities that never became a submission, kept with their raw bytes.
-select helix.note_refused_v1(%s::text, %s::text, %s::text, %b::bytea[], %b::text[]);
+select helix.note_refused_v1(%s::text, %s::text, %s::text, %s::bytea[], %s::text[]);
 
 -- name: claim
 -- Settle, reap, claim and start in one commit.
 select answer, batch, owner, late, state::text, public_id, key, tenant, queue, identity,
        revision, payload, attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn
 from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
-                    %b::int[], %b::bigint[], %b::bigint[], %b::bigint[], %b::int[], %b::bigint[],
-                    %b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bool[],
-                    %b::real[]);
+                    %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bigint[],
+                    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[],
+                    %s::real[]);
 
 -- name: hello
 -- A worker says that it is there.
@@ -29,35 +29,35 @@ select helix.hello_v1(%s::text, %s::jsonb);
 -- name: start
 -- ASSIGNED > RUNNING.
 select batch, answer, owner, state::text, late
-from helix.start_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[]);
+from helix.start_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[]);
 
 -- name: renew
 -- A later deadline; never waits.
 select batch, answer, owner, state::text, late
-from helix.renew_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[]);
+from helix.renew_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[]);
 
 -- name: release
 -- Given back, at no cost of an attempt.
 select batch, answer, owner, state::text, late
-from helix.release_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[], %s::text);
+from helix.release_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text);
 
 -- name: settle
 -- The end of attempts: the last statement of a settling transaction.
 select batch, answer, owner, state::text, late
-from helix.settle_v1(%s::text, %b::bigint[], %b::int[], %b::bigint[], %b::bigint[], %b::text[],
-                     %b::text[], %b::text[], %b::text[], %b::bool[], %b::real[]);
+from helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text[],
+                     %s::text[], %s::text[], %s::text[], %s::bool[], %s::real[]);
 
 -- name: cancel
 -- Also of running work: the worker's token dies.
-select public_id, answer, state::text, note from helix.cancel_v1(%b::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note from helix.cancel_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: retry
 -- FAILED > PENDING.
-select public_id, answer, state::text, note from helix.retry_v1(%b::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note from helix.retry_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: erase
 -- Payload and result go, fingerprint and ledger stay.
-select public_id, answer, state::text, note from helix.erase_v1(%b::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note from helix.erase_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: reap
 -- Leases past their deadline, taken back now.

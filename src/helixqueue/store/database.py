@@ -1,4 +1,4 @@
-"""Running calls on psycopg, sync and async; one call is one transaction, or part of the caller's."""
+"""Runs calls on psycopg, sync and async; one call is one transaction, or part of the caller's."""
 
 from __future__ import annotations
 

@@ -231,28 +231,49 @@ CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) RETUR
 declare
   v_actor text := coalesce(p_actor, session_user);
   v_left  bigint[];
+  v_held  bigint[];
   v_done  bigint[] := '{}';
-  v_now   bigint[];
 begin
   perform helix.enter();
-  select array_agg(l.batch order by l.batch) into v_left
-  from helix.locate(p_ids) l;
-  -- A batch may move from one table to the next between two statements, but only forward and a
-  -- bounded number of times while we look; each round sees a newer snapshot.
+  -- Cancels of overlapping sets meet here, where batches do not move and one order is possible: in
+  -- the tables of where they stand, one cancel would find active what another finds ready.
+  v_left := array(select b.id from helix.batch b
+                  where b.id in (select l.batch from helix.locate(p_ids) l)
+                  order by b.id for update);
+  -- First all the locks, then one statement that deletes, so that limit keys are freed in order.
+  v_held := array(select a.batch from helix.active a where a.batch = any (v_left)
+                  order by a.batch for update)
+         || array(select r.batch from helix.ready r where r.batch = any (v_left)
+                  order by r.batch for update)
+         || array(select w.batch from helix.waiting w where w.batch = any (v_left)
+                  order by w.batch for update);
+  -- A batch may have moved on between two of these. It is looked for again, but no longer waited
+  -- for: whoever has it may be waiting for something that is held here.
   for round in 1..5 loop
-    exit when v_left is null or v_left = '{}';
-    -- In the common order of locks.
-    perform from helix.active a where a.batch = any (v_left) order by a.batch for update;
+    v_left := array(select b from unnest(v_left) b
+                    where b <> all (v_held)
+                      and not exists (select from helix.outcome o where o.batch = b)
+                      and not exists (select from helix.retired d where d.batch = b));
+    exit when v_left = '{}';
+    v_held := v_held
+      || array(select a.batch from helix.active a where a.batch = any (v_left) for update skip locked)
+      || array(select r.batch from helix.ready r where r.batch = any (v_left) for update skip locked)
+      || array(select w.batch from helix.waiting w where w.batch = any (v_left)
+               for update skip locked);
+  end loop;
+  v_left := array(select b from unnest(v_left) b where b <> all (v_held));
+
+  if v_held <> '{}' then
     with leased as (
-      delete from helix.active a where a.batch = any (v_left)
+      delete from helix.active a where a.batch = any (v_held)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
     ),
     readied as (
-      delete from helix.ready r where r.batch = any (v_left)
+      delete from helix.ready r where r.batch = any (v_held)
       returning r.batch, r.tenant, r.version, r.attempt, r.epoch, r.number, r.lane
     ),
     parked as (
-      delete from helix.waiting w where w.batch = any (v_left)
+      delete from helix.waiting w where w.batch = any (v_held)
       returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
     ),
     kept as (
@@ -264,18 +285,14 @@ begin
       join helix.lane l on l.id = g.lane
       returning batch
     )
-    select coalesce(array_agg(k.batch), '{}') into v_now from kept k;
-    v_done := v_done || v_now;
-    select array_agg(b) into v_left from unnest(v_left) b
-    where b <> all (v_now) and not exists (select from helix.outcome o where o.batch = b)
-      and not exists (select from helix.retired d where d.batch = b);
-  end loop;
+    select coalesce(array_agg(k.batch), '{}') into v_done from kept k;
+  end if;
 
   return query
     select asked.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (v_done) then 'ok'
-                when l.batch = any (coalesce(v_left, '{}')) then 'busy'
+                when l.batch = any (v_left) then 'busy'
                 when helix.state_of(l.batch) = 'CANCELLED' then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
@@ -334,7 +351,8 @@ declare
   v_free     helix.resources := helix.read_resources(p_free);
   v_left     helix.resources;   -- v_free less the shares of the pass
   v_wanted   integer := least(p_count, 1000);
-  v_priority smallint := 0;     -- lanes more urgent than this have nothing left to give
+  v_priority smallint;
+  v_dry      integer[] := '{}'; -- lanes in which everything is locked by others
   v_row      record;
   v_lane     integer[];         -- the lanes of the pass, and what each may give
   v_class    helix.requirement_class[];
@@ -370,10 +388,10 @@ begin
     -- far as the worker's resources go.
     v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
     for v_row in
-      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
-                                    p_hint_batch, v_passed)
+      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
+                                    p_hint_batch, v_passed, least(v_wanted, 64))
     loop
-      exit when v_row.priority > v_priority and v_lane <> '{}' or cardinality(v_lane) = v_wanted;
+      exit when v_lane <> '{}' and v_row.priority > v_priority;
       v_priority := v_row.priority;
       v_stale := v_stale or v_row.served_at < clock_timestamp() - interval '1 s';
       v_lane := v_lane || v_row.id;
@@ -396,7 +414,7 @@ begin
     into v_picked, v_of_lane, v_plain, v_odd
     from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
     if v_picked is null then
-      v_priority := v_priority + 1;   -- all of it is locked by others: look further down
+      v_dry := v_dry || v_lane;
       continue;
     end if;
     v_passed := v_passed || v_picked;
@@ -810,9 +828,9 @@ $$;
 
 ALTER FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
 
--- Name: fitting_lanes(text[], helix.resources, smallint, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: fitting_lanes(text[], helix.resources, integer[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
+CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
     LANGUAGE sql STABLE
     AS $$
   select l.id, l.priority, l.served_at, c,
@@ -822,10 +840,10 @@ CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_p
   join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
   left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
     on h.lane = l.id
-  where l.queue = any (p_queues) and l.priority >= p_priority
+  where l.queue = any (p_queues) and l.id <> all (p_dry)
 $$;
 
-ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1101,9 +1119,9 @@ $$;
 
 ALTER FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) OWNER TO helix_engine;
 
--- Name: lanes_for(text[], text[], helix.resources, smallint, integer[], bigint[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lanes_for(text[], text[], helix.resources, integer[], integer[], bigint[], bigint[], bigint[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
+CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
@@ -1111,28 +1129,30 @@ begin
   if p_tenants is null then
     return query
       select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
-                               p_hint_batch) f
+      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
+                                              p_hint_batch)
+            order by priority, random() offset 0) f
       where exists (select from helix.ready r
                     where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
                       and r.batch <> all (p_passed))
-      order by f.priority, random() limit 64;
+      limit p_most;
   else
     return query
       select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
-                               p_hint_batch) f
+      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
+                                              p_hint_batch)
+            order by priority, random() offset 0) f
       where exists (select from unnest(p_tenants) as mine (tenant)
                     where exists (select from helix.ready r
                                   where r.lane = f.id and r.tenant = mine.tenant
                                     and r.turn >= f.turn and (r.turn, r.batch) > (f.turn, f.batch)
                                     and r.batch <> all (p_passed)))
-      order by f.priority, random() limit 64;
+      limit p_most;
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer) OWNER TO helix_engine;
 
 -- Name: lanes_of(text, text, integer, text[], smallint[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2005,6 +2025,14 @@ declare
 begin
   select h.place, h.batch into v_place, v_batch
   from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  -- Completions free their limit keys in one statement and failures in another: each takes them in
+  -- order, but two calls with both could meet crosswise.
+  if 'failed' = any (p_outcome) and 'completed' = any (p_outcome) then
+    perform from helix.key_limit k
+    where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
+                                         where a.batch = any (v_batch) and a.limit_key is not null)
+    order by k.tenant, k.queue, k.key for update;
+  end if;
   with completed as (
     delete from helix.active a
     where a.batch = any (v_batch) and a.state = 'RUNNING'
@@ -3768,9 +3796,9 @@ REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) 
 
 REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
 
--- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3835,9 +3863,9 @@ GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) FROM PUBLIC;
 
--- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer) FROM PUBLIC;
 
 -- Name: FUNCTION lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 

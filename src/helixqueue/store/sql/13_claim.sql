@@ -73,10 +73,12 @@ $$;
 -- The lanes that may run on this worker and have something behind its hints that this call has not
 -- looked at (p_passed), from most urgent to least; equals take turns by chance.
 -- Whether a lane is empty is asked by its order for a session that sees all tenants, and tenant by
--- tenant for one that does not: it must not step over a backlog of others.
+-- tenant for one that does not: it must not step over a backlog of others. It is asked lane by lane
+-- until p_most have said no: who wants one batch does not look into twenty lanes.
 create function helix.lanes_for(
-  p_queues text[], p_tenants text[], p_free helix.resources, p_priority smallint,
-  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[]
+  p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[],
+  p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[],
+  p_most integer
 ) returns table (id integer, priority smallint, served_at timestamptz,
                  class helix.requirement_class, turn bigint, batch bigint)
 language plpgsql as $$
@@ -85,31 +87,33 @@ begin
   if p_tenants is null then
     return query
       select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
-                               p_hint_batch) f
+      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
+                                              p_hint_batch)
+            order by priority, random() offset 0) f
       where exists (select from helix.ready r
                     where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
                       and r.batch <> all (p_passed))
-      order by f.priority, random() limit 64;
+      limit p_most;
   else
     return query
       select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from helix.fitting_lanes(p_queues, p_free, p_priority, p_hint_lane, p_hint_turn,
-                               p_hint_batch) f
+      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
+                                              p_hint_batch)
+            order by priority, random() offset 0) f
       where exists (select from unnest(p_tenants) as mine (tenant)
                     where exists (select from helix.ready r
                                   where r.lane = f.id and r.tenant = mine.tenant
                                     and r.turn >= f.turn and (r.turn, r.batch) > (f.turn, f.batch)
                                     and r.batch <> all (p_passed)))
-      order by f.priority, random() limit 64;
+      limit p_most;
   end if;
 end
 $$;
 
--- The lanes whose class fits, each with its hint; where there is none, before the first turn.
+-- The lanes whose class fits and that are not known to be dry, each with its hint; where there is none, before the first turn.
 -- CASE and not coalesce: only of the former does the planner make an index condition here.
 create function helix.fitting_lanes(
-  p_queues text[], p_free helix.resources, p_priority smallint,
+  p_queues text[], p_free helix.resources, p_dry integer[],
   p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]
 ) returns table (id integer, priority smallint, served_at timestamptz,
                  class helix.requirement_class, turn bigint, batch bigint)
@@ -121,7 +125,7 @@ language sql stable as $$
   join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
   left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
     on h.lane = l.id
-  where l.queue = any (p_queues) and l.priority >= p_priority
+  where l.queue = any (p_queues) and l.id <> all (p_dry)
 $$;
 
 -- Locks the next batches of each lane, as many as its share, passing over what others have locked
@@ -331,7 +335,8 @@ declare
   v_free     helix.resources := helix.read_resources(p_free);
   v_left     helix.resources;   -- v_free less the shares of the pass
   v_wanted   integer := least(p_count, 1000);
-  v_priority smallint := 0;     -- lanes more urgent than this have nothing left to give
+  v_priority smallint;
+  v_dry      integer[] := '{}'; -- lanes in which everything is locked by others
   v_row      record;
   v_lane     integer[];         -- the lanes of the pass, and what each may give
   v_class    helix.requirement_class[];
@@ -367,10 +372,10 @@ begin
     -- far as the worker's resources go.
     v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
     for v_row in
-      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_priority, p_hint_lane, p_hint_turn,
-                                    p_hint_batch, v_passed)
+      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
+                                    p_hint_batch, v_passed, least(v_wanted, 64))
     loop
-      exit when v_row.priority > v_priority and v_lane <> '{}' or cardinality(v_lane) = v_wanted;
+      exit when v_lane <> '{}' and v_row.priority > v_priority;
       v_priority := v_row.priority;
       v_stale := v_stale or v_row.served_at < clock_timestamp() - interval '1 s';
       v_lane := v_lane || v_row.id;
@@ -393,7 +398,7 @@ begin
     into v_picked, v_of_lane, v_plain, v_odd
     from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
     if v_picked is null then
-      v_priority := v_priority + 1;   -- all of it is locked by others: look further down
+      v_dry := v_dry || v_lane;
       continue;
     end if;
     v_passed := v_passed || v_picked;

@@ -122,6 +122,14 @@ declare
 begin
   select h.place, h.batch into v_place, v_batch
   from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  -- Completions free their limit keys in one statement and failures in another: each takes them in
+  -- order, but two calls with both could meet crosswise.
+  if 'failed' = any (p_outcome) and 'completed' = any (p_outcome) then
+    perform from helix.key_limit k
+    where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
+                                         where a.batch = any (v_batch) and a.limit_key is not null)
+    order by k.tenant, k.queue, k.key for update;
+  end if;
   with completed as (
     delete from helix.active a
     where a.batch = any (v_batch) and a.state = 'RUNNING'

@@ -17,28 +17,49 @@ set enable_seqscan = off as $$
 declare
   v_actor text := coalesce(p_actor, session_user);
   v_left  bigint[];
+  v_held  bigint[];
   v_done  bigint[] := '{}';
-  v_now   bigint[];
 begin
   perform helix.enter();
-  select array_agg(l.batch order by l.batch) into v_left
-  from helix.locate(p_ids) l;
-  -- A batch may move from one table to the next between two statements, but only forward and a
-  -- bounded number of times while we look; each round sees a newer snapshot.
+  -- Cancels of overlapping sets meet here, where batches do not move and one order is possible: in
+  -- the tables of where they stand, one cancel would find active what another finds ready.
+  v_left := array(select b.id from helix.batch b
+                  where b.id in (select l.batch from helix.locate(p_ids) l)
+                  order by b.id for update);
+  -- First all the locks, then one statement that deletes, so that limit keys are freed in order.
+  v_held := array(select a.batch from helix.active a where a.batch = any (v_left)
+                  order by a.batch for update)
+         || array(select r.batch from helix.ready r where r.batch = any (v_left)
+                  order by r.batch for update)
+         || array(select w.batch from helix.waiting w where w.batch = any (v_left)
+                  order by w.batch for update);
+  -- A batch may have moved on between two of these. It is looked for again, but no longer waited
+  -- for: whoever has it may be waiting for something that is held here.
   for round in 1..5 loop
-    exit when v_left is null or v_left = '{}';
-    -- In the common order of locks.
-    perform from helix.active a where a.batch = any (v_left) order by a.batch for update;
+    v_left := array(select b from unnest(v_left) b
+                    where b <> all (v_held)
+                      and not exists (select from helix.outcome o where o.batch = b)
+                      and not exists (select from helix.retired d where d.batch = b));
+    exit when v_left = '{}';
+    v_held := v_held
+      || array(select a.batch from helix.active a where a.batch = any (v_left) for update skip locked)
+      || array(select r.batch from helix.ready r where r.batch = any (v_left) for update skip locked)
+      || array(select w.batch from helix.waiting w where w.batch = any (v_left)
+               for update skip locked);
+  end loop;
+  v_left := array(select b from unnest(v_left) b where b <> all (v_held));
+
+  if v_held <> '{}' then
     with leased as (
-      delete from helix.active a where a.batch = any (v_left)
+      delete from helix.active a where a.batch = any (v_held)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
     ),
     readied as (
-      delete from helix.ready r where r.batch = any (v_left)
+      delete from helix.ready r where r.batch = any (v_held)
       returning r.batch, r.tenant, r.version, r.attempt, r.epoch, r.number, r.lane
     ),
     parked as (
-      delete from helix.waiting w where w.batch = any (v_left)
+      delete from helix.waiting w where w.batch = any (v_held)
       returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
     ),
     kept as (
@@ -50,18 +71,14 @@ begin
       join helix.lane l on l.id = g.lane
       returning batch
     )
-    select coalesce(array_agg(k.batch), '{}') into v_now from kept k;
-    v_done := v_done || v_now;
-    select array_agg(b) into v_left from unnest(v_left) b
-    where b <> all (v_now) and not exists (select from helix.outcome o where o.batch = b)
-      and not exists (select from helix.retired d where d.batch = b);
-  end loop;
+    select coalesce(array_agg(k.batch), '{}') into v_done from kept k;
+  end if;
 
   return query
     select asked.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (v_done) then 'ok'
-                when l.batch = any (coalesce(v_left, '{}')) then 'busy'
+                when l.batch = any (v_left) then 'busy'
                 when helix.state_of(l.batch) = 'CANCELLED' then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
