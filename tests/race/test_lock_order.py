@@ -1,0 +1,102 @@
+"""Calls that meet crosswise: whatever the order of their arguments, one goes on and then the other.
+
+A deadlock would surface as Retryable, in one of the callers and so in the test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from helixqueue.store import calls
+from tests.traffic import (
+    claim,
+    completed,
+    drain,
+    failed,
+    held,
+    open_queue,
+    proven,
+    store,
+    submit,
+    together,
+    until_waiting,
+)
+
+SECONDS = 30.0 if os.environ.get("HELIX_PROOF") else 5.0
+CANCELLERS, WORKERS = 5, 3
+
+
+def test_settlements_that_free_limit_keys_crosswise(database):
+    """Completions free their keys in one statement and failures in another."""
+    dsn = database.dsn("pool")
+    with store(dsn) as db, store(dsn) as other, ThreadPoolExecutor(2) as pool:
+        open_queue(db, key_limit=2)
+        leases = {}
+        for worker in ("A", "B"):
+            for key in ("k1", "k2"):
+                submit(db, [f"{worker}-{key}"], limit_key=key)
+                [leases[worker, key]] = claim(db, 1, worker)
+        crosswise = [
+            (db, "A", [completed(leases["A", "k2"]), failed(leases["A", "k1"])]),
+            (other, "B", [completed(leases["B", "k1"]), failed(leases["B", "k2"])]),
+        ]
+        # Both stop where they have freed the first key and look for who may have its place.
+        with database.connect("helix_bootstrap", autocommit=False) as blocker:
+            blocker.execute("lock table helix.queue in access exclusive mode")
+            settled = [
+                pool.submit(one.run, calls.settle(worker=worker, settlements=settlements))
+                for one, worker, settlements in crosswise
+            ]
+            until_waiting(database, 2, "settle_v1")
+            blocker.rollback()
+        answers = [answer.answer for one in settled for answer in one.result(30)]
+        assert answers == ["ok"] * 4
+        drain(db)
+    proven(database)
+
+
+def cancel_or_work(role, dsn, number, ids):
+    """Cancel sets that overlap with everybody's, or claim and give back what they cancel."""
+    chance = random.Random(number)
+    mine = list(ids)
+    done = Counter()
+    finish = time.monotonic() + SECONDS
+    with store(dsn) as db:
+        while time.monotonic() < finish:
+            if role == "work":
+                leases = claim(db, chance.choice([5, 50]), f"w{number}")
+                chance.shuffle(leases)
+                db.run(calls.release(worker=f"w{number}", held=held(leases)))
+            else:
+                chance.shuffle(mine)
+                some = mine[: chance.choice([3, 40, 400])]
+                # Undone nearly always, so that there is something to cancel until the end.
+                db.connection.execute("begin")
+                verdicts = db.run(calls.cancel(ids=some, reason="wrong tube"))
+                undone = chance.random() < 0.98
+                db.connection.execute("rollback" if undone else "commit")
+                done.update(verdict.answer for verdict in verdicts)
+            done[role] += 1
+    return done
+
+
+def test_cancels_of_overlapping_sets_while_the_batches_move(database):
+    dsn = database.dsn("pool")
+    with store(dsn) as db:
+        open_queue(db, max_attempts=1000)
+        ids = [one.receipt.batch_id for one in submit(db, (f"s{n}" for n in range(1_500)))]
+    roles = ["cancel"] * CANCELLERS + ["work"] * WORKERS
+    told = together(cancel_or_work, [(role, dsn, number, ids) for number, role in enumerate(roles)])
+    done = sum(told, Counter())
+    # Busy is what was in somebody's hands at each of the moments when the cancel looked.
+    assert done["busy"] < done["ok"] / 5
+    assert done["cancel"] > 10 * SECONDS / 5
+    assert done["work"] > 10
+    assert done["illegal"] == done["refused"] == 0
+    with store(dsn) as db:
+        drain(db)
+    proven(database)
