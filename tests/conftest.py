@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,6 +18,9 @@ from helixqueue.embedded import Postgres
 from helixqueue.store.migrate import migrate
 from tests.database import Database
 from tests.pooler import Pooler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Login roles of the tests and the tenants they are bound to.
 BINDINGS = {"pool": "*", "app_a": "a", "app_b": "b", "service": "*"}

@@ -2203,28 +2203,39 @@ begin
                         cardinality(p_payload)) l;
   end if;
 
-  -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
-  -- one direction. Of equal keys in one call the first place counts.
-  with won as (
+  if cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
+    -- The race for one key, without the sorting and matching that many need.
     insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-    select f.key, nextval('helix.batch_id'), p_tenant,
-           sha256(v_secret.outer_pad
-                  || sha256(v_secret.inner_pad || convert_to(p_payload[f.place], 'UTF8'))),
-           v_secret.id
-    from (select distinct on (k.key) k.key, k.place
-          from unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
-          where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
-          order by k.key, k.place) f
+    values (v_key[1], nextval('helix.batch_id'), p_tenant,
+            sha256(v_secret.outer_pad
+                   || sha256(v_secret.inner_pad || convert_to(p_payload[1], 'UTF8'))), v_secret.id)
     on conflict do nothing
-    returning i.key, i.batch, i.fingerprint
-  )
-  select array_agg(f.place), array_agg(f.batch), array_agg(f.key), array_agg(f.fingerprint)
-  into v_place, v_batch, v_new, v_print
-  from (select min(k.place)::integer as place, w.batch, w.key, w.fingerprint
-        from won w
-        join unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
-          on k.key = w.key and (k.expires_at is null or k.expires_at > v_now)
-        group by w.batch, w.key, w.fingerprint) f;
+    returning array[1], array[i.batch], array[i.key], array[i.fingerprint]
+    into v_place, v_batch, v_new, v_print;
+  else
+    -- The race for many, sorted, so that two submitters of overlapping sets wait for each other in
+    -- one direction. Of equal keys in one call the first place counts.
+    with won as (
+      insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
+      select f.key, nextval('helix.batch_id'), p_tenant,
+             sha256(v_secret.outer_pad
+                    || sha256(v_secret.inner_pad || convert_to(p_payload[f.place], 'UTF8'))),
+             v_secret.id
+      from (select distinct on (k.key) k.key, k.place
+            from unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+            where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
+            order by k.key, k.place) f
+      on conflict do nothing
+      returning i.key, i.batch, i.fingerprint
+    )
+    select array_agg(f.place), array_agg(f.batch), array_agg(f.key), array_agg(f.fingerprint)
+    into v_place, v_batch, v_new, v_print
+    from (select min(k.place)::integer as place, w.batch, w.key, w.fingerprint
+          from won w
+          join unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+            on k.key = w.key and (k.expires_at is null or k.expires_at > v_now)
+          group by w.batch, w.key, w.fingerprint) f;
+  end if;
 
   if v_place is not null then
     insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
@@ -2316,14 +2327,12 @@ ALTER FUNCTION helix.tend(p_worker text, p_tenants text[]) OWNER TO helix_engine
 CREATE FUNCTION helix.turn_after(p_lane integer, p_tenant text) RETURNS bigint
     LANGUAGE plpgsql STABLE
     AS $$
-declare
-  v_served bigint;
 begin
-  select l.served into v_served from helix.lane l where l.id = p_lane;
-  return greatest(v_served, (
-    select r.turn from helix.ready r
-    where r.lane = p_lane and r.tenant = p_tenant and r.turn > v_served
-    order by r.turn desc limit 1));
+  return (
+    select greatest(l.served, (select r.turn from helix.ready r
+                               where r.lane = l.id and r.tenant = p_tenant and r.turn > l.served
+                               order by r.turn desc limit 1))
+    from helix.lane l where l.id = p_lane);
 end
 $$;
 

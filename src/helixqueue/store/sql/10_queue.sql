@@ -110,14 +110,12 @@ $$;
 -- while an old snapshot holds dead index entries.
 create function helix.turn_after(p_lane integer, p_tenant text) returns bigint
 language plpgsql stable as $$
-declare
-  v_served bigint;
 begin
-  select l.served into v_served from helix.lane l where l.id = p_lane;
-  return greatest(v_served, (
-    select r.turn from helix.ready r
-    where r.lane = p_lane and r.tenant = p_tenant and r.turn > v_served
-    order by r.turn desc limit 1));
+  return (
+    select greatest(l.served, (select r.turn from helix.ready r
+                               where r.lane = l.id and r.tenant = p_tenant and r.turn > l.served
+                               order by r.turn desc limit 1))
+    from helix.lane l where l.id = p_lane);
 end
 $$;
 
