@@ -41,9 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def pooler(
-    server: Postgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pooler | None]:
+def pooler(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pooler | None]:
     if os.environ.get("HELIX_TEST_POOLER") != "pgbouncer":
         yield None
         return
