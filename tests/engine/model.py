@@ -121,15 +121,12 @@ class Model:
             batch.done.add((token[2], "started"))
 
     def unjust(self, taken: list[Batch], could: list[Batch]) -> list[tuple[Batch, Batch]]:
-        """Pairs of a batch left behind and a less urgent one that was taken."""
-        left = [batch for batch in could if batch not in taken]
-        return [
-            (one, other)
-            for one in left
-            for other in taken
-            if one.priority < other.priority
-            and (one.limit_key is None or self.held(one.limit_key) < KEY_LIMIT)
-        ]
+        """Pairs of a batch left behind and a less urgent one that was taken.
+
+        A free place under a limit key goes to whoever waits for it longest, urgent or not.
+        """
+        left = [batch for batch in could if batch not in taken and batch.limit_key is None]
+        return [(one, other) for one in left for other in taken if one.priority < other.priority]
 
     # --- what a worker does with a token -------------------------------------------------------
 
