@@ -1,4 +1,4 @@
-"""What the engine promises, as forty lines of plain Python a promise: no SQL, no clock, no chance.
+"""What the engine promises, in plain Python: no SQL, no clock, no chance.
 
 The model says what every call must answer and where every batch must stand afterwards. It leaves
 open only what the engine may choose: which of several equally urgent batches a claim takes.
