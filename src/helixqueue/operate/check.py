@@ -1,6 +1,7 @@
 """Every invariant as a query: what a guard could not prevent, because it was switched off, shows.
 
-The queries are in `check.sql`, each with its promise, its meaning and its remedy. They read one
+The queries are in `check_rows.sql` and `check_schema.sql`, each with its promise, its meaning and its
+remedy. They read one
 snapshot, so traffic need not stop.
 """
 
@@ -44,7 +45,8 @@ class Result:
 
 
 def invariants() -> dict[str, Statement]:
-    return statements("helixqueue.operate", "check.sql")
+    rows = statements("helixqueue.operate", "check_rows.sql")
+    return {**rows, **statements("helixqueue.operate", "check_schema.sql")}
 
 
 def check(

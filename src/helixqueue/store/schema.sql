@@ -1927,7 +1927,10 @@ begin
     insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
                                late, lane, queue, cause, limit_key, expires_at)
     select a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.actor, a.reason, a.detail,
-           a.late, a.lane, l.queue, case when q.paused then 'paused' else 'limit' end::helix.cause,
+           a.late, a.lane, l.queue,
+           -- The queue may have been resumed since it was found paused. What has no limit key would
+           -- wait for one for ever; as paused it comes back with the next promotion.
+           case when q.paused or a.limit_key is null then 'paused' else 'limit' end::helix.cause,
            a.limit_key, a.expires_at
     from aside a
     join helix.lane l on l.id = a.lane

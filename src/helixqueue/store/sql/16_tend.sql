@@ -2,6 +2,30 @@
 -- The time is read into a variable first: clock_timestamp() is volatile, and a volatile comparison
 -- is no index condition, so each duty would read its whole table.
 
+-- Duties that every claim shares, so that nothing stays stuck while anybody claims (G6). Sessions
+-- that see all tenants take turns; one that is bound to some can only do a duty for those, so it
+-- does not wait for its turn.
+create function helix.tend(p_worker text, p_tenants text[]) returns void
+language plpgsql as $$
+declare
+  v_due text[] := helix.duties_due();
+begin
+  if p_tenants is not null or 'reap' = any (v_due) then
+    perform helix.reap(p_worker, 1000);
+  end if;
+  if p_tenants is not null or 'promote' = any (v_due) then
+    perform helix.promote(1000);
+  end if;
+  if p_tenants is not null or 'expire' = any (v_due) then
+    perform helix.expire_due(p_worker, 1000);
+  end if;
+  if 'sweep' = any (v_due) then
+    perform helix.extend_ledger();
+    delete from helix.request r where r.at < clock_timestamp() - interval '1 day';
+  end if;
+end
+$$;
+
 -- Takes back leases whose deadline has passed. The row lock and the deadline are checked in one
 -- statement, so any number of reapers and a fast worker cannot undo each other.
 create function helix.reap(p_actor text, p_limit integer) returns integer
