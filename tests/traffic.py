@@ -91,7 +91,7 @@ def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
     while db.connection.execute(
         "select 1 from helix.standing where place <> 'outcome' limit 1"
     ).fetchone():
-        assert time.monotonic() < finish, "batches are stuck"
+        assert time.monotonic() < finish, f"stuck after {done}: {stuck(db)}"
         leases = claim(db, 200, worker, queue=queue)
         if leases:
             answers = db.run(
@@ -99,6 +99,19 @@ def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
             )
             done += sum(answer.answer == "ok" for answer in answers)
     return done
+
+
+def stuck(db: Store) -> list[tuple[Any, ...]]:
+    """Where batches are that should have been finished."""
+    return db.connection.execute(
+        "select 'ready' as place, tenant, null as cause, limit_key, count(*), min(batch)"
+        " from helix.ready group by 2, 4"
+        " union all select 'waiting', tenant, cause::text, limit_key, count(*), min(batch)"
+        " from helix.waiting group by 2, 3, 4"
+        " union all select 'active', tenant, worker, limit_key, count(*), min(batch)"
+        " from helix.active group by 2, 3, 4"
+        " union all select 'held', tenant, null, key, held, null from helix.key_limit"
+    ).fetchall()
 
 
 def until(ask: Callable[[], T], what: str, seconds: float = PATIENCE_S) -> T:
