@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -25,8 +24,9 @@ from helixqueue.identity import (
 from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.states import State
 from helixqueue.store import calls
+from helixqueue.store.database import Database
 from helixqueue.store.rows import Submission
-from tests.lab import Lab, one_database, until
+from tests.lab import POOLED, Lab, one_database, until
 
 SOON = timedelta(hours=1)
 
@@ -254,16 +254,13 @@ def test_a_second_secret_causes_no_false_conflict(lab, database):
     """Fingerprints name the secret they were made with, so old ones stay comparable."""
     last = database.value("select max(id) from helix.secret")
     [before] = lab.submit("s1", payload=PAYLOAD)
-    key = os.urandom(64)
-    # There is no function for it yet: a person with DDL rights does it, as `helixq` will.
-    with database.connect("helix_bootstrap") as connection, connection.transaction():
-        connection.execute("alter table helix.secret disable trigger all")
-        connection.execute(
-            "insert into helix.secret (id, inner_pad, outer_pad) values (%s, %s, %s)",
-            (last + 1, bytes(b ^ 0x36 for b in key), bytes(b ^ 0x5C for b in key)),
-        )
-        connection.execute("alter table helix.secret enable always trigger a_guard")
-        connection.execute("alter table helix.secret enable always trigger a_guard_truncate")
+    with Database.connect(database.dsn("operator"), pooled=POOLED) as operator:
+        assert operator.run(calls.rotate_secret()) == last + 1
+    [(inner, outer)] = database.rows(
+        "select inner_pad, outer_pad from helix.secret where id = %s", last + 1
+    )
+    key = bytes(byte ^ 0x36 for byte in inner)
+    assert key == bytes(byte ^ 0x5C for byte in outer)
     [again] = lab.submit("s1", payload=PAYLOAD)
     [other] = lab.submit("s1", payload=OTHER)
     [new] = lab.submit("s2", payload=PAYLOAD)
@@ -363,8 +360,21 @@ def test_an_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
     lab.queue(closed=True)
     refused(lab.submit("s1"), f"queue {lab.q} is closed")
     assert batches(lab) == 0
+    # Refusals are on record as duplicates and conflicts are.
+    asked = "select count(*) from helix.decision where kind = 'refused' and queue = %s"
+    assert lab.value(asked, lab.q) == 2
     lab.queue(closed=False)
     assert decisions(lab.submit("s1")) == ["new"]
+
+
+def test_a_closed_queue_still_knows_what_it_took(lab):
+    """Whoever lost the first answer must not be told that the work was never accepted (G1)."""
+    [first] = lab.submit("s1", payload=PAYLOAD)
+    lab.queue(closed=True)
+    [again] = lab.submit("s1", payload=PAYLOAD)
+    [other] = lab.submit("s1", payload=OTHER)
+    assert (again.decision, again.receipt) == ("duplicate", first.receipt)
+    assert (other.decision, other.receipt) == ("conflict", first.receipt)
 
 
 def test_a_paused_queue_still_takes_work(lab):

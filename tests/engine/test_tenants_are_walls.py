@@ -279,6 +279,7 @@ CASES = {
         "tenant": "b", "queue": "shared", "state": "COMPLETED", "before": "infinity",
     },
     "recover_v1": lambda _: {"actor": "eve", "detail": "x"},
+    "rotate_secret_v1": lambda _: {},
     # Helpers that clients may call; they read tables under the caller's own policies.
     "locate": lambda loot: {"ids": loot.ids},
     "state_of": lambda loot: {"batch": loot.held[0].batch},
@@ -293,7 +294,7 @@ PURE = {
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
-    "bind_v1", "unbind_v1", "recover_v1", "promote_v1", "hello_v1", "locate", "state_of",
+    "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate", "state_of",
     "session_tenants", "queue_requires_v1",
 }  # fmt: skip
 

@@ -1,8 +1,7 @@
 """Every invariant as a query: what a guard could not prevent, because it was switched off, shows.
 
-The queries are in `check_rows.sql` and `check_schema.sql`, each with its promise, its meaning and its
-remedy. They read one
-snapshot, so traffic need not stop.
+The queries are in `check_rows.sql` and `check_schema.sql`, each with its promise, its meaning and
+its remedy. They read one snapshot, so traffic need not stop.
 """
 
 from __future__ import annotations

@@ -232,6 +232,16 @@ def recover(*, actor: str, reason: str) -> Call[tuple[int, int]]:
     return Call(_SQL["recover"], (actor, reason), lambda rows: (rows[0][0], rows[0][1]))
 
 
+def rotate_secret() -> Call[int]:
+    """A new key for the fingerprints of new work; returns its number. For operators."""
+    return Call(_SQL["rotate_secret"], (), _read_number)
+
+
+def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
+    """A worker says that it is there, now and then, so that people can see it."""
+    return Call(_SQL["hello"], (worker, None if free is None else Jsonb(free)), lambda _: None)
+
+
 class QueueSettings(TypedDict, total=False):
     """What can be set on a queue; the order is that of the function's parameters."""
 

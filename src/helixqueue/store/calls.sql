@@ -75,6 +75,10 @@ select helix.retire_v1(%s::text, %s::text, %s::helix.state, %s::timestamptz, %s:
 -- A new epoch after a restore.
 select epoch, ended from helix.recover_v1(%s::text, %s::text);
 
+-- name: rotate_secret
+-- A new fingerprint key; old fingerprints keep theirs.
+select helix.rotate_secret_v1();
+
 -- name: set_queue
 -- Declares a queue or changes what is not null.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,

@@ -165,34 +165,33 @@ $$;
 
 ALTER FUNCTION helix.always_on(p_table regclass) OWNER TO helix_owner;
 
--- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
+CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
   return query
     with known as materialized (
-      select a.place::integer, a.key as asked, i.key, i.batch, i.fingerprint,
-             i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
+      select a.place::integer, i.key, i.batch, i.fingerprint,
+             case when i.key is null then 'refused'
+                  when i.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
+                  else 'conflict' end as decision,
+             case when a.key is null then 'no identity, and the queue refuses unknown work'
+                  when i.key is null then p_why end as note
       from unnest(p_key) with ordinality as a (key, place)
       left join (select * from helix.identity i where i.key = any (p_key)) i on i.key = a.key
       left join helix.secret s on s.id = i.secret
       where a.place <> all (p_made)
     ),
     noted as (
-      insert into helix.decision (tenant, queue, kind, batch, actor)
-      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, p_actor
-      from known k where k.key is not null
+      insert into helix.decision (tenant, queue, kind, batch, actor, detail)
+      select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
     )
-    select k.place,
-           case when k.key is null then 'refused' when k.same then 'duplicate' else 'conflict' end,
-           helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
-           case when not k.same then b.payload::text end,
-           case when k.asked is null then 'no identity, and the queue refuses unknown work'
-                when k.key is null then 'expires_at is in the past' end,
-           case when k.same then array_remove(array[
+    select k.place, k.decision, helix.public_id(k.key), k.key, k.fingerprint,
+           helix.state_of(k.batch), case k.decision when 'conflict' then b.payload::text end, k.note,
+           case k.decision when 'duplicate' then array_remove(array[
              case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
              case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
              case when b.expires_at is distinct from p_expires_at[k.place] then 'expires_at' end,
@@ -204,7 +203,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) OWNER TO helix_engine;
 
 -- Name: bind_v1(name, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -893,6 +892,21 @@ CREATE FUNCTION helix.free_after(p_free helix.resources, p_class helix.requireme
 $$;
 
 ALTER FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) OWNER TO helix_engine;
+
+-- Name: fresh_pads(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fresh_pads(OUT inner_pad bytea, OUT outer_pad bytea) RETURNS record
+    LANGUAGE sql
+    AS $$
+  select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
+         string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
+  from (select uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+               || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) as key
+        offset 0) k
+  cross join generate_series(0, 63) n
+$$;
+
+ALTER FUNCTION helix.fresh_pads(OUT inner_pad bytea, OUT outer_pad bytea) OWNER TO helix_engine;
 
 -- Name: guard(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1831,6 +1845,26 @@ $$;
 
 ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
 
+-- Name: rotate_secret_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.rotate_secret_v1() RETURNS smallint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_id smallint;
+begin
+  perform helix.enter();
+  insert into helix.secret (id, inner_pad, outer_pad)
+  select (select max(s.id) + 1 from helix.secret s), pads.inner_pad, pads.outer_pad
+  from helix.fresh_pads() pads
+  returning id into v_id;
+  return v_id;
+end
+$$;
+
+ALTER FUNCTION helix.rotate_secret_v1() OWNER TO helix_engine;
+
 -- Name: session_tenants(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.session_tenants() RETURNS text[]
@@ -2036,6 +2070,14 @@ begin
                                          where a.batch = any (v_batch) and a.limit_key is not null)
     order by k.tenant, k.queue, k.key for update;
   end if;
+  if 'failed' = any (p_outcome) and 'completed' = any (p_outcome) then
+    -- Completions and failures free their limit keys in two statements; two such calls would meet
+    -- crosswise, so the keys are locked before, in their order.
+    perform from helix.key_limit k
+    where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
+                                         where a.batch = any (v_batch) and a.limit_key is not null)
+    order by k.tenant, k.queue, k.key for update;
+  end if;
   with completed as (
     delete from helix.active a
     where a.batch = any (v_batch) and a.state = 'RUNNING'
@@ -2173,11 +2215,12 @@ begin
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
-    when v_queue.closed then format('queue %s is closed to submissions', p_queue)
     when v_queue.profile <> p_profile
       then format('queue %s uses profile %s, not %s', p_queue, v_queue.profile, p_profile)
   end;
   if v_refused is not null then
+    insert into helix.decision (tenant, queue, kind, actor, detail)
+    values (p_tenant, p_queue, 'refused', v_actor, v_refused);
     return query
       select n, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
              v_refused, null::text[]
@@ -2206,7 +2249,9 @@ begin
                         cardinality(p_payload)) l;
   end if;
 
-  if cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
+  if v_queue.closed then
+    null;   -- Nothing new; what is known still answers below.
+  elsif cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
     -- The race for one key, without the sorting and matching that many need.
     insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
     values (v_key[1], nextval('helix.batch_id'), p_tenant,
@@ -2291,8 +2336,10 @@ begin
     return query
       select * from helix.answer_repeats(
         p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
-        p_expires_at, p_limit_key, coalesce(v_class, array_fill(v_queue.class,
-                                                                array[cardinality(p_payload)])));
+        p_expires_at, p_limit_key,
+        coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
+        case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
+             else 'expires_at is in the past' end);
   end if;
 end
 $$;
@@ -2370,7 +2417,8 @@ begin
   return helix.make_ready(array(
     select w.batch from helix.waiting w
     where w.cause = 'limit' and w.tenant = p_tenant and w.queue = p_queue and w.limit_key = p_key
-    order by w.batch limit greatest(v_room, 0) for update skip locked));
+    order by (select l.priority from helix.lane l where l.id = w.lane), w.batch
+    limit greatest(v_room, 0) for update skip locked));
 end
 $$;
 
@@ -2399,8 +2447,9 @@ begin
     join helix.queue q on q.tenant = a.tenant and q.name = a.queue
     cross join lateral (select array_position(p_batch, a.batch) as place) at
     cross join lateral (
-      select p_failure[at.place] as failure, p_detail[at.place] as detail, p_after[at.place] as after,
-             p_permanent[at.place] as permanent) u
+      -- Cut to what a row may hold: the report of a failure must not itself fail.
+      select left(p_failure[at.place], 60) as failure, left(p_detail[at.place], 16000) as detail,
+             p_after[at.place] as after, p_permanent[at.place] as permanent) u
     cross join lateral (
       select case when u.permanent or (p_reason <> 'released' and a.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
@@ -2432,7 +2481,7 @@ begin
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
            e.overdue, e.lane,
-           -- What was begun once goes first: one turn after the one being served.
+           -- What was begun once does not queue up again: the turn after the one being served.
            (select l.served + 1 from helix.lane l where l.id = e.lane), e.limit_key, e.expires_at
     from ended e where e.goes_to = 'PENDING' and e.delay <= 0 and not e.paused
   )
@@ -3696,9 +3745,9 @@ GRANT ALL ON FUNCTION helix.add_event_partition() TO helix_engine;
 
 REVOKE ALL ON FUNCTION helix.always_on(p_table regclass) FROM PUBLIC;
 
--- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) FROM PUBLIC;
 
 -- Name: FUNCTION bind_v1(p_role name, p_tenant text, p_by_setting boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3798,7 +3847,7 @@ REVOKE ALL ON FUNCTION helix.extend_ledger() FROM PUBLIC;
 
 -- Name: TABLE secret; Type: ACL; Schema: helix; Owner: helix_owner
 
-GRANT SELECT ON TABLE helix.secret TO helix_engine;
+GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
 
 -- Name: FUNCTION fingerprint(p_secret helix.secret, p_payload text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3833,6 +3882,10 @@ GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operator;
 -- Name: FUNCTION free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) FROM PUBLIC;
+
+-- Name: FUNCTION fresh_pads(OUT inner_pad bytea, OUT outer_pad bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fresh_pads(OUT inner_pad bytea, OUT outer_pad bytea) FROM PUBLIC;
 
 -- Name: FUNCTION guard(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3995,6 +4048,11 @@ GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix
 REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
+
+-- Name: FUNCTION rotate_secret_v1(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.rotate_secret_v1() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.rotate_secret_v1() TO helix_operator;
 
 -- Name: FUNCTION session_tenants(); Type: ACL; Schema: helix; Owner: helix_engine
 

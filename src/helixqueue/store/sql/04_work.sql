@@ -10,15 +10,18 @@ create table helix.secret (
   created_at timestamptz not null default clock_timestamp()
 );
 
--- The first key: 64 bytes of the server's strong random source, kept as its two pads.
+-- A new key: 64 bytes of the server's strong random source, as its two pads.
+create function helix.fresh_pads(out inner_pad bytea, out outer_pad bytea)
+language sql volatile as $$
+  select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
+         string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
+  from (select uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+               || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) as key
+        offset 0) k
+  cross join generate_series(0, 63) n
+$$;
 insert into helix.secret (id, inner_pad, outer_pad)
-select 1,
-       (select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n)
-        from generate_series(0, 63) n),
-       (select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
-        from generate_series(0, 63) n)
-from (select uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
-             || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) as key) k;
+select 1, pads.inner_pad, pads.outer_pad from helix.fresh_pads() pads;
 
 -- A queue belongs to a tenant; workers claim by name across the tenants they are bound to.
 create table helix.queue (

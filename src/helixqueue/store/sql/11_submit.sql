@@ -45,11 +45,12 @@ begin
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
-    when v_queue.closed then format('queue %s is closed to submissions', p_queue)
     when v_queue.profile <> p_profile
       then format('queue %s uses profile %s, not %s', p_queue, v_queue.profile, p_profile)
   end;
   if v_refused is not null then
+    insert into helix.decision (tenant, queue, kind, actor, detail)
+    values (p_tenant, p_queue, 'refused', v_actor, v_refused);
     return query
       select n, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
              v_refused, null::text[]
@@ -78,7 +79,9 @@ begin
                         cardinality(p_payload)) l;
   end if;
 
-  if cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
+  if v_queue.closed then
+    null;   -- Nothing new; what is known still answers below.
+  elsif cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
     -- The race for one key, without the sorting and matching that many need.
     insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
     values (v_key[1], nextval('helix.batch_id'), p_tenant,
@@ -163,8 +166,10 @@ begin
     return query
       select * from helix.answer_repeats(
         p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
-        p_expires_at, p_limit_key, coalesce(v_class, array_fill(v_queue.class,
-                                                                array[cardinality(p_payload)])));
+        p_expires_at, p_limit_key,
+        coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
+        case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
+             else 'expires_at is in the past' end);
   end if;
 end
 $$;
@@ -205,12 +210,13 @@ end
 $$;
 
 -- The answers to submissions that made no batch: duplicate, conflict, or refused because there is no
--- identity or it came after its own expiry. A repeat that expired meanwhile gets its receipt.
+-- identity, it came after its own expiry, or the queue is closed (p_why). A repeat gets its receipt
+-- though it has expired meanwhile or the queue was closed. Each answer is kept as a decision.
 -- Tables are narrowed by array before they are joined, or a repeat would read them whole.
 create function helix.answer_repeats(
   p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
-  p_class integer[]
+  p_class integer[], p_why text
 ) returns table (
   place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state,
   payload text, note text, differs text[]
@@ -220,25 +226,24 @@ language plpgsql as $$
 begin
   return query
     with known as materialized (
-      select a.place::integer, a.key as asked, i.key, i.batch, i.fingerprint,
-             i.fingerprint = helix.fingerprint(s, p_payload[a.place]) as same
+      select a.place::integer, i.key, i.batch, i.fingerprint,
+             case when i.key is null then 'refused'
+                  when i.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
+                  else 'conflict' end as decision,
+             case when a.key is null then 'no identity, and the queue refuses unknown work'
+                  when i.key is null then p_why end as note
       from unnest(p_key) with ordinality as a (key, place)
       left join (select * from helix.identity i where i.key = any (p_key)) i on i.key = a.key
       left join helix.secret s on s.id = i.secret
       where a.place <> all (p_made)
     ),
     noted as (
-      insert into helix.decision (tenant, queue, kind, batch, actor)
-      select p_tenant, p_queue, case when k.same then 'duplicate' else 'conflict' end, k.batch, p_actor
-      from known k where k.key is not null
+      insert into helix.decision (tenant, queue, kind, batch, actor, detail)
+      select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
     )
-    select k.place,
-           case when k.key is null then 'refused' when k.same then 'duplicate' else 'conflict' end,
-           helix.public_id(k.key), k.key, k.fingerprint, helix.state_of(k.batch),
-           case when not k.same then b.payload::text end,
-           case when k.asked is null then 'no identity, and the queue refuses unknown work'
-                when k.key is null then 'expires_at is in the past' end,
-           case when k.same then array_remove(array[
+    select k.place, k.decision, helix.public_id(k.key), k.key, k.fingerprint,
+           helix.state_of(k.batch), case k.decision when 'conflict' then b.payload::text end, k.note,
+           case k.decision when 'duplicate' then array_remove(array[
              case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
              case when b.run_at is distinct from p_run_at[k.place] then 'run_at' end,
              case when b.expires_at is distinct from p_expires_at[k.place] then 'expires_at' end,

@@ -82,8 +82,9 @@ begin
     join helix.queue q on q.tenant = a.tenant and q.name = a.queue
     cross join lateral (select array_position(p_batch, a.batch) as place) at
     cross join lateral (
-      select p_failure[at.place] as failure, p_detail[at.place] as detail, p_after[at.place] as after,
-             p_permanent[at.place] as permanent) u
+      -- Cut to what a row may hold: the report of a failure must not itself fail.
+      select left(p_failure[at.place], 60) as failure, left(p_detail[at.place], 16000) as detail,
+             p_after[at.place] as after, p_permanent[at.place] as permanent) u
     cross join lateral (
       select case when u.permanent or (p_reason <> 'released' and a.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
@@ -115,7 +116,7 @@ begin
     select e.batch, e.tenant, e.version + 1, e.attempt - (p_reason = 'released')::int, e.epoch,
            e.number, coalesce(p_actor, e.worker), p_reason, e.failure_detail,
            e.overdue, e.lane,
-           -- What was begun once goes first: one turn after the one being served.
+           -- What was begun once does not queue up again: the turn after the one being served.
            (select l.served + 1 from helix.lane l where l.id = e.lane), e.limit_key, e.expires_at
     from ended e where e.goes_to = 'PENDING' and e.delay <= 0 and not e.paused
   )

@@ -148,7 +148,8 @@ begin
 end
 $$;
 
--- A limit key has a place again: the batch that waits longest for it becomes claimable.
+-- A limit key has a place again: the most urgent of those that wait for it becomes claimable, and of
+-- equals the one that waits longest.
 create function helix.unblock(p_tenant text, p_queue text, p_key text) returns integer
 language plpgsql as $$
 declare
@@ -160,7 +161,8 @@ begin
   return helix.make_ready(array(
     select w.batch from helix.waiting w
     where w.cause = 'limit' and w.tenant = p_tenant and w.queue = p_queue and w.limit_key = p_key
-    order by w.batch limit greatest(v_room, 0) for update skip locked));
+    order by (select l.priority from helix.lane l where l.id = w.lane), w.batch
+    limit greatest(v_room, 0) for update skip locked));
 end
 $$;
 

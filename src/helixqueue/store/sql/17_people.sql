@@ -234,3 +234,19 @@ begin
   return query select v_epoch.number, v_ended;
 end
 $$;
+
+-- A new key for the fingerprints of new work. Old fingerprints keep the key they were made with, so
+-- repeats go on matching.
+create function helix.rotate_secret_v1() returns smallint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_id smallint;
+begin
+  perform helix.enter();
+  insert into helix.secret (id, inner_pad, outer_pad)
+  select (select max(s.id) + 1 from helix.secret s), pads.inner_pad, pads.outer_pad
+  from helix.fresh_pads() pads
+  returning id into v_id;
+  return v_id;
+end
+$$;

@@ -59,9 +59,10 @@ alter schema helix owner to helix_owner;
 revoke create on schema helix from helix_engine;
 grant usage on schema helix to helix_client, helix_operator;
 
--- The engine writes everything but the arrows and the secrets.
+-- The engine writes everything but the arrows, and adds secrets without changing one.
 grant select, insert, update, delete on all tables in schema helix to helix_engine;
-revoke insert, update, delete on helix.arrow, helix.secret from helix_engine;
+revoke insert, update, delete on helix.arrow from helix_engine;
+revoke update, delete on helix.secret from helix_engine;
 grant usage, select on all sequences in schema helix to helix_engine;
 grant execute on function helix.add_event_partition() to helix_engine;
 -- New partitions get their guards from the owner.
@@ -89,7 +90,7 @@ declare
 begin
   for v_function in
     select p.oid::regprocedure as name,
-           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1') as operators_only
+           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1') as operators_only
     from pg_proc p where p.pronamespace = 'helix'::regnamespace and p.proname like '%\_v1'
   loop
     execute format('grant execute on function %s to helix_operator', v_function.name);
