@@ -294,8 +294,8 @@ PURE = {
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
-    "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate", "state_of",
-    "session_tenants", "queue_requires_v1",
+    "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate",
+    "state_of", "session_tenants", "queue_requires_v1",
 }  # fmt: skip
 
 

@@ -140,8 +140,8 @@ def test_sync_and_async_give_the_same_answers_to_every_call(database):
     sync, told = told_to(database, "sync")
     also, _ = asyncio.run(told_to_async(database, "async"))
     assert sync == also
-    # The story leaves no call out; `recover` ends every lease there is and rotating is for operators,
-    # so they are told elsewhere.
+    # The story leaves no call out; `recover` ends every lease there is and rotating is for
+    # operators, so they are told elsewhere.
     known = {name: one.sql for name, one in statements("helixqueue.store", "calls.sql").items()}
     untold = {name for name, sql in known.items() if sql not in told}
     assert untold == {"recover", "rotate_secret"}
