@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TAIL = 80
 LEASE_ROW = "select to_jsonb(a) from helix.active a where batch = %s"
 _numbers = itertools.count(1)
+# One failover serves all of them, so they stay in one process.
+pytestmark = pytest.mark.xdist_group("failover")
 
 
 class Past(NamedTuple):
