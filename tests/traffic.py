@@ -98,6 +98,7 @@ def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
                 calls.settle(worker=worker, settlements=[completed(lease) for lease in leases])
             )
             done += sum(answer.answer == "ok" for answer in answers)
+            finish = time.monotonic() + PATIENCE_S
     return done
 
 

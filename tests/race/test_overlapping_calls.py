@@ -251,6 +251,7 @@ def with_limits(dsn: str, number: int, seconds: float) -> Report:
     return make_calls(dsn, number, seconds, limits=True)
 
 
+@pytest.mark.timeout(5 * SECONDS + 60)
 @pytest.mark.parametrize("work", [plain, with_limits], ids=["plain", "limits-and-pauses"])
 def test_nobody_deadlocks_and_no_renewal_starves(database, work):
     dsn = database.dsn("pool")
