@@ -2932,7 +2932,8 @@ CREATE TABLE helix.waiting (
     due timestamp with time zone,
     limit_key text,
     expires_at timestamp with time zone,
-    CONSTRAINT waiting_check CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
+    CONSTRAINT waiting_check CHECK (((cause <> 'limit'::helix.cause) OR (limit_key IS NOT NULL))),
+    CONSTRAINT waiting_check1 CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
     CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state)),
     CONSTRAINT waiting_tenant_check CHECK ((tenant <> ''::text))
 );

@@ -66,7 +66,8 @@ create table helix.waiting (
   late       boolean not null default false,
   lane       integer not null,
   queue      text not null,
-  cause      helix.cause not null,
+  -- What waits for a limit key has one, or it would wait for ever.
+  cause      helix.cause not null check (cause <> 'limit' or limit_key is not null),
   due        timestamptz check ((cause = 'delay') = (due is not null)),
   limit_key  text,
   expires_at timestamptz
