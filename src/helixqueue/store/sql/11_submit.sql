@@ -174,38 +174,36 @@ begin
 end
 $$;
 
--- Class, lane and turn of each submission that comes with options, by place. Volatile, and three
--- statements: a lane that was just made does not show to the statement that made it.
+-- Class, lane and turn of each submission that comes with options, by place. There are few different
+-- ones in a call, so each is made or found once and then looked up by its position in a short list.
 create function helix.lanes_of(
   p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[],
   p_count integer, out class integer[], out lane integer[], out turn bigint[]
 ) language plpgsql as $$
-#variable_conflict use_variable
 declare
-  v_lane integer[];
-  v_turn bigint[];
+  v_words   text[];      -- the different requirements, as they were written
+  v_classes integer[];
+  v_spots   integer[];   -- the different pairs of class and priority, as one number
+  v_lanes   integer[];
+  v_turns   bigint[];
 begin
-  perform helix.class_of(asked.requires::jsonb)
-  from (select distinct requires from unnest(p_requires) requires where requires is not null) asked;
-  select array_agg(coalesce(c.id, p_usual) order by n.place) into class
-  from generate_series(1, p_count) as n (place)
-  left join helix.requirement_class c on c.requires = p_requires[n.place]::jsonb;
-
-  select array_agg(l.lane order by l.place) into lane
-  from (select n.place, made.lane
-        from generate_series(1, p_count) as n (place)
-        join (select o.wanted, o.priority, helix.lane_of(p_queue, o.wanted, o.priority) as lane
-              from (select distinct class[n.place] as wanted,
-                           coalesce(p_priority[n.place], 5::smallint) as priority
-                    from generate_series(1, p_count) as n (place)) o) made
-          on made.wanted = class[n.place]
-         and made.priority = coalesce(p_priority[n.place], 5::smallint)) l;
-
-  v_lane := array(select distinct l from unnest(lane) l);
-  v_turn := array(select helix.turn_after(l.lane, p_tenant)
-                  from unnest(v_lane) with ordinality as l (lane, place) order by l.place);
-  turn := array(select v_turn[array_position(v_lane, l.lane)]
-                from unnest(lane) with ordinality as l (lane, place) order by l.place);
+  v_words := array(select distinct w from unnest(p_requires) w where w is not null);
+  v_classes := array(select helix.class_of(w.word::jsonb)
+                     from unnest(v_words) with ordinality as w (word, place) order by w.place);
+  class := array(select coalesce(v_classes[array_position(v_words, u.requires)], p_usual)
+                 from unnest(coalesce(p_requires, array_fill(null::text, array[p_count])))
+                   with ordinality as u (requires, place) order by u.place);
+  v_spots := array(select distinct u.class * 10 + coalesce(u.priority, 5)
+                   from unnest(class, p_priority) as u (class, priority));
+  v_lanes := array(select helix.lane_of(p_queue, s.spot / 10, (s.spot % 10)::smallint)
+                   from unnest(v_spots) with ordinality as s (spot, place) order by s.place);
+  -- A statement of its own: a lane that was just made does not show to the one that made it.
+  v_turns := array(select helix.turn_after(l.lane, p_tenant)
+                   from unnest(v_lanes) with ordinality as l (lane, place) order by l.place);
+  select array_agg(v_lanes[at.spot] order by at.place), array_agg(v_turns[at.spot] order by at.place)
+  into lane, turn
+  from (select array_position(v_spots, u.class * 10 + coalesce(u.priority, 5)) as spot, u.place
+        from unnest(class, p_priority) with ordinality as u (class, priority, place)) at;
 end
 $$;
 
