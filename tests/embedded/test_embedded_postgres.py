@@ -154,7 +154,7 @@ def test_a_clean_stop_is_not_undone(tmp_path: Path) -> None:
     assert first is not None
     server.stop()
     server.stop()
-    assert is_gone(first)
+    until(lambda: is_gone(first), "the stopped server to end")
     assert server.pid is None
     assert "database system is shut down" in server.log.read_text().splitlines()[-1]
     assert not list(server.socket_dir.glob(".s.PGSQL*"))

@@ -29,7 +29,7 @@ def test_two_processes_that_start_at_once_share_one_server(
     for each in users:
         assert not is_gone(each.server_pid)
         each.leave()
-    assert is_gone(users[0].server_pid)
+    until(lambda: is_gone(users[0].server_pid), "the stopped server to end")
 
 
 def test_the_starter_leaves_and_the_other_still_works(tmp_path: Path, user: Start) -> None:
@@ -41,7 +41,7 @@ def test_the_starter_leaves_and_the_other_still_works(tmp_path: Path, user: Star
         with psycopg.connect(second.dsn) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert second.pid == pid
-    assert is_gone(pid)
+    until(lambda: is_gone(pid), "the stopped server to end")
 
 
 def test_a_killed_starter_takes_nobody_with_it_and_keeps_nothing_alive(
@@ -53,7 +53,7 @@ def test_a_killed_starter_takes_nobody_with_it_and_keeps_nothing_alive(
         first.kill()
         assert second.pid == pid
         assert second.answers()
-    assert is_gone(pid)
+    until(lambda: is_gone(pid), "the stopped server to end")
 
 
 @KINDS
@@ -102,7 +102,7 @@ def test_two_objects_in_one_process_are_two_users(tmp_path: Path) -> None:
     first.stop()
     assert second.answers()
     second.stop()
-    assert is_gone(pid)
+    until(lambda: is_gone(pid), "the stopped server to end")
 
 
 def test_a_forked_child_does_not_stop_its_parents_server(tmp_path: Path) -> None:
