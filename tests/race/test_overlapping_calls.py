@@ -36,7 +36,7 @@ CALL_S = 10.0
 BOARD = """
 create table board (batch bigint, epoch int, nonce bigint, number bigint, id uuid, kept boolean);
 create index on board (number);
-grant select, insert, delete on board to pool
+grant select, insert, update, delete on board to pool
 """
 # Random places without reading the whole board.
 SOME = """
@@ -107,7 +107,12 @@ class Mixer:
         self.take_down([one.token.number for one in leases if one.batch in gone])
 
     def take_down(self, numbers: list[int]) -> None:
-        self.db.connection.execute("delete from board where number = any (%s)", (numbers,))
+        # What another is taking down is left to him: the board itself must not lock anybody up.
+        self.db.connection.execute(
+            "delete from board where ctid = any (array("
+            "select ctid from board where number = any (%s) for update skip locked))",
+            (numbers,),
+        )
 
     def pin(self, leases) -> None:
         with self.db.connection.cursor() as cursor:
