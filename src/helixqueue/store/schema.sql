@@ -2068,14 +2068,6 @@ begin
                                          where a.batch = any (v_batch) and a.limit_key is not null)
     order by k.tenant, k.queue, k.key for update;
   end if;
-  if 'failed' = any (p_outcome) and 'completed' = any (p_outcome) then
-    -- Completions and failures free their limit keys in two statements; two such calls would meet
-    -- crosswise, so the keys are locked before, in their order.
-    perform from helix.key_limit k
-    where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
-                                         where a.batch = any (v_batch) and a.limit_key is not null)
-    order by k.tenant, k.queue, k.key for update;
-  end if;
   with completed as (
     delete from helix.active a
     where a.batch = any (v_batch) and a.state = 'RUNNING'
