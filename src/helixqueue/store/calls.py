@@ -6,10 +6,9 @@ round trip; inside a caller's transaction it is simply part of that. The SQL is 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
-
-from psycopg.types.json import Jsonb
 
 from helixqueue.states import State
 from helixqueue.store.arrays import plain, texts
@@ -30,7 +29,7 @@ from helixqueue.store.rows import (
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -124,7 +123,7 @@ def claim(
             request,
             texts(queues),
             count,
-            None if free is None else Jsonb(free),
+            _jsonb(free),
             start,
             lease_seconds,
             *(_hint_columns(hints) if hints else (None,) * 3),
@@ -239,7 +238,7 @@ def rotate_secret() -> Call[int]:
 
 def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
     """A worker says that it is there, now and then, so that people can see it."""
-    return Call(_SQL["hello"], (worker, None if free is None else Jsonb(free)), lambda _: None)
+    return Call(_SQL["hello"], (worker, _jsonb(free)), lambda _: None)
 
 
 class QueueSettings(TypedDict, total=False):
@@ -254,7 +253,12 @@ class QueueSettings(TypedDict, total=False):
     unknown: str | None
     paused: bool | None
     closed: bool | None
-    requires: dict[str, Any] | None
+    requires: Mapping[str, Any] | None
+    payload_schema: Mapping[str, Any] | None
+    result_schema: Mapping[str, Any] | None
+
+
+_JSON_SETTINGS = {"requires", "payload_schema", "result_schema"}
 
 
 def set_queue(
@@ -265,9 +269,10 @@ def set_queue(
     unknown = settings.keys() - known.keys()
     if unknown:
         raise TypeError(f"unknown queue setting {min(unknown)!r}; known: {', '.join(known)}")
-    values: list[Any] = [settings.get(name) for name in known]
-    if values[-1] is not None:
-        values[-1] = Jsonb(values[-1])
+    given = {**settings}
+    values = [
+        _jsonb(given.get(name)) if name in _JSON_SETTINGS else given.get(name) for name in known
+    ]
     return Call(_SQL["set_queue"], (tenant, queue, actor, *values), _read_queue)
 
 
@@ -276,7 +281,13 @@ def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:
 
 
 def _read_queue(rows: list[Row]) -> QueueRow:
-    return QueueRow(*rows[0])
+    *settings, requires, payload_schema, result_schema = rows[0]
+    return QueueRow(
+        *settings,
+        json.loads(requires),
+        None if payload_schema is None else json.loads(payload_schema),
+        None if result_schema is None else json.loads(result_schema),
+    )
 
 
 def _read_number(rows: list[Row]) -> int:
@@ -312,6 +323,11 @@ def _times(values: Sequence[datetime | None] | None) -> str | None:
     if values is None:
         return None
     return texts([None if value is None else value.isoformat() for value in values])
+
+
+def _jsonb(value: object) -> str | None:
+    """As text: what a driver makes of JSON is the business of whoever set it up."""
+    return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _bounded(what: str, count: int, limit: int) -> None:

@@ -83,14 +83,17 @@ select helix.rotate_secret_v1();
 -- Declares a queue or changes what is not null.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
-       helix.queue_requires_v1(q.tenant, q.name)
+       helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
+       q.result_schema::text
 from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
-                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb) q;
+                        %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb,
+                        %s::jsonb, %s::jsonb) q;
 
 -- name: queue
 -- A queue's settings, as its tenant sees them.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
-       helix.queue_requires_v1(q.tenant, q.name)
+       helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
+       q.result_schema::text
 from helix.queue q
 where q.tenant = %s::text and q.name = %s::text;

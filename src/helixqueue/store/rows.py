@@ -149,3 +149,5 @@ class QueueRow:
     paused: bool
     closed: bool
     requires: Mapping[str, object]
+    payload_schema: Mapping[str, object] | None
+    result_schema: Mapping[str, object] | None

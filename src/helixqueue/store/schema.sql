@@ -1989,6 +1989,8 @@ CREATE TABLE helix.queue (
     paused boolean DEFAULT false NOT NULL,
     closed boolean DEFAULT false NOT NULL,
     class integer DEFAULT 0 NOT NULL,
+    payload_schema jsonb,
+    result_schema jsonb,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
@@ -1997,7 +1999,9 @@ CREATE TABLE helix.queue (
     CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
     CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
     CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT queue_payload_schema_check CHECK ((octet_length((payload_schema)::text) <= 65536)),
     CONSTRAINT queue_profile_check CHECK ((profile = ANY (ARRAY['text-v1'::text, 'lab-id-v1'::text]))),
+    CONSTRAINT queue_result_schema_check CHECK ((octet_length((result_schema)::text) <= 65536)),
     CONSTRAINT queue_tenant_check CHECK ((tenant ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT queue_unknown_check CHECK ((unknown = ANY (ARRAY['refuse'::text, 'accept'::text])))
 );
@@ -2006,9 +2010,9 @@ ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.queue OWNER TO helix_owner;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -2032,19 +2036,26 @@ begin
     paused              = coalesce(p_paused, q.paused),
     closed              = coalesce(p_closed, q.closed),
     class               = coalesce(v_class, q.class),
+    payload_schema      = coalesce(p_payload_schema, q.payload_schema),
+    result_schema       = coalesce(p_result_schema, q.result_schema),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
+  -- Of schemas the digest is kept: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
-          (to_jsonb(v_queue) - '{tenant,name,created_at,updated_at}'::text[])::text);
+          (to_jsonb(v_queue) - '{tenant,name,created_at,updated_at}'::text[]
+           || jsonb_build_object(
+                'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
+                'result_schema', encode(sha256(convert_to(v_queue.result_schema::text, 'UTF8')), 'hex'))
+          )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
   perform helix.lane_of(p_queue, v_queue.class, 5::smallint);
   return v_queue;
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4061,11 +4072,11 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
 GRANT SELECT ON TABLE helix.queue TO helix_client;
 GRANT SELECT ON TABLE helix.queue TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb) TO helix_client;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) TO helix_client;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 

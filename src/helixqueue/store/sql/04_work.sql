@@ -40,6 +40,11 @@ create table helix.queue (
   paused            boolean not null default false,  -- workers get nothing
   closed            boolean not null default false,  -- submitters get QueuePaused
   class             integer not null default 0,      -- default requirement_class
+  -- JSON Schemas (2020-12) of payloads and results, so that a client in any language and the
+  -- service check the same. The database does not: what it promises holds for any JSON. Bounded,
+  -- because every client reads them; {} accepts anything.
+  payload_schema    jsonb check (octet_length(payload_schema::text) <= 65536),
+  result_schema     jsonb check (octet_length(result_schema::text) <= 65536),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   primary key (tenant, name)

@@ -8,7 +8,8 @@ create function helix.set_queue_v1(
   p_max_attempts smallint default null, p_backoff_seconds real default null,
   p_backoff_max_seconds real default null, p_key_limit integer default null,
   p_unknown text default null, p_paused boolean default null, p_closed boolean default null,
-  p_requires jsonb default null
+  p_requires jsonb default null, p_payload_schema jsonb default null,
+  p_result_schema jsonb default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -31,12 +32,19 @@ begin
     paused              = coalesce(p_paused, q.paused),
     closed              = coalesce(p_closed, q.closed),
     class               = coalesce(v_class, q.class),
+    payload_schema      = coalesce(p_payload_schema, q.payload_schema),
+    result_schema       = coalesce(p_result_schema, q.result_schema),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
+  -- Of schemas the digest is kept: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
-          (to_jsonb(v_queue) - '{tenant,name,created_at,updated_at}'::text[])::text);
+          (to_jsonb(v_queue) - '{tenant,name,created_at,updated_at}'::text[]
+           || jsonb_build_object(
+                'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
+                'result_schema', encode(sha256(convert_to(v_queue.result_schema::text, 'UTF8')), 'hex'))
+          )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
   perform helix.lane_of(p_queue, v_queue.class, 5::smallint);
   return v_queue;
