@@ -248,6 +248,7 @@ def tokens(loot, prefix=""):
 CASES = {
     "set_queue_v1": lambda _: {"tenant": "b", "queue": "shared", "actor": "eve", "paused": True},
     "queue_requires_v1": lambda _: {"tenant": "b", "queue": f"{WORD}-queue"},
+    "queue_counts_v1": lambda _: {"tenant": None, "queue": None},
     "bind_v1": lambda _: {"role": "app_a", "tenant": "b"},
     "unbind_v1": lambda _: {"role": "app_b", "tenant": "b"},
     "submit_v1": lambda _: {
@@ -295,7 +296,7 @@ PURE = {
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate",
-    "state_of", "session_tenants", "queue_requires_v1",
+    "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
 }  # fmt: skip
 
 

@@ -33,7 +33,9 @@ def database(server, template, pooler):
 BUILDERS = {
     name: one
     for name, one in inspect.getmembers(calls, inspect.isfunction)
-    if one.__module__ == calls.__name__ and not name.startswith("_")
+    if one.__module__ == calls.__name__
+    and not name.startswith("_")
+    and one.__annotations__["return"].startswith("Call")
 }
 
 

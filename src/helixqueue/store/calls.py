@@ -7,7 +7,7 @@ round trip; inside a caller's transaction it is simply part of that. The SQL is 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 from helixqueue.states import State
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SQL = {name: one.sql for name, one in statements("helixqueue.store", "calls.sql").items()}
 Row = tuple[Any, ...]
+_QUEUE_COLUMNS = [field.name for field in fields(QueueRow)]
 
 # Bounds of one call: larger sets are cut into chunks by the caller.
 SUBMIT_ROWS_MAX = 10_000
@@ -46,7 +47,7 @@ LEASES_MAX = 1_000
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     sql: str
-    args: Sequence[Any]
+    args: Sequence[Any] | Mapping[str, Any]  # by position, or by name (reads)
     read: Callable[[list[Row]], T]
 
 
@@ -273,21 +274,20 @@ def set_queue(
     values = [
         _jsonb(given.get(name)) if name in _JSON_SETTINGS else given.get(name) for name in known
     ]
-    return Call(_SQL["set_queue"], (tenant, queue, actor, *values), _read_queue)
+    return Call(
+        _SQL["set_queue"], (tenant, queue, actor, *values), lambda rows: read_queue(rows[0])
+    )
 
 
 def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:
-    return Call(_SQL["queue"], (tenant, queue), lambda rows: _read_queue(rows) if rows else None)
+    return Call(_SQL["queue"], (tenant, queue), lambda rows: read_queue(rows[0]) if rows else None)
 
 
-def _read_queue(rows: list[Row]) -> QueueRow:
-    *settings, requires, payload_schema, result_schema = rows[0]
-    return QueueRow(
-        *settings,
-        json.loads(requires),
-        None if payload_schema is None else json.loads(payload_schema),
-        None if result_schema is None else json.loads(result_schema),
-    )
+def read_queue(row: Row) -> QueueRow:
+    told = dict(zip(_QUEUE_COLUMNS, row, strict=True))
+    for name in ("requires", "payload_schema", "result_schema"):
+        told[name] = told[name] and json.loads(told[name])
+    return QueueRow(**told)
 
 
 def _read_number(rows: list[Row]) -> int:

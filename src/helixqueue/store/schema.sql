@@ -1499,6 +1499,61 @@ $$;
 
 ALTER FUNCTION helix.public_id(p_key bytea) OWNER TO helix_engine;
 
+-- Name: queue_counts_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer DEFAULT 10000) RETURNS TABLE(tenant text, queue text, ready bigint, waiting bigint, assigned bigint, running bigint, completed bigint, failed bigint, cancelled bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_past integer := least(greatest(p_bound, 0), 100000) + 1;
+begin
+  perform helix.enter();
+  return query
+    -- There are as many leases as workers have slots: few enough for one pass.
+    with leased as materialized (
+      select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
+             count(*) filter (where a.state = 'RUNNING') as running
+      from helix.active a group by a.tenant, a.queue
+    )
+    select q.tenant, q.name,
+      (select least(sum(n.number), v_past)::bigint
+       from (select (select count(*) from (
+                       select from helix.ready r where r.lane = l.id and r.tenant = q.tenant
+                       limit v_past) one) as number
+             from helix.lane l where l.queue = q.name
+             union all select 0) n),
+      -- Each cause has an index of its own.
+      least(
+        (select count(*) from (select from helix.waiting w
+         where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
+        + (select count(*) from (select from helix.waiting w
+           where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
+        + (select count(*) from (select from helix.waiting w
+           where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past) one),
+        v_past),
+      least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
+      c.completed, c.failed, c.cancelled
+    from helix.queue q
+    left join leased a on a.tenant = q.tenant and a.queue = q.name
+    cross join lateral (
+      select max(n.number) filter (where n.state = 'COMPLETED') as completed,
+             max(n.number) filter (where n.state = 'FAILED') as failed,
+             max(n.number) filter (where n.state = 'CANCELLED') as cancelled
+      from (select s.state, (select count(*) from (
+                     select from helix.outcome o
+                     where o.tenant = q.tenant and o.queue = q.name and o.state = s.state
+                     limit v_past) one) as number
+            from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
+    where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
+    order by q.tenant, q.name;
+end
+$$;
+
+ALTER FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) OWNER TO helix_engine;
+
 -- Name: queue_requires_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) RETURNS jsonb
@@ -2794,17 +2849,6 @@ ALTER TABLE ONLY helix.outcome FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.outcome OWNER TO helix_owner;
 
--- Name: pulse; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.pulse (
-    duty text NOT NULL,
-    every interval NOT NULL,
-    next_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
-)
-WITH (fillfactor='50');
-
-ALTER TABLE helix.pulse OWNER TO helix_owner;
-
 -- Name: ready; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.ready (
@@ -2831,6 +2875,94 @@ WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000',
 ALTER TABLE ONLY helix.ready FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.ready OWNER TO helix_owner;
+
+-- Name: waiting; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.waiting (
+    batch bigint NOT NULL,
+    tenant text NOT NULL,
+    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
+    version integer NOT NULL,
+    attempt smallint NOT NULL,
+    epoch integer,
+    number bigint,
+    actor text NOT NULL,
+    reason helix.reason NOT NULL,
+    detail text,
+    late boolean DEFAULT false NOT NULL,
+    lane integer NOT NULL,
+    queue text NOT NULL,
+    cause helix.cause NOT NULL,
+    due timestamp with time zone,
+    limit_key text,
+    expires_at timestamp with time zone,
+    CONSTRAINT waiting_check CHECK (((cause <> 'limit'::helix.cause) OR (limit_key IS NOT NULL))),
+    CONSTRAINT waiting_check1 CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
+    CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state)),
+    CONSTRAINT waiting_tenant_check CHECK ((tenant <> ''::text))
+);
+
+ALTER TABLE ONLY helix.waiting FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.waiting OWNER TO helix_owner;
+
+-- Name: overview; Type: VIEW; Schema: helix; Owner: helix_owner
+
+CREATE VIEW helix.overview WITH (security_invoker='true') AS
+ SELECT b.id,
+    b.key,
+    helix.public_id(b.key) AS public_id,
+    b.tenant,
+    b.queue,
+    b.identity,
+    b.raw,
+    b.profile,
+    b.revision,
+    b.priority,
+    b.run_at,
+    b.expires_at,
+    b.limit_key,
+    b.actor,
+    b.created_at,
+    COALESCE(o.state, a.state, r.state, w.state) AS state,
+        CASE
+            WHEN (o.batch IS NOT NULL) THEN 'outcome'::text
+            WHEN (a.batch IS NOT NULL) THEN 'active'::text
+            WHEN (r.batch IS NOT NULL) THEN 'ready'::text
+            ELSE 'waiting'::text
+        END AS place,
+    COALESCE(o.version, a.version, r.version, w.version) AS version,
+    COALESCE(o.attempt, a.attempt, r.attempt, w.attempt) AS attempt,
+    a.worker,
+    a.deadline,
+    a.claimed_at,
+    a.epoch,
+    a.number,
+    w.cause,
+    w.due,
+    o.actor AS finished_by,
+    o.finished_at,
+    o.failure,
+    o.late,
+    COALESCE(o.detail, r.detail, w.detail) AS detail
+   FROM ((((helix.batch b
+     LEFT JOIN helix.outcome o ON ((o.batch = b.id)))
+     LEFT JOIN helix.active a ON ((a.batch = b.id)))
+     LEFT JOIN helix.ready r ON ((r.batch = b.id)))
+     LEFT JOIN helix.waiting w ON ((w.batch = b.id)));
+
+ALTER VIEW helix.overview OWNER TO helix_owner;
+
+-- Name: pulse; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.pulse (
+    duty text NOT NULL,
+    every interval NOT NULL,
+    next_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50');
+
+ALTER TABLE helix.pulse OWNER TO helix_owner;
 
 -- Name: refusal; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -2912,36 +3044,6 @@ ALTER TABLE helix.role_tenant OWNER TO helix_owner;
 -- Name: TABLE role_tenant; Type: COMMENT; Schema: helix; Owner: helix_owner
 
 COMMENT ON TABLE helix.role_tenant IS 'Bindings of login roles to tenants; tenant * binds all.';
-
--- Name: waiting; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.waiting (
-    batch bigint NOT NULL,
-    tenant text NOT NULL,
-    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
-    version integer NOT NULL,
-    attempt smallint NOT NULL,
-    epoch integer,
-    number bigint,
-    actor text NOT NULL,
-    reason helix.reason NOT NULL,
-    detail text,
-    late boolean DEFAULT false NOT NULL,
-    lane integer NOT NULL,
-    queue text NOT NULL,
-    cause helix.cause NOT NULL,
-    due timestamp with time zone,
-    limit_key text,
-    expires_at timestamp with time zone,
-    CONSTRAINT waiting_check CHECK (((cause <> 'limit'::helix.cause) OR (limit_key IS NOT NULL))),
-    CONSTRAINT waiting_check1 CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
-    CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state)),
-    CONSTRAINT waiting_tenant_check CHECK ((tenant <> ''::text))
-);
-
-ALTER TABLE ONLY helix.waiting FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.waiting OWNER TO helix_owner;
 
 -- Name: standing; Type: VIEW; Schema: helix; Owner: helix_owner
 
@@ -3146,13 +3248,21 @@ ALTER TABLE ONLY helix_migration.revision
 
 CREATE INDEX active_deadline ON helix.active USING btree (deadline);
 
+-- Name: batch_arrival; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at, id);
+
+-- Name: batch_identity; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX batch_identity ON helix.batch USING btree (identity) WHERE (identity IS NOT NULL);
+
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch) WHERE (batch IS NOT NULL);
 
 -- Name: outcome_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX outcome_age ON helix.outcome USING btree (queue, state, finished_at);
+CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, state, finished_at);
 
 -- Name: ready_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -3165,6 +3275,10 @@ CREATE INDEX ready_expiry ON helix.ready USING btree (expires_at) WHERE (expires
 -- Name: ready_turn_of_tenant; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX ready_turn_of_tenant ON helix.ready USING btree (lane, tenant, turn);
+
+-- Name: waiting_delay; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX waiting_delay ON helix.waiting USING btree (tenant, queue) WHERE (cause = 'delay'::helix.cause);
 
 -- Name: waiting_due; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -3998,6 +4112,12 @@ REVOKE ALL ON FUNCTION helix.public_id(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operator;
 
+-- Name: FUNCTION queue_counts_v1(p_tenant text, p_queue text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) TO helix_client;
+
 -- Name: FUNCTION queue_requires_v1(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) FROM PUBLIC;
@@ -4303,15 +4423,27 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.outcome TO helix_engine;
 GRANT SELECT ON TABLE helix.outcome TO helix_client;
 GRANT SELECT ON TABLE helix.outcome TO helix_operator;
 
--- Name: TABLE pulse; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.pulse TO helix_engine;
-
 -- Name: TABLE ready; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.ready TO helix_engine;
 GRANT SELECT ON TABLE helix.ready TO helix_client;
 GRANT SELECT ON TABLE helix.ready TO helix_operator;
+
+-- Name: TABLE waiting; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiting TO helix_engine;
+GRANT SELECT ON TABLE helix.waiting TO helix_client;
+GRANT SELECT ON TABLE helix.waiting TO helix_operator;
+
+-- Name: TABLE overview; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.overview TO helix_engine;
+GRANT SELECT ON TABLE helix.overview TO helix_client;
+GRANT SELECT ON TABLE helix.overview TO helix_operator;
+
+-- Name: TABLE pulse; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.pulse TO helix_engine;
 
 -- Name: TABLE refusal; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -4338,12 +4470,6 @@ GRANT SELECT ON TABLE helix.retired TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.role_tenant TO helix_engine;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_client;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
-
--- Name: TABLE waiting; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiting TO helix_engine;
-GRANT SELECT ON TABLE helix.waiting TO helix_client;
-GRANT SELECT ON TABLE helix.waiting TO helix_operator;
 
 -- Name: TABLE standing; Type: ACL; Schema: helix; Owner: helix_owner
 

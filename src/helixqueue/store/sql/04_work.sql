@@ -100,6 +100,11 @@ create table helix.batch (
   actor      text not null,
   created_at timestamptz not null default clock_timestamp()
 );
+-- The list of batches, newest first, of a tenant or one of its queues. Batches arrive at its right
+-- edge, so it costs little to keep.
+create index batch_arrival on helix.batch (tenant, queue, created_at, id);
+-- "What became of this sample?", whichever queue and revision it went through.
+create index batch_identity on helix.batch (identity) where identity is not null;
 
 -- A key as people see it: v1:<hex>.
 create function helix.key_text(p_key bytea) returns text

@@ -72,6 +72,8 @@ create table helix.waiting (
   limit_key  text,
   expires_at timestamptz
 );
+-- Counts the delayed work of a queue; that of the other causes is counted in their indexes.
+create index waiting_delay on helix.waiting (tenant, queue) where cause = 'delay';
 create index waiting_due on helix.waiting (due) where cause = 'delay';
 create index waiting_limit on helix.waiting (tenant, queue, limit_key, batch) where cause = 'limit';
 create index waiting_paused on helix.waiting (tenant, queue, batch) where cause = 'paused';
@@ -125,8 +127,8 @@ create table helix.outcome (
   result      json check (octet_length(result::text) <= 1048576),
   finished_at timestamptz not null default clock_timestamp()
 );
--- Retention walks finished batches from the oldest.
-create index outcome_age on helix.outcome (queue, state, finished_at);
+-- Retention walks finished batches from the oldest, people read them from the newest.
+create index outcome_age on helix.outcome (tenant, queue, state, finished_at);
 
 -- How many leases each limit key has now; kept by trigger, locked by claim.
 create table helix.key_limit (

@@ -72,6 +72,7 @@ grant execute on function helix.guard_ledger(), helix.event_partition_size() to 
 -- tenants and carry the names of their queues, so only operators read them.
 grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.outcome, helix.event,
   helix.refusal, helix.decision, helix.retired, helix.queue, helix.worker, helix.standing,
+  helix.overview,
   helix.role_tenant, helix.arrow, helix.requirement_class, helix.key_limit, helix.epoch
   to helix_client, helix_operator;
 grant select on helix.lane to helix_operator;

@@ -1,0 +1,305 @@
+"""Every read, described once for sync and async, as calls.py does. The SQL is in reads.sql.
+
+A list comes in pages, newest first: `Page.next` leads on. Finished batches are listed by when they
+finished, all others by when they were submitted, and `since` and `until` mean that same time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.errors import InvalidIdentity, Refused
+from helixqueue.identity import PART_SEPARATOR, PROFILES, canonicalize, derive_key
+from helixqueue.identity.canonical import canonical_revision
+from helixqueue.states import FINISHED, State
+from helixqueue.store.arrays import plain, texts
+from helixqueue.store.calls import LEASES_MAX, Call, Row, read_queue
+from helixqueue.store.read_rows import (
+    BatchRow,
+    Count,
+    DecisionRow,
+    EventRow,
+    LeaseStory,
+    OutcomeRow,
+    Page,
+    QueueSight,
+    RefusalRow,
+    Story,
+    WorkerRow,
+)
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+_SQL = {name: one.sql for name, one in statements("helixqueue.store", "reads.sql").items()}
+
+PAGE_ROWS_MAX = 1_000
+STORY_ROWS_MAX = 10_000
+COUNT_BOUND = 10_000
+_LAST_ID = 2**63 - 1
+# The statement gives its columns in the order of the fields; leases follow from the events.
+_STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
+_REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
+
+
+def batches(
+    *,
+    tenant: str | None = None,
+    queue: str | None = None,
+    state: State | None = None,
+    identity: str | tuple[str, ...] | None = None,
+    worker: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> Call[Page]:
+    """A page of batches. `identity` may come in any spelling.
+
+    `worker` means who holds the batch now; with a finished state, who finished it.
+    """
+    if not 1 <= limit <= PAGE_ROWS_MAX:
+        raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} batches, got {limit}")
+    at, last = _read_cursor(after)
+    args = {
+        "tenant": tenant,
+        "queue": queue,
+        "worker": worker,
+        "state": state and state.value,
+        "since": since,
+        "until": until,
+        "at": at,
+        "id": last,
+        "limit": limit + 1,  # one more tells whether there is another page
+    }
+    if identity is not None:
+        statement = "batches_of_identity"
+        args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
+    else:
+        statement = _list_of(state, worker)
+    return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
+
+
+def _list_of(state: State | None, worker: str | None) -> str:
+    if state in FINISHED:
+        return "batches_finished"
+    if state is State.PENDING:
+        if worker is not None:
+            raise Refused("a pending batch has no worker; leave one of the two out")
+        return "batches_pending"
+    return "batches" if state is None and worker is None else "batches_leased"
+
+
+def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The canonical forms under all profiles; the refusal of the last if none takes it."""
+    forms: dict[tuple[str, ...], None] = {}
+    refusal: InvalidIdentity | None = None
+    for profile in PROFILES:
+        try:
+            forms[canonicalize(identity, profile).canonical] = None
+        except InvalidIdentity as error:
+            refusal = error
+    if not forms and refusal is not None:
+        raise refusal
+    return list(forms)
+
+
+def _read_cursor(after: str | None) -> tuple[datetime | None, int]:
+    if after is None:
+        return None, _LAST_ID
+    try:
+        at, _, last = after.partition("~")
+        when, number = datetime.fromisoformat(at), int(last)
+        if when.tzinfo is None or not 0 <= number <= _LAST_ID:
+            raise ValueError(after)
+    except ValueError:
+        raise Refused(
+            f"expected the `next` of an earlier page, got {after[:80]!r}; begin without one"
+        ) from None
+    return when, number
+
+
+def _read_page(rows: list[Row], limit: int) -> Page:
+    shown = rows[:limit]
+    onward = f"{shown[-1][0].isoformat()}~{shown[-1][1]}" if len(rows) > limit else None
+    return Page(tuple(_read_batch(row) for row in shown), onward)
+
+
+def _read_batch(row: Row) -> BatchRow:
+    _, _, batch_id, key, tenant, queue, identity, raw, revision, state, *rest = row
+    return BatchRow(
+        batch_id, _key_text(key), tenant, queue, _parts(identity), _parts(raw or identity),
+        revision, State(state), *rest,
+    )  # fmt: skip
+
+
+def story(batch_id: UUID, *, payload: bool = False) -> Call[Story | None]:
+    """The story of one batch; with `payload`, also its payload and result."""
+    return _story_call(plain([batch_id]), "{}", payload=payload)
+
+
+def story_of_key(key: str, *, payload: bool = False) -> Call[Story | None]:
+    return _story_call("{}", _key_array([key]), payload=payload)
+
+
+def story_of_identity(
+    tenant: str,
+    queue: str,
+    identity: str | tuple[str, ...],
+    revision: str | None = None,
+    *,
+    payload: bool = False,
+) -> Call[Story | None]:
+    """The story of the batch that `identity` stands for, in any spelling."""
+    revision = canonical_revision(revision)
+    keys = [derive_key(tenant, queue, form, revision) for form in _forms(identity)]
+    return _story_call("{}", _key_array(keys), payload=payload)
+
+
+def _key_array(keys: Sequence[str]) -> str:
+    """Keys as PostgreSQL's bytea[]: the version byte, then the digest."""
+    for key in keys:
+        version, _, digest = key.partition(":")
+        if version != "v1" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+            raise Refused(f"expected a key such as v1:<64 hexadecimal digits>, got {key[:80]!r}")
+    return texts([rf"\x01{key[3:]}" for key in keys]) or "{}"
+
+
+def _story_call(ids: str | None, keys: str, *, payload: bool) -> Call[Story | None]:
+    args = {"ids": ids, "keys": keys, "payload": payload, "limit": STORY_ROWS_MAX}
+    return Call(_SQL["story"], args, lambda rows: _read_story(rows[0]) if rows else None)
+
+
+def _read_story(row: Row) -> Story:
+    told = dict(zip(_STORY_COLUMNS, row, strict=True))
+    ledger = tuple(_read_event(event) for event in _rows(told["events"]))
+    return Story(
+        **told
+        | {
+            "key": _key_text(told["key"]),
+            "fingerprint": told["fingerprint"].hex(),
+            "identity": _parts(told["identity"]),
+            "raw": _parts(told["raw"] or told["identity"]),
+            "state": State(told["state"]),
+            "events": ledger,
+            "leases": leases_of(ledger),
+            "refusals": tuple(_read_refusal(refusal) for refusal in _rows(told["refusals"])),
+            "decisions": tuple(
+                DecisionRow(_time(at), *rest) for at, *rest in _rows(told["decisions"])
+            ),
+        }
+    )
+
+
+def leases_of(events: Sequence[EventRow]) -> tuple[LeaseStory, ...]:
+    """The leases that a batch's events tell of, in order."""
+    found: list[LeaseStory] = []
+    for event in events:
+        if event.to_state is State.ASSIGNED:
+            found.append(
+                LeaseStory(event.attempt, event.epoch, event.number, event.actor, event.at)
+            )
+        elif event.to_state is State.RUNNING and found:
+            found[-1] = replace(found[-1], started_at=event.at)
+        elif found and found[-1].ended_at is None:
+            found[-1] = replace(
+                found[-1],
+                ended_at=event.at,
+                end=event.reason,
+                ended_by=event.actor,
+                detail=event.detail,
+                late=event.late,
+            )
+    return tuple(found)
+
+
+def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[OutcomeRow | None]]:
+    """Where batches stand, in the order of `ids`; None for an id that nobody knows (or may see)."""
+    _bounded("outcomes", ids)
+
+    def read(rows: list[Row]) -> list[OutcomeRow | None]:
+        found = {row[0]: OutcomeRow(row[0], State(row[1]), *row[2:]) for row in rows}
+        return [found.get(one) for one in ids]
+
+    return Call(_SQL["outcomes"], {"ids": plain(ids), "results": results}, read)
+
+
+def events(*, ids: Sequence[UUID], after: int = 0) -> Call[dict[UUID, list[EventRow]]]:
+    """The ledger of batches by id, from the step behind `after` on; an unknown id has no steps."""
+    _bounded("events", ids)
+
+    def read(rows: list[Row]) -> dict[UUID, list[EventRow]]:
+        found: dict[UUID, list[EventRow]] = {one: [] for one in ids}
+        for batch_id, *columns in rows:
+            found[batch_id].append(_read_event(columns))
+        return found
+
+    return Call(_SQL["events"], {"ids": plain(ids), "after": after}, read)
+
+
+def queues(
+    *, tenant: str | None = None, queue: str | None = None, bound: int = COUNT_BOUND
+) -> Call[list[QueueSight]]:
+    """Queues with their settings and counts, none counted past `bound` (at most 100,000)."""
+    args = {"tenant": tenant, "queue": queue, "bound": bound}
+    return Call(_SQL["queues"], args, lambda rows: [_read_queue(row, bound) for row in rows])
+
+
+def _read_queue(row: Row, bound: int) -> QueueSight:
+    counts = [Count(min(number, bound), more=number > bound) for number in row[-7:]]
+    return QueueSight(read_queue(row[:-7]), *counts)
+
+
+def workers(*, since: datetime | None = None, limit: int = 1_000) -> Call[list[WorkerRow]]:
+    """Workers that said hello, the latest first."""
+    args = {"since": since, "limit": limit}
+    return Call(_SQL["workers"], args, _read_workers)
+
+
+def _read_workers(rows: list[Row]) -> list[WorkerRow]:
+    return [WorkerRow(name, role, json.loads(free), *rest) for name, role, free, *rest in rows]
+
+
+def tenants() -> Call[list[str]]:
+    """The tenants this role is bound to; `*` is all of them."""
+    return Call(_SQL["tenants"], {}, lambda rows: [tenant for (tenant,) in rows])
+
+
+def _read_event(columns: Sequence[Any]) -> EventRow:
+    version, at, before, now, *rest = columns
+    when = _time(at) if isinstance(at, str) else at
+    return EventRow(version, when, State(before) if before else None, State(now), *rest)
+
+
+def _read_refusal(columns: Sequence[Any]) -> RefusalRow:
+    told = dict(zip(_REFUSAL_COLUMNS, columns, strict=True))
+    state, first, last = told["state"], _time(told["first_at"]), _time(told["last_at"])
+    return RefusalRow(
+        **told | {"state": state and State(state), "first_at": first, "last_at": last}
+    )
+
+
+def _rows(text: str | None) -> list[list[Any]]:
+    return json.loads(text) if text else []
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _parts(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(text.split(PART_SEPARATOR))
+
+
+def _key_text(key: bytes) -> str:
+    return f"v{key[0]}:{key[1:].hex()}"
+
+
+def _bounded(what: str, ids: Sequence[UUID]) -> None:
+    if len(ids) > LEASES_MAX:
+        raise ValueError(f"{what}: at most {LEASES_MAX} ids a call, got {len(ids)}; send chunks")

@@ -1,0 +1,77 @@
+-- What people and services read: no rule rests on any of it. Everything here obeys row-level
+-- security, and every read is a bounded walk of an index, however many batches there are: of
+-- batch_arrival, batch_identity, outcome_age and waiting_delay, which stand beside their tables.
+
+-- A batch beside where it stands. Of the four places exactly one has it.
+create view helix.overview with (security_invoker = true) as
+  select b.id, b.key, helix.public_id(b.key) as public_id, b.tenant, b.queue, b.identity, b.raw,
+         b.profile, b.revision, b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at,
+         coalesce(o.state, a.state, r.state, w.state) as state,
+         case when o.batch is not null then 'outcome' when a.batch is not null then 'active'
+              when r.batch is not null then 'ready' else 'waiting' end as place,
+         coalesce(o.version, a.version, r.version, w.version) as version,
+         coalesce(o.attempt, a.attempt, r.attempt, w.attempt) as attempt,
+         a.worker, a.deadline, a.claimed_at, a.epoch, a.number, w.cause, w.due,
+         o.actor as finished_by, o.finished_at, o.failure, o.late,
+         coalesce(o.detail, r.detail, w.detail) as detail
+  from helix.batch b
+  left join helix.outcome o on o.batch = b.id
+  left join helix.active a on a.batch = b.id
+  left join helix.ready r on r.batch = b.id
+  left join helix.waiting w on w.batch = b.id;
+
+-- How much stands where, queue by queue. Nothing is counted past p_bound, so that a look at a queue
+-- of ten million costs what a look at one of ten thousand does; a count above it means "or more".
+-- It runs as the engine because `ready` knows lanes, and lanes are no client's to read.
+create function helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer default 10000)
+returns table (
+  tenant text, queue text, ready bigint, waiting bigint, assigned bigint, running bigint,
+  completed bigint, failed bigint, cancelled bigint
+)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+  v_past integer := least(greatest(p_bound, 0), 100000) + 1;
+begin
+  perform helix.enter();
+  return query
+    -- There are as many leases as workers have slots: few enough for one pass.
+    with leased as materialized (
+      select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
+             count(*) filter (where a.state = 'RUNNING') as running
+      from helix.active a group by a.tenant, a.queue
+    )
+    select q.tenant, q.name,
+      (select least(sum(n.number), v_past)::bigint
+       from (select (select count(*) from (
+                       select from helix.ready r where r.lane = l.id and r.tenant = q.tenant
+                       limit v_past) one) as number
+             from helix.lane l where l.queue = q.name
+             union all select 0) n),
+      -- Each cause has an index of its own.
+      least(
+        (select count(*) from (select from helix.waiting w
+         where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
+        + (select count(*) from (select from helix.waiting w
+           where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
+        + (select count(*) from (select from helix.waiting w
+           where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past) one),
+        v_past),
+      least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
+      c.completed, c.failed, c.cancelled
+    from helix.queue q
+    left join leased a on a.tenant = q.tenant and a.queue = q.name
+    cross join lateral (
+      select max(n.number) filter (where n.state = 'COMPLETED') as completed,
+             max(n.number) filter (where n.state = 'FAILED') as failed,
+             max(n.number) filter (where n.state = 'CANCELLED') as cancelled
+      from (select s.state, (select count(*) from (
+                     select from helix.outcome o
+                     where o.tenant = q.tenant and o.queue = q.name and o.state = s.state
+                     limit v_past) one) as number
+            from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
+    where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
+    order by q.tenant, q.name;
+end
+$$;
