@@ -17,7 +17,7 @@ from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.store import calls
 from helixqueue.store.database import Database
 from helixqueue.store.hints import Hints
-from helixqueue.store.rows import Claimed, LeaseRow, Settlement, Submission
+from helixqueue.store.rows import Claimed, LeaseRow, Settlement, SubmissionRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ def payload(number: int) -> Json:
     return {"genome": "GRCh38", "lane": number % 8, "reads": f"s3://lab/{number:09}_R1.fastq.gz"}
 
 
-def submission(number: int, *, classed: bool = False) -> Submission:
+def submission(number: int, *, classed: bool = False) -> SubmissionRow:
     """What a client does for one row before the database sees it."""
     name = canonicalize(identity(number), PROFILE)
-    return Submission(
+    return SubmissionRow(
         name.text,
         canonical_text(payload(number)),
         raw=name.raw_text if name.changed else None,

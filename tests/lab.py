@@ -18,14 +18,14 @@ import psycopg
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
-from helixqueue.store.rows import Held, Settlement, Submission
+from helixqueue.store.rows import Held, Settlement, SubmissionRow
 from tests.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from helixqueue.embedded import Postgres
-    from helixqueue.store.rows import Answer, Claimed, LeaseRow, QueueRow, Submitted, Verdict
+    from helixqueue.store.rows import Answer, Claimed, LeaseRow, QueueRow, SubmittedRow, Verdict
     from tests.pooler import Pooler
 
 POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
@@ -116,28 +116,30 @@ class Lab:
         queue: str | None = None,
         profile: str = "text-v1",
         **options: Any,
-    ) -> list[Submitted]:
+    ) -> list[SubmittedRow]:
         """Submit as a client does: canonical identities, canonical payloads, options for all."""
         text = canonical_text({} if payload is None else payload)
         rows = []
         for one in identities:
             name = None if one is None else canonicalize(one, profile)
-            rows.append(Submission(name and name.text, text, raw=name and name.raw_text, **options))
+            rows.append(
+                SubmissionRow(name and name.text, text, raw=name and name.raw_text, **options)
+            )
         return self.submit_rows(*rows, tenant=tenant, queue=queue, profile=profile)
 
     def submit_rows(
         self,
-        *rows: Submission,
+        *rows: SubmissionRow,
         tenant: str = "a",
         queue: str | None = None,
         profile: str = "text-v1",
-    ) -> list[Submitted]:
+    ) -> list[SubmittedRow]:
         """Submit as whoever calls the functions directly might: nothing is made canonical."""
         return self.run(
             calls.submit(tenant=tenant, queue=queue or self.q, profile=profile, rows=rows)
         )
 
-    def submit_many(self, count: int, prefix: str = "s", **options: Any) -> list[Submitted]:
+    def submit_many(self, count: int, prefix: str = "s", **options: Any) -> list[SubmittedRow]:
         return self.submit(*[f"{prefix}{n:05}" for n in range(count)], **options)
 
     def call_claim(self, count: int = 1, **options: Any) -> Claimed:

@@ -14,7 +14,7 @@ from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
-from helixqueue.store.rows import Held, LeaseRow, Settlement, Submission, Submitted
+from helixqueue.store.rows import Held, LeaseRow, Settlement, SubmissionRow, SubmittedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,8 +47,8 @@ def open_queue(db: Store, *tenants: str, queue: str = "q", **settings: Any) -> N
 
 def submit(
     db: Store, identities: Iterable[str], tenant: str = "a", queue: str = "q", **options: Any
-) -> list[Submitted]:
-    rows = [Submission(identity, PAYLOAD, **options) for identity in identities]
+) -> list[SubmittedRow]:
+    rows = [SubmissionRow(identity, PAYLOAD, **options) for identity in identities]
     return db.run(calls.submit(tenant=tenant, queue=queue, profile="text-v1", rows=rows))
 
 

@@ -1,4 +1,4 @@
-"""Every error HelixQueue raises, and the one place that maps SQLSTATEs to them.
+"""Every error HelixQueue raises.
 
 ```
 HelixError
@@ -11,7 +11,8 @@ HelixError
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
     QueuePaused              the queue takes no new work now
-  InProgress                 the same call is running elsewhere (.retry_after)
+    NoResult                 the batch ended without one, or it is gone (.state, .failure)
+  InProgress                 the same work is still under way (.retry_after)
   InDoubt                    an outside effect may or may not have happened
   Unavailable                the database is away (.outcome_unknown)
   Retryable                  deadlock or serialisation failure; run the transaction again
@@ -92,15 +93,24 @@ class NotPermitted(Refused):
 
 
 class NotInTransaction(Refused):
-    """`within=` was given a connection that is not inside a transaction."""
+    """`within=` was given a connection that is in no transaction, or in one that has failed."""
 
 
 class QueuePaused(Refused):
     """The queue takes no new work now."""
 
 
+class NoResult(Refused):
+    """The batch ended in `state` without a result; `failure` is the class of what went wrong."""
+
+    def __init__(self, message: str, *, state: str, failure: str | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.failure = failure
+
+
 class InProgress(HelixError):
-    """The same call is running elsewhere; ask again after `retry_after` seconds."""
+    """The same work is still under way; ask again after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)

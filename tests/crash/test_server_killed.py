@@ -15,7 +15,7 @@ from helixqueue.errors import Unavailable
 from helixqueue.states import State
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
-from helixqueue.store.rows import Submission
+from helixqueue.store.rows import SubmissionRow
 from tests.traffic import completed, open_queue, proven, together, until
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def keep_submitting(dsn: str, number: int) -> Journal:
     client = Client(dsn)
     names = [f"s{number}-{place}" for place in range(BATCHES // SUBMITTERS)]
     for first in range(0, len(names), 3):
-        rows = [Submission(name, '{"tube":1}') for name in names[first : first + 3]]
+        rows = [SubmissionRow(name, '{"tube":1}') for name in names[first : first + 3]]
         call = calls.submit(tenant="a", queue="q", profile="text-v1", rows=rows)
         told = client.run(call)
         client.journal.submitted += [one.receipt.batch_id for one in told if one.receipt]

@@ -21,7 +21,7 @@ from tests.database import Database
 from tests.traffic import claim, completed, drain, held, open_queue, proven, submit, until
 
 if TYPE_CHECKING:
-    from helixqueue.store.rows import LeaseRow, Submitted
+    from helixqueue.store.rows import LeaseRow, SubmittedRow
 
 # PostgreSQL logs a sequence 32 numbers ahead: a shorter tail would show no number twice.
 TAIL = 80
@@ -35,9 +35,9 @@ class Past(NamedTuple):
     """What clients of the dead primary remember, and the server that went on without its tail."""
 
     server: Postgres
-    kept: list[Submitted]  # submitted before the standby was cut off
+    kept: list[SubmittedRow]  # submitted before the standby was cut off
     kept_leases: list[LeaseRow]
-    lost: list[Submitted]  # submitted after that
+    lost: list[SubmittedRow]  # submitted after that
     lost_leases: list[LeaseRow]
     lost_epoch: int  # of the database "drilled", where `recover` was called in the lost tail
     standby_refused: bool

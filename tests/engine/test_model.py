@@ -34,7 +34,7 @@ from helixqueue.ledger.fold import fold
 from helixqueue.ledger.replay import replay
 from helixqueue.states import FINISHED, State
 from helixqueue.store import calls
-from helixqueue.store.rows import Held, Settlement, Submission
+from helixqueue.store.rows import Held, Settlement, SubmissionRow
 from tests.engine.model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
 from tests.lab import Lab, one_database
 
@@ -156,7 +156,7 @@ class Lives(RuleBasedStateMachine):
         later = datetime.now(UTC) + FAR
         answers = self.lab.submit_rows(
             *[
-                Submission(
+                SubmissionRow(
                     f"s{identity}",
                     PAYLOADS[payload],
                     priority=priority,

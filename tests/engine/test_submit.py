@@ -25,7 +25,7 @@ from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.states import State
 from helixqueue.store import calls
 from helixqueue.store.database import Database
-from helixqueue.store.rows import Submission
+from helixqueue.store.rows import SubmissionRow
 from tests.lab import POOLED, Lab, one_database, until
 
 SOON = timedelta(hours=1)
@@ -97,7 +97,11 @@ def test_twins_within_one_call_make_one_batch(lab):
 
 
 def test_a_conflict_within_one_call_is_seen(lab):
-    rows = [Submission("s1", '{"a":1}'), Submission("s1", '{"a":2}'), Submission("s1", '{"a":1}')]
+    rows = [
+        SubmissionRow("s1", '{"a":1}'),
+        SubmissionRow("s1", '{"a":2}'),
+        SubmissionRow("s1", '{"a":1}'),
+    ]
     answers = lab.submit_rows(*rows)
     assert decisions(answers) == ["new", "conflict", "duplicate"]
     assert answers[1].stored_payload == '{"a":1}'
@@ -135,8 +139,8 @@ def test_parts_are_never_confused_with_their_join(lab):
 
 def test_answers_come_in_the_order_of_the_input(lab):
     lab.submit("s3", "s1")
-    rows = [Submission(f"s{n}", "{}") for n in range(6)]
-    rows[4] = Submission("s1", '{"x":1}')
+    rows = [SubmissionRow(f"s{n}", "{}") for n in range(6)]
+    rows[4] = SubmissionRow("s1", '{"x":1}')
     answers = lab.submit_rows(*rows)
     assert decisions(answers) == ["new", "duplicate", "new", "duplicate", "conflict", "new"]
     keys = [derive_key("a", lab.q, (row.identity,)) for row in rows]
@@ -413,30 +417,30 @@ def test_a_stranger_and_another_tenant_are_refused(database):
 @pytest.mark.parametrize("payload", ["{", "", "{'a':1}", '{"a":1}x', "NaN"])
 def test_a_payload_that_is_not_json_is_refused_by_the_database_too(lab, payload):
     """Clients in other languages call the functions directly."""
-    rows = [Submission("s1", "{}"), Submission("s2", payload)]
+    rows = [SubmissionRow("s1", "{}"), SubmissionRow("s2", payload)]
     with pytest.raises(InvalidPayload):
         lab.submit_rows(*rows)
     assert batches(lab) == 0
 
 
 def test_an_identity_that_is_not_nfc_is_refused_by_the_database_too(lab):
-    rows = [Submission("Sa\u0308mple", "{}")]
+    rows = [SubmissionRow("Sa\u0308mple", "{}")]
     with pytest.raises(Refused):
         lab.submit_rows(*rows)
 
 
 def test_a_payload_may_be_one_mebibyte_and_no_more(lab):
-    rows = [Submission("s1", '"' + "x" * (2**20 - 2) + '"')]
+    rows = [SubmissionRow("s1", '"' + "x" * (2**20 - 2) + '"')]
     [answer] = lab.submit_rows(*rows)
     assert answer.decision == "new"
     assert lab.claim()[0].payload == rows[0].payload
-    rows = [Submission("s2", '"' + "x" * (2**20 - 1) + '"')]
+    rows = [SubmissionRow("s2", '"' + "x" * (2**20 - 1) + '"')]
     with pytest.raises(Refused):
         lab.submit_rows(*rows)
 
 
 def test_more_rows_than_a_call_may_have_are_refused_before_they_are_sent():
-    rows = [Submission("s", "{}")] * (calls.SUBMIT_ROWS_MAX + 1)
+    rows = [SubmissionRow("s", "{}")] * (calls.SUBMIT_ROWS_MAX + 1)
     with pytest.raises(ValueError, match="at most 10000 rows"):
         calls.submit(tenant="a", queue="q", profile="text-v1", rows=rows)
 
@@ -512,7 +516,7 @@ def test_the_fingerprint_is_an_hmac_of_the_payloads_canonical_text(lab, database
     secret = recovered_secret(database)
     payloads = [{}, [], None, "Ω", {"b": 1, "a": [1.5, "\u0001"]}, {"é": "e\u0301"}]
     for n, payload in enumerate(payloads):
-        rows = [Submission(f"s{n}", canonical_text(payload))]
+        rows = [SubmissionRow(f"s{n}", canonical_text(payload))]
         [answer] = lab.submit_rows(*rows)
         assert answer.receipt.fingerprint == fingerprint(canonical_text(payload), secret)
 
@@ -543,7 +547,7 @@ def test_payload_bytes_come_back_exactly(lab):
     def come_back(values):
         lab.queue(unknown="accept")
         wanted = [canonical_text(value) for value in values]
-        rows = [Submission(None, text) for text in wanted]
+        rows = [SubmissionRow(None, text) for text in wanted]
         lab.submit_rows(*rows)
         leases = sorted(lab.claim(len(rows)), key=lambda lease: lease.hint.turn)
         assert [lease.payload for lease in leases] == wanted

@@ -13,7 +13,7 @@ import pytest
 from helixqueue.errors import Unavailable
 from helixqueue.states import State
 from helixqueue.store import calls
-from helixqueue.store.rows import Submission
+from helixqueue.store.rows import SubmissionRow
 from tests.faults import Faults
 from tests.traffic import (
     PAYLOAD,
@@ -61,7 +61,7 @@ def events(database):
 
 
 def submission(*identities):
-    rows = [Submission(identity, PAYLOAD) for identity in identities]
+    rows = [SubmissionRow(identity, PAYLOAD) for identity in identities]
     return calls.submit(tenant="a", queue="q", profile="text-v1", rows=rows)
 
 

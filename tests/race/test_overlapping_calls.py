@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helixqueue.store import calls
-from helixqueue.store.rows import Held, Settlement, Submission, Token
+from helixqueue.store.rows import Held, Settlement, SubmissionRow, Token
 from tests.traffic import PAYLOAD, RESULT, claim, drain, open_queue, proven, store, together
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Mixer:
 
     def submit(self) -> None:
         rows = [
-            Submission(
+            SubmissionRow(
                 f"{self.prefix}-{self.submitted + number}",
                 PAYLOAD,
                 limit_key=f"gpu-{self.chance.randint(1, 4)}"

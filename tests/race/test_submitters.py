@@ -12,7 +12,7 @@ from helixqueue.errors import Retryable
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.states import State
 from helixqueue.store import calls
-from helixqueue.store.rows import Submission
+from helixqueue.store.rows import SubmissionRow
 from tests.traffic import (
     PAYLOAD,
     claim,
@@ -40,7 +40,7 @@ def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
     def submit_spelling(number):
         identity = canonicalize(SPELLINGS[number % len(SPELLINGS)])
         payload = canonical_text(PAYLOADS[number % len(PAYLOADS)])
-        row = Submission(identity.text, payload, raw=SPELLINGS[number % len(SPELLINGS)])
+        row = SubmissionRow(identity.text, payload, raw=SPELLINGS[number % len(SPELLINGS)])
         call = calls.submit(tenant="a", queue="q", profile="text-v1", rows=[row])
         with store(dsn) as db:
             return db.run(call)[0]
@@ -163,7 +163,7 @@ def test_retention_does_not_make_a_second_batch_for_a_key(database):
                 tenant="a",
                 queue="q",
                 profile="text-v1",
-                rows=[Submission(IDENTITIES[0], PAYLOAD.replace("1", "2"))],
+                rows=[SubmissionRow(IDENTITIES[0], PAYLOAD.replace("1", "2"))],
             )
         )
     assert again[0].decision == "conflict"

@@ -18,7 +18,7 @@ from helixqueue.store import calls
 from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.database import Database as Store
 from helixqueue.store.failures import translate
-from helixqueue.store.rows import Held, Settlement, Submission, Token
+from helixqueue.store.rows import Held, Settlement, SubmissionRow, Token
 from helixqueue.store.statements import statements
 from tests.lab import POOLED, one_database
 
@@ -49,9 +49,9 @@ def story(queue):
     yield calls.set_queue(**mine, max_attempts=2, backoff_seconds=0, requires={"gpus": 1})
     yield calls.queue(**mine)
     yield calls.queue(tenant="a", queue="nowhere")
-    rows = [Submission(f"s{n}", '{"n":1}', raw=f" s{n}", revision="r") for n in range(5)]
+    rows = [SubmissionRow(f"s{n}", '{"n":1}', raw=f" s{n}", revision="r") for n in range(5)]
     made = yield calls.submit(**mine, profile="text-v1", rows=rows)
-    rows = [rows[0], rows[1]._replace(payload='{"n":2}'), Submission(None, "{}")]
+    rows = [rows[0], rows[1]._replace(payload='{"n":2}'), SubmissionRow(None, "{}")]
     yield calls.submit(**mine, profile="text-v1", rows=rows)
     yield calls.note_refused(**mine, refused=[(b"\xff", "not UTF-8")])
     claimed = yield calls.claim(

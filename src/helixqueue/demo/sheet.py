@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from helixqueue.errors import InvalidIdentity
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.store import calls
-from helixqueue.store.rows import Submission
+from helixqueue.store.rows import SubmissionRow
 
 if TYPE_CHECKING:
     from helixqueue.store.database import Database
-    from helixqueue.store.rows import Submitted
+    from helixqueue.store.rows import SubmittedRow
 
 TENANT = "lab"
 QUEUE = "basecall"
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 class Intake(NamedTuple):
     rows: int
-    submitted: list[Submitted]
+    submitted: list[SubmittedRow]
     refused: list[tuple[str, InvalidIdentity]]
 
 
@@ -58,7 +58,7 @@ def submit_sheet(database: Database) -> Intake:
             refused.append((row.identity, error))
             continue
         payload = canonical_text({"pod5": row.pod5})
-        submissions.append(Submission(identity.text, payload, raw=identity.raw_text))
+        submissions.append(SubmissionRow(identity.text, payload, raw=identity.raw_text))
     submitted = database.run(
         calls.submit(tenant=TENANT, queue=QUEUE, profile=PROFILE, rows=submissions, actor="sheet")
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from uuid import UUID
 
 from helixqueue.states import State
 from helixqueue.store.arrays import plain, texts
@@ -21,8 +22,8 @@ from helixqueue.store.rows import (
     QueueRow,
     Receipt,
     Settlement,
-    Submission,
-    Submitted,
+    SubmissionRow,
+    SubmittedRow,
     Token,
     Verdict,
 )
@@ -31,7 +32,6 @@ from helixqueue.store.statements import statements
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
-    from uuid import UUID
 
 
 T = TypeVar("T")
@@ -52,11 +52,16 @@ class Call(Generic[T]):
 
 
 def submit(
-    *, tenant: str, queue: str, profile: str, rows: Sequence[Submission], actor: str | None = None
-) -> Call[list[Submitted]]:
+    *,
+    tenant: str,
+    queue: str,
+    profile: str,
+    rows: Sequence[SubmissionRow],
+    actor: str | None = None,
+) -> Call[list[SubmittedRow]]:
     """Submit up to 10,000 rows; answers come in the order of the input."""
     _bounded("submit", len(rows), SUBMIT_ROWS_MAX)
-    columns = list(zip(*rows, strict=True)) or [()] * len(Submission._fields)
+    columns = list(zip(*rows, strict=True)) or [()] * len(SubmissionRow._fields)
     identity, payload, *options = columns
     # A column that says nothing is sent as null, not as a thousand nulls.
     raw, revision, priority, run_at, expires_at, limit_key, requires = (
@@ -73,13 +78,13 @@ def submit(
     )
 
 
-def _read_submitted(answers: list[Row], count: int) -> list[Submitted]:
-    placed: list[Submitted | None] = [None] * count
+def _read_submitted(answers: list[Row], count: int) -> list[SubmittedRow]:
+    placed: list[SubmittedRow | None] = [None] * count
     for place, decision, batch_id, key, fingerprint, state, payload, note, differs in answers:
         receipt = None
         if batch_id is not None:
-            receipt = Receipt(batch_id, f"v{key[0]}:{key[1:].hex()}", fingerprint.hex())
-        placed[place - 1] = Submitted(
+            receipt = Receipt(UUID(batch_id), f"v{key[0]}:{key[1:].hex()}", fingerprint.hex())
+        placed[place - 1] = SubmittedRow(
             decision, receipt, state and State(state), payload, note, tuple(differs or ())
         )
     return [one for one in placed if one is not None]

@@ -3,8 +3,9 @@
 -- literals (arrays.py).
 
 -- name: submit
--- One call, any number of submissions, one answer each.
-select place, decision, batch, key, fingerprint, state::text, payload, note, differs
+-- One call, any number of submissions, one answer each. Runs on callers' connections, where the id
+-- may come as whatever they made of type uuid: hence text.
+select place, decision, batch::text, key, fingerprint, state::text, payload, note, differs
 from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[], %s::text[], %s::text[],
                      %s::text[], %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[],
                      %s::text[]);

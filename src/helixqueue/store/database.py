@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from select import POLLIN, poll
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
+from helixqueue.errors import Refused
 from helixqueue.store.failures import translate
 
 if TYPE_CHECKING:
@@ -17,6 +21,49 @@ T = TypeVar("T")
 _PREPARE_AFTER = 2
 
 
+def connect_options(
+    dsn: str, *, pooled: bool, timeout_seconds: float, statement_seconds: float | None
+) -> dict[str, Any]:
+    """What every connection of ours has unless the DSN says otherwise: a bound on each wait."""
+    named = parsed(dsn)
+    # libpq counts in whole seconds and reads 1 as 2.
+    options: dict[str, Any] = {"connect_timeout": max(2, round(timeout_seconds))}
+    options["application_name"] = "helixqueue"
+    if "," in str(named.get("host", "")):
+        # Of several servers, the one that takes writes: after a failover another than before.
+        options["target_session_attrs"] = "read-write"
+    if statement_seconds is not None:
+        # Bytes that nobody acknowledges: a cut cable ends a call as surely as a slow server.
+        options["tcp_user_timeout"] = round(statement_seconds * 1000)
+        if not pooled:
+            # A pooler hands settings of one session to another, or refuses them: set it there.
+            options["options"] = f"-c statement_timeout={round(statement_seconds * 1000)}"
+    return {name: value for name, value in options.items() if name not in named}
+
+
+def parsed(dsn: str) -> dict[str, Any]:
+    """The parts of a DSN; the error repeats nothing of it, for there may be a password inside."""
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except (psycopg.ProgrammingError, TypeError, AttributeError):
+        raise Refused(
+            "expected a DSN such as postgresql://user@host/database, got one that libpq cannot "
+            "read (not shown: it may hold a password; SQLAlchemy's postgresql+driver:// is not one)"
+        ) from None
+
+
+def is_fit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a connection that rests in a pool can be used; asks nobody.
+
+    A server has nothing to say to an idle session but that it ends, so readable means broken.
+    """
+    if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
+        return False
+    poller = poll()
+    poller.register(connection.pgconn.socket, POLLIN)
+    return not poller.poll(0)
+
+
 class Database:
     """One connection that runs calls. Not for two threads at a time."""
 
@@ -24,10 +71,23 @@ class Database:
         self.connection = connection
 
     @classmethod
-    def connect(cls, dsn: str, *, pooled: bool = False, timeout_seconds: float = 10) -> Self:
+    def connect(
+        cls,
+        dsn: str,
+        *,
+        pooled: bool = False,
+        timeout_seconds: float = 10,
+        statement_seconds: float | None = None,
+    ) -> Self:
         """An autocommit connection: each call commits by itself."""
+        options = connect_options(
+            dsn,
+            pooled=pooled,
+            timeout_seconds=timeout_seconds,
+            statement_seconds=statement_seconds,
+        )
         try:
-            connection = psycopg.connect(dsn, autocommit=True, connect_timeout=int(timeout_seconds))
+            connection = psycopg.connect(dsn, autocommit=True, **options)
         except psycopg.Error as error:
             raise translate(error, sent=False) from error
         connection.prepare_threshold = None if pooled else _PREPARE_AFTER
@@ -57,11 +117,22 @@ class AsyncDatabase:
         self.connection = connection
 
     @classmethod
-    async def connect(cls, dsn: str, *, pooled: bool = False, timeout_seconds: float = 10) -> Self:
+    async def connect(
+        cls,
+        dsn: str,
+        *,
+        pooled: bool = False,
+        timeout_seconds: float = 10,
+        statement_seconds: float | None = None,
+    ) -> Self:
+        options = connect_options(
+            dsn,
+            pooled=pooled,
+            timeout_seconds=timeout_seconds,
+            statement_seconds=statement_seconds,
+        )
         try:
-            connection = await psycopg.AsyncConnection.connect(
-                dsn, autocommit=True, connect_timeout=int(timeout_seconds)
-            )
+            connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **options)
         except psycopg.Error as error:
             raise translate(error, sent=False) from error
         connection.prepare_threshold = None if pooled else _PREPARE_AFTER

@@ -1,4 +1,8 @@
-"""From PostgreSQL's SQLSTATEs to our errors: the one place that knows both."""
+"""From PostgreSQL's SQLSTATEs to our errors: the one place that knows both.
+
+Errors come from psycopg, and on a caller's connection also from asyncpg and SQLAlchemy. Those are
+told by their looks: nothing here imports a library that the caller may not have.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from helixqueue.errors import (
     HelixError,
     IllegalTransition,
     InvalidPayload,
+    NotInTransaction,
     NotPermitted,
     Refused,
     Retryable,
@@ -32,6 +37,9 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "22P02": lambda text: InvalidPayload(text, code="syntax"),
     "22021": Refused,  # a NUL in a text, whichever it was
     "57014": lambda text: Unavailable(f"cancelled by a time limit: {text}"),
+    "25P02": lambda _: NotInTransaction(
+        "expected a transaction that can go on, got one that an earlier error has ended: roll back"
+    ),
     "25006": Unavailable,  # read-only: a standby, or a demoted primary
 }
 
@@ -41,11 +49,12 @@ _OTHER_SCHEMA = ("3F000", "42883", "42P01", "42703")
 _AWAY = ("08", "53", "57P")
 
 
-def translate(error: psycopg.Error, *, sent: bool = True) -> HelixError:
+def translate(error: BaseException, *, sent: bool = True) -> HelixError:
     """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
-    state = error.sqlstate
+    error = _of_the_driver(error)
+    state: str | None = getattr(error, "sqlstate", None)
     text = _text(error)
-    if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    if state is None and not _is_away(error):
         # The driver could not even send it (a value of the wrong type, a NUL in a text): no repeat
         # will go better.
         return Refused(text)
@@ -64,8 +73,26 @@ def translate(error: psycopg.Error, *, sent: bool = True) -> HelixError:
     return HelixError(f"{text} (SQLSTATE {state})")
 
 
-def _text(error: psycopg.Error) -> str:
-    diag = error.diag
-    if diag.message_primary is None:
+def _of_the_driver(error: BaseException) -> BaseException:
+    """SQLAlchemy wraps a driver's error in its own (`orig`), and asyncpg's twice."""
+    wrapped = getattr(error, "orig", None) or error
+    cause = wrapped.__cause__
+    if wrapped is not error and cause is not None and hasattr(cause, "sqlstate"):
+        return cause
+    return wrapped if isinstance(wrapped, BaseException) else error
+
+
+def _is_away(error: BaseException) -> bool:
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+        return True
+    return any(kind.__name__ == "InterfaceError" for kind in type(error).__mro__)
+
+
+def _text(error: BaseException) -> str:
+    # psycopg keeps the parts of a message in `diag`, asyncpg on the error itself.
+    diag = getattr(error, "diag", None)
+    said = getattr(diag, "message_primary", None) or getattr(error, "message", None)
+    hint = getattr(diag, "message_hint", None) or getattr(error, "hint", None)
+    if said is None:
         return str(error).strip()
-    return "; ".join(part for part in (diag.message_primary, diag.message_hint) if part)
+    return "; ".join(part for part in (said, hint) if part)

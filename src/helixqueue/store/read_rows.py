@@ -165,6 +165,7 @@ class OutcomeRow:
     detail: str | None
     result: str | None  # JSON text, when asked for
     late: bool
+    queue: str | None  # of a finished one: tells what its result looks like
 
 
 class Count(NamedTuple):

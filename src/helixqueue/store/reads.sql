@@ -143,7 +143,7 @@ left join helix.retired d on d.batch = f.batch;
 -- Where batches stand and what they ended with; unknown ids give no row.
 select l.public_id, coalesce(o.state, helix.state_of(l.batch))::text, o.attempt, o.finished_at, o.actor,
        o.failure, o.detail, case when %(results)s::boolean then o.result::text end,
-       coalesce(o.late, false)
+       coalesce(o.late, false), o.queue
 from helix.locate(%(ids)s::uuid[]) l left join helix.outcome o on o.batch = l.batch;
 
 -- name: events

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
+
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 DecisionWord = Literal["new", "duplicate", "conflict", "refused"]
 AnswerWord = Literal["ok", "repeat", "refused", "busy", "illegal"]
+R = TypeVar("R", default=Any)
 
 
 class Token(NamedTuple):
@@ -28,7 +31,7 @@ class Token(NamedTuple):
         return f"Token({self.epoch}.{self.number})"
 
 
-class Submission(NamedTuple):
+class SubmissionRow(NamedTuple):
     """One thing to do. `identity` is canonical (`Identity.text`), `payload` is RFC 8785 text."""
 
     identity: str | None
@@ -43,8 +46,11 @@ class Submission(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """Equal for equal work, whoever asks and however often."""
+class Receipt(Generic[R]):
+    """Equal for equal work, whoever asks and however often.
+
+    `R` is the type of the work's result, for type checkers: a receipt remembers what it is for.
+    """
 
     batch_id: UUID
     key: str
@@ -52,7 +58,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedRow:
     """What became of one submission."""
 
     decision: DecisionWord

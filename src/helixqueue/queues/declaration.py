@@ -1,0 +1,123 @@
+"""`Queue`: what a program says about a queue, once, at the top of a module.
+
+Precedence, from the strongest: an option of one call (for that batch alone), what the declaration
+names, what is stored, the default. A setting that the declaration leaves out belongs to whoever
+operates the queue and is never touched; one that it names is written when a client first uses the
+declaration and the stored one differs. The profile is the exception: it decides which identities
+are the same, so a queue that exists with another one is refused instead of changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal
+
+from typing_extensions import TypeVar
+
+from helixqueue.errors import Refused
+from helixqueue.identity.canonical import PROFILES
+from helixqueue.identity.keys import check_name
+from helixqueue.queues.requirements import checked_requires
+from helixqueue.queues.shapes import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+P = TypeVar("P", default=Any)
+R = TypeVar("R", default=Any)
+F = TypeVar("F", bound=Callable[..., Any])
+Seconds = float | timedelta
+
+
+class Queue(Generic[P, R]):
+    """A queue and the types of its payloads and results. Making one does no I/O."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        payload: type[P] | None = None,
+        result: type[R] | None = None,
+        profile: Literal["text-v1", "lab-id-v1"] | None = None,
+        lease: Seconds | None = None,
+        max_attempts: int | None = None,
+        backoff: Seconds | None = None,
+        backoff_max: Seconds | None = None,
+        key_limit: int | None = None,
+        unknown: Literal["refuse", "accept"] | None = None,
+        requires: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = check_name("queue", name)
+        self.payload: Shape[P] | None = (
+            None if payload is None else Shape(payload, f"payload of {name}")
+        )
+        self.result: Shape[R] | None = (
+            None if result is None else Shape(result, f"result of {name}")
+        )
+        self.handler_function: Callable[..., Any] | None = None
+        named = {
+            "profile": _one_of("profile", profile, tuple(PROFILES)),
+            "lease_seconds": _seconds("lease", lease, 0.05, 86_400),
+            "max_attempts": _whole("max_attempts", max_attempts, 1, 1_000),
+            "backoff_seconds": _seconds("backoff", backoff, 0, 86_400),
+            "backoff_max_seconds": _seconds("backoff_max", backoff_max, 0, 604_800),
+            "key_limit": _whole("key_limit", key_limit, 1, 100_000),
+            "unknown": _one_of("unknown", unknown, ("refuse", "accept")),
+            "requires": None if requires is None else checked_requires(requires),
+        }
+        self._named = {setting: value for setting, value in named.items() if value is not None}
+
+    def settings(self) -> dict[str, Any]:
+        """What this declaration names, by the engine's names; schemas of its types included."""
+        schemas = {"payload_schema": self.payload, "result_schema": self.result}
+        return self._named | {
+            setting: shape.schema for setting, shape in schemas.items() if shape is not None
+        }
+
+    def handler(self, function: F) -> F:
+        """Register the function that does the work: a decorator that returns it unchanged."""
+        if not callable(function):
+            raise Refused(f"handler of {self.name}: expected a function, got {function!r}")
+        if self.handler_function is not None:
+            raise Refused(
+                f"queue {self.name} already has the handler {self.handler_function.__qualname__}; "
+                "declare another queue for another kind of work"
+            )
+        self.handler_function = function
+        return function
+
+    @property
+    def handler_is_async(self) -> bool:
+        """Whether the handler is a coroutine function, and so gets an `AsyncLease`."""
+        return inspect.iscoroutinefunction(self.handler_function)
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+
+def _seconds(name: str, value: Seconds | None, least: float, most: float) -> float | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not math.isfinite(seconds) or not least <= seconds <= most:
+        raise Refused(
+            f"{name}: expected seconds (or a timedelta) from {least} to {most}, got {value!r}"
+        )
+    return float(seconds)
+
+
+def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (number and least <= value <= most):
+        raise Refused(f"{name}: expected a whole number from {least} to {most}, got {value!r}")
+    return value
+
+
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise Refused(f"{name}: expected one of {', '.join(known)}; got {value!r}")
+    return value

@@ -1,0 +1,68 @@
+"""What work may ask of its worker, checked before it is sent.
+
+The engine refuses unknown words too, but it refuses the whole call: of ten thousand submissions the
+one misspelt "gpu" should be the only one that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_AMOUNTS = ("gpus", "gpu_vram_gb", "cpu_cores", "ram_gb", "disk_gb")
+KNOWN = (*_AMOUNTS, "labels")
+MAX_AMOUNT = 1_000_000
+MAX_BYTES = 2048  # of the JSON, as the table has it
+
+
+def checked_requires(requires: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the requirements as a plain dict, or raise `Refused` with what is wrong."""
+    try:
+        asked = dict(requires)
+    except (TypeError, ValueError):
+        raise Refused(
+            f'requires: expected a mapping such as {{"gpus": 1}}, got {type(requires).__name__}'
+        ) from None
+    for name, value in asked.items():
+        if name not in KNOWN:
+            raise Refused(f"requires: unknown {name!r}; known are {', '.join(KNOWN)}")
+        if name == "labels":
+            _check_labels(value)
+        else:
+            _check_amount(name, value)
+    if len(json.dumps(asked, ensure_ascii=False).encode()) > MAX_BYTES:
+        raise Refused(f"requires: at most {MAX_BYTES} bytes of JSON; ask for fewer labels")
+    return asked
+
+
+def _check_amount(name: str, value: object) -> None:
+    kinds = (int,) if name == "gpus" else (int, float)
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not fits or not math.isfinite(value) or not 0 <= value <= MAX_AMOUNT:  # type: ignore[operator, arg-type]
+        expected = "a whole number" if name == "gpus" else "a number"
+        raise Refused(
+            f"requires: {name}: expected {expected} from 0 to {MAX_AMOUNT}, got {value!r}"
+        )
+
+
+def _check_labels(labels: object) -> None:
+    fits = isinstance(labels, dict) and all(
+        isinstance(name, str) and isinstance(value, str) and _is_text(name + value)
+        for name, value in labels.items()
+    )
+    if not fits:
+        raise Refused(
+            'requires: labels: expected texts by name such as {"site": "berlin"}, '
+            f"got {ascii(labels)[:80]}"
+        )
+
+
+def _is_text(text: str) -> bool:
+    """Whether the database can hold it: no NUL, no half of a surrogate pair."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
