@@ -87,13 +87,24 @@ from page p join helix.overview v on v.id = p.id
 order by p.id desc;
 
 -- name: batches_of_identity
--- Every queue and revision of one identity. It comes in its canonical forms, one a profile.
+-- Every queue and revision of one identity. It comes in its canonical forms, one a profile. Without
+-- a revision the key of each queue finds it; the others have an index.
+with found as (
+  select i.batch as id from helix.identity i
+  where i.key = any (array(
+    select helix.derive_key(q.tenant, q.name, f.form, '')
+    from helix.queue q cross join unnest(%(identity)s::text[]) as f (form)
+    where (%(tenant)s::text is null or q.tenant = %(tenant)s::text)
+      and (%(queue)s::text is null or q.name = %(queue)s::text)))
+  union
+  select b.id from helix.batch b
+  where b.identity = any (%(identity)s::text[]) and b.revision <> ''
+)
 select v.created_at, v.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
        v.state::text, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due,
        v.finished_at, v.finished_by, v.failure, v.detail
-from helix.overview v
-where v.identity = any (%(identity)s::text[])
-  and (%(state)s::text is null or v.state = %(state)s::helix.state)
+from found f join helix.overview v on v.id = f.id
+where (%(state)s::text is null or v.state = %(state)s::helix.state)
   and (%(worker)s::text is null or coalesce(v.worker, v.finished_by) = %(worker)s::text)
   and (%(tenant)s::text is null or v.tenant = %(tenant)s::text)
   and (%(queue)s::text is null or v.queue = %(queue)s::text)

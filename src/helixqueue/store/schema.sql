@@ -1259,13 +1259,19 @@ ALTER FUNCTION helix.leases_of(p_worker text, p_request uuid) OWNER TO helix_eng
 CREATE FUNCTION helix.locate(p_ids uuid[]) RETURNS TABLE(public_id uuid, batch bigint, tenant text, key bytea)
     LANGUAGE sql STABLE
     AS $$
-  select asked.id, i.batch, i.tenant, i.key
-  from unnest(p_ids) as asked (id)
-  join helix.identity i
-    on i.key >= '\x01'::bytea || substr(uuid_send(asked.id), 1, 6)
-   and i.key <= '\x01'::bytea || substr(uuid_send(asked.id), 1, 6)
-                || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea
-   and helix.public_id(i.key) = asked.id
+  select asked.id, found.batch, found.tenant, found.key
+  -- The bounds are worked out first (offset 0 keeps them apart): a condition in which functions
+  -- touch the column's neighbours would wait for row-level security, and read the whole table.
+  from (select u.id, '\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
+               '\x01'::bytea || substr(uuid_send(u.id), 1, 6)
+               || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
+        from unnest(p_ids) as u (id) offset 0) asked
+  -- In the order of the key and no more than one, or the planner would take the range for a
+  -- two-hundredth of the table.
+  cross join lateral (
+    select i.batch, i.tenant, i.key from helix.identity i
+    where i.key >= asked.least and i.key <= asked.most and helix.public_id(i.key) = asked.id
+    order by i.key limit 1) found
 $$;
 
 ALTER FUNCTION helix.locate(p_ids uuid[]) OWNER TO helix_engine;
@@ -3252,9 +3258,9 @@ CREATE INDEX active_deadline ON helix.active USING btree (deadline);
 
 CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at, id);
 
--- Name: batch_identity; Type: INDEX; Schema: helix; Owner: helix_owner
+-- Name: batch_revision; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX batch_identity ON helix.batch USING btree (identity) WHERE (identity IS NOT NULL);
+CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE (revision <> ''::text);
 
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 

@@ -103,8 +103,9 @@ create table helix.batch (
 -- The list of batches, newest first, of a tenant or one of its queues. Batches arrive at its right
 -- edge, so it costs little to keep.
 create index batch_arrival on helix.batch (tenant, queue, created_at, id);
--- "What became of this sample?", whichever queue and revision it went through.
-create index batch_identity on helix.batch (identity) where identity is not null;
+-- "What became of this sample?" The key answers for work without a revision, so only the few that
+-- have one are here: an index of all identities cost a bulk submit a tenth of its speed.
+create index batch_revision on helix.batch (identity) where revision <> '';
 
 -- A key as people see it: v1:<hex>.
 create function helix.key_text(p_key bytea) returns text
@@ -173,11 +174,17 @@ $$;
 create function helix.locate(p_ids uuid[])
 returns table (public_id uuid, batch bigint, tenant text, key bytea)
 language sql stable as $$
-  select asked.id, i.batch, i.tenant, i.key
-  from unnest(p_ids) as asked (id)
-  join helix.identity i
-    on i.key >= '\x01'::bytea || substr(uuid_send(asked.id), 1, 6)
-   and i.key <= '\x01'::bytea || substr(uuid_send(asked.id), 1, 6)
-                || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea
-   and helix.public_id(i.key) = asked.id
+  select asked.id, found.batch, found.tenant, found.key
+  -- The bounds are worked out first (offset 0 keeps them apart): a condition in which functions
+  -- touch the column's neighbours would wait for row-level security, and read the whole table.
+  from (select u.id, '\x01'::bytea || substr(uuid_send(u.id), 1, 6) as least,
+               '\x01'::bytea || substr(uuid_send(u.id), 1, 6)
+               || '\xffffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea as most
+        from unnest(p_ids) as u (id) offset 0) asked
+  -- In the order of the key and no more than one, or the planner would take the range for a
+  -- two-hundredth of the table.
+  cross join lateral (
+    select i.batch, i.tenant, i.key from helix.identity i
+    where i.key >= asked.least and i.key <= asked.most and helix.public_id(i.key) = asked.id
+    order by i.key limit 1) found
 $$;

@@ -1,6 +1,6 @@
 -- What people and services read: no rule rests on any of it. Everything here obeys row-level
 -- security, and every read is a bounded walk of an index, however many batches there are: of
--- batch_arrival, batch_identity, outcome_age and waiting_delay, which stand beside their tables.
+-- batch_arrival, batch_revision, outcome_age and waiting_delay, which stand beside their tables.
 
 -- A batch beside where it stands. Of the four places exactly one has it.
 create view helix.overview with (security_invoker = true) as
