@@ -1,5 +1,94 @@
-"""HelixQueue: every piece of work takes effect once, and you can prove it."""
+"""HelixQueue: every piece of work takes effect once, and you can prove it.
+
+Names are loaded when they are used: importing the package costs nothing that is not needed.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from helixqueue import errors as errors
+    from helixqueue.client.answers import Accepted, Submission, Submitted
+    from helixqueue.client.asynchronous import AsyncHelixQueue
+    from helixqueue.client.sync import HelixQueue
+    from helixqueue.errors import (
+        Conflict,
+        HelixError,
+        IllegalTransition,
+        InDoubt,
+        InProgress,
+        InvalidIdentity,
+        InvalidPayload,
+        LeaseLost,
+        NoResult,
+        NotInTransaction,
+        NotPermitted,
+        QueuePaused,
+        Refused,
+        Retryable,
+        SchemaMismatch,
+        Unavailable,
+    )
+    from helixqueue.queues import Queue
+    from helixqueue.states import State
+    from helixqueue.store.rows import Receipt, Settlement
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Accepted",
+    "AsyncHelixQueue",
+    "Conflict",
+    "HelixError",
+    "HelixQueue",
+    "IllegalTransition",
+    "InDoubt",
+    "InProgress",
+    "InvalidIdentity",
+    "InvalidPayload",
+    "LeaseLost",
+    "NoResult",
+    "NotInTransaction",
+    "NotPermitted",
+    "Queue",
+    "QueuePaused",
+    "Receipt",
+    "Refused",
+    "Retryable",
+    "SchemaMismatch",
+    "Settlement",
+    "State",
+    "Submission",
+    "Submitted",
+    "Unavailable",
+    "errors",
+]
+
+# Where each name lives, unless it is an error.
+_HOMES = {
+    "Accepted": "helixqueue.client.answers",
+    "AsyncHelixQueue": "helixqueue.client.asynchronous",
+    "HelixQueue": "helixqueue.client.sync",
+    "Queue": "helixqueue.queues",
+    "Receipt": "helixqueue.store.rows",
+    "Settlement": "helixqueue.store.rows",
+    "State": "helixqueue.states",
+    "Submission": "helixqueue.client.answers",
+    "Submitted": "helixqueue.client.answers",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'helixqueue' has no attribute {name!r}")
+    if name == "errors":
+        return import_module("helixqueue.errors")
+    found: object = getattr(import_module(_HOMES.get(name, "helixqueue.errors")), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

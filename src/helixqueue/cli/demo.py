@@ -11,9 +11,9 @@ import typer
 from helixqueue.cli import show
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.target import AsJson  # noqa: TC001 - Typer reads it
+from helixqueue.client.prepare import prepare
 from helixqueue.demo.run import run
 from helixqueue.embedded import Servers
-from helixqueue.operate.prepare import prepare
 
 if TYPE_CHECKING:
     from helixqueue.demo.run import Shown

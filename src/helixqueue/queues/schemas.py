@@ -7,7 +7,7 @@ backtracking). See docs/decisions/0009-schemas.md for the choice of the library.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity.strictjson import pointer
@@ -29,7 +29,6 @@ class Schema:
         try:
             self._validator = Draft202012Validator(
                 dict(document),
-                retriever=_no_retrieval,
                 offline=True,
                 pattern_options=RegexOptions(),
             )
@@ -50,7 +49,3 @@ class Schema:
                 code="schema",
                 path=path,
             )
-
-
-def _no_retrieval(uri: str) -> NoReturn:
-    raise ValueError(f"{uri} lies outside of the schema")

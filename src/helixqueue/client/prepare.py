@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from helixqueue.store.migrate import migrate
+from helixqueue.store.migrate import LOCK, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,8 @@ def prepare(postgres: Postgres, say: Callable[[str], None] | None = None) -> Mig
     role = str(conninfo_to_dict(postgres.dsn)["user"])
     grant = sql.SQL("grant helix_client, helix_operator to {}").format(sql.Identifier(role))
     with psycopg.connect(postgres.migrator_dsn) as connection:
+        # Two that grant at once would fail with "tuple concurrently updated".
+        connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
         connection.execute(grant)
         connection.execute("select helix.bind_v1(%s, '*')", (role,))
     return done

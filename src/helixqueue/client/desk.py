@@ -1,0 +1,305 @@
+"""What both clients do, as plans.
+
+A desk remembers queues that it has met, to spare a round trip each time. Nothing rests on that: the
+engine compares the profile with every call, and what it refuses is looked up afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from helixqueue.client.plans import Ask, Pause, Plan, repeated
+from helixqueue.client.preparation import Known
+from helixqueue.errors import (
+    HelixError,
+    IllegalTransition,
+    InProgress,
+    NoResult,
+    Refused,
+    Retryable,
+)
+from helixqueue.identity import check_name
+from helixqueue.queues import Queue
+from helixqueue.states import FINISHED, State
+from helixqueue.store import calls, reads
+from helixqueue.store.rows import Held, LeaseRow, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from helixqueue.store.calls import Call
+    from helixqueue.store.read_rows import EventRow, OutcomeRow, Page
+    from helixqueue.store.rows import Answer, QueueRow, Settlement
+
+T = TypeVar("T")
+
+# How long a queue that was only named is remembered: somebody else may set its schema.
+REMEMBER_S = 30.0
+FIRST_LOOK_S = 0.02
+LONGEST_LOOK_S = 1.0
+PAGE_ROWS = 500
+
+Which = Receipt[Any] | uuid.UUID
+
+
+class Desk:
+    def __init__(self, *, tenant: str, actor: str | None, patience_seconds: float) -> None:
+        self.tenant = check_name("tenant", tenant)
+        self.actor = actor
+        self._patience_seconds = patience_seconds
+        self._known: dict[Queue[Any, Any] | str, Known] = {}
+        self._met = False
+
+    def ask(self, call: Call[T], *, replayable: bool = True) -> Plan[T]:
+        """Ask on a connection of ours, again and again if need be.
+
+        Not if this client never reached its database: a wrong DSN should say so at once.
+        """
+        seconds = self._patience_seconds if self._met else 0.0
+        answer = yield from repeated(call, seconds=seconds, replayable=replayable)
+        self._met = True
+        return answer
+
+    # Queues.
+
+    def known(self, queue: Queue[Any, Any] | str, *, create: bool = False) -> Plan[Known]:
+        """The queue as it is stored; a declared one is created or changed first."""
+        if not isinstance(queue, Queue):
+            check_name("queue", queue)
+        known = self._known.get(queue)
+        now = time.monotonic()
+        if known is not None and (known.declared or now - known.read_at < REMEMBER_S):
+            return known
+        if isinstance(queue, Queue):
+            row = yield from self._declare(queue)
+            known = Known(row, queue, now)
+        else:
+            known = Known((yield from self._find(queue, create=create)), None, now)
+        self._known[queue] = known
+        return known
+
+    def _declare(self, queue: Queue[Any, Any]) -> Plan[QueueRow]:
+        named = queue.settings()
+        row = yield from self.ask(calls.queue(tenant=self.tenant, queue=queue.name))
+        if row is not None and named.get("profile", row.profile) != row.profile:
+            raise Refused(
+                f"queue {queue.name} has profile {row.profile}, and the declaration says "
+                f"{named['profile']}: another profile would take known identities for new ones; "
+                "declare the stored one, or another queue"
+            )
+        wanted = {
+            name: value
+            for name, value in named.items()
+            if row is None or not _equal(getattr(row, name), value)
+        }
+        if row is None or wanted:
+            row = yield from self._set(queue.name, wanted)
+        return row
+
+    def _find(self, name: str, *, create: bool) -> Plan[QueueRow]:
+        row = yield from self.ask(calls.queue(tenant=self.tenant, queue=name))
+        if row is None and create:
+            row = yield from self._set(name, {})
+        if row is None:
+            raise Refused(
+                f"tenant {self.tenant} has no queue {name!r}: declare it with Queue({name!r}), "
+                "or pass create=True"
+            )
+        return row
+
+    def _set(self, name: str, settings: dict[str, Any]) -> Plan[QueueRow]:
+        return self.ask(
+            calls.set_queue(tenant=self.tenant, queue=name, actor=self.actor, **settings)
+        )
+
+    def forget(self, name: str) -> None:
+        """Look the queue up afresh next time."""
+        for queue in list(self._known):
+            if queue == name or getattr(queue, "name", None) == name:
+                self._known.pop(queue, None)
+
+    # What became of a batch.
+
+    def look(self, which: Which, *, results: bool = False) -> Plan[OutcomeRow]:
+        batch_id = _batch_id(which)
+        [found] = yield from self.ask(reads.outcomes(ids=[batch_id], results=results))
+        if found is None:
+            raise Refused(f"tenant {self.tenant} has no batch {batch_id}: look at the receipt")
+        return found
+
+    def state(self, which: Which) -> Plan[State]:
+        found = yield from self.look(which)
+        return found.state
+
+    def wait(self, which: Which, timeout: float | None) -> Plan[State]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = FIRST_LOOK_S
+        while (found := (yield from self.look(which))).state not in FINISHED:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise InProgress(
+                    f"batch {found.batch_id} is {found.state} and did not finish in {timeout} s; "
+                    "wait again",
+                    retry_after=LONGEST_LOOK_S,
+                )
+            yield Pause(min(pause, left))
+            pause = min(pause * 1.5, LONGEST_LOOK_S)
+        return found.state
+
+    def result(self, which: Which, queue: Queue[Any, Any] | None) -> Plan[Any]:
+        found = yield from self.look(which, results=True)
+        if found.state not in FINISHED:
+            raise InProgress(
+                f"batch {found.batch_id} is {found.state} and has no result yet; wait for it",
+                retry_after=LONGEST_LOOK_S,
+            )
+        if found.state is not State.COMPLETED or found.queue is None:
+            raise _no_result(found)
+        value = None if found.result is None else json.loads(found.result)
+        declared = queue or self._declared(found.queue)
+        if declared is None or declared.result is None:
+            return value
+        return declared.result.read(value)
+
+    def _declared(self, name: str) -> Queue[Any, Any] | None:
+        return next(
+            (one for one in list(self._known) if isinstance(one, Queue) and one.name == name), None
+        )
+
+    def history(self, which: Which) -> Plan[list[EventRow]]:
+        batch_id = _batch_id(which)
+        found = yield from self.ask(reads.events(ids=[batch_id]))
+        if not found[batch_id]:
+            yield from self.look(which)  # an unknown one is an error, a retired one has no steps
+        return found[batch_id]
+
+    def page(
+        self,
+        *,
+        queue: Queue[Any, Any] | str | None,
+        state: State | str | None,
+        identity: str | tuple[str, ...] | None,
+        worker: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        after: str | None,
+    ) -> Plan[Page]:
+        return self.ask(
+            reads.batches(
+                tenant=self.tenant,
+                queue=queue.name if isinstance(queue, Queue) else queue,
+                state=None if state is None else _state(state),
+                identity=identity,
+                worker=worker,
+                since=since,
+                until=until,
+                after=after,
+                limit=PAGE_ROWS,
+            )
+        )
+
+    # What people decide about a batch.
+
+    def decide(self, verb: str, which: Which, reason: str) -> Plan[State]:
+        """cancel, retry or erase; the state afterwards."""
+        if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
+            raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
+        batch_id = _batch_id(which)
+        build = {"cancel": calls.cancel, "retry": calls.retry, "erase": calls.erase}[verb]
+        [verdict] = yield from self.ask(build(ids=[batch_id], reason=reason, actor=self.actor))
+        if verdict.answer in {"ok", "repeat"} and verdict.state is not None:
+            return verdict.state
+        raise _unwilling(verb, batch_id, verdict.answer, verdict.state, verdict.note)
+
+    # Leases.
+
+    def claim(
+        self,
+        worker: str,
+        queues: Sequence[Queue[Any, Any] | str],
+        count: int,
+        free: Mapping[str, Any] | None,
+        *,
+        start: bool,
+    ) -> Plan[list[LeaseRow]]:
+        names = []
+        for queue in queues:
+            known = yield from self.known(queue)
+            names.append(known.row.name)
+        claimed = yield from self.ask(
+            calls.claim(
+                worker=worker,
+                request=uuid.uuid4(),  # one for all tries: a repeat gives the same leases
+                queues=names,
+                count=count,
+                free=None if free is None else dict(free),
+                start=start,
+            )
+        )
+        return list(claimed.leases)
+
+    def hold(self, verb: str, worker: str, leases: Iterable[LeaseRow | Held]) -> Plan[list[Answer]]:
+        """start, renew or release."""
+        build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
+        return self.ask(build(worker=worker, held=[Held(one.batch, one.token) for one in leases]))
+
+    def settle(
+        self, worker: str, settlements: Sequence[Settlement], within: object
+    ) -> Plan[list[Answer]]:
+        call = calls.settle(worker=worker, settlements=settlements)
+        if within is None:
+            return (yield from self.ask(call))
+        answers: list[Answer] = yield Ask(call, within)
+        return answers
+
+
+def _equal(stored: object, named: object) -> bool:
+    if isinstance(named, float) and isinstance(stored, float):
+        # The column is a four-byte real.
+        return math.isclose(stored, named, rel_tol=1e-6)
+    # Through JSON, because the stored document went through it.
+    return bool(stored == json.loads(json.dumps(named)))
+
+
+def _batch_id(which: Which) -> uuid.UUID:
+    found = which.batch_id if isinstance(which, Receipt) else which
+    if not isinstance(found, uuid.UUID):
+        raise Refused(f"expected a receipt or a batch's UUID, got {ascii(which)[:80]}")
+    return found
+
+
+def _state(word: State | str) -> State:
+    try:
+        return State(word)
+    except ValueError:
+        raise Refused(f"state: expected one of {', '.join(State)}; got {word!r}") from None
+
+
+def _no_result(found: OutcomeRow) -> NoResult:
+    if found.state is State.COMPLETED:
+        why, remedy = "its retention is over", "only the receipt and the ledger's end are kept"
+    else:
+        why = ": ".join(part for part in (found.failure, found.detail) if part) or "no reason given"
+        remedy = "retry it" if found.state is State.FAILED else "submit a new revision"
+    return NoResult(
+        f"batch {found.batch_id} is {found.state} and has no result ({why}); {remedy}",
+        state=found.state,
+        failure=found.failure,
+    )
+
+
+def _unwilling(
+    verb: str, batch_id: uuid.UUID, answer: str, state: State | None, note: str | None
+) -> HelixError:
+    if answer == "busy":
+        return Retryable(f"{verb}: batch {batch_id} is in other hands this moment; ask again")
+    if answer == "refused":
+        return Refused(f"{verb}: {note or 'refused'}: {batch_id}; look at the receipt")
+    return IllegalTransition(
+        f"{verb}: not possible for batch {batch_id}, which is {state}{': ' + note if note else ''}"
+    )

@@ -1,0 +1,74 @@
+"""Where the database is: a server that a DSN names, or embedded ones in a directory.
+
+A home belongs to one process. A forked child joins the embedded servers for itself, so that they
+run for as long as anybody needs them, whichever of the two ends first.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from helixqueue.errors import Unavailable
+from helixqueue.store.database import parsed
+
+if TYPE_CHECKING:
+    from helixqueue.embedded import Postgres
+
+
+class Home(Protocol):
+    def open(self) -> str:
+        """Make sure that it is there and give its DSN; cheap when it is."""
+
+    def close(self) -> None:
+        """Leave it."""
+
+
+class Server:
+    """A PostgreSQL that others run."""
+
+    def __init__(self, dsn: str) -> None:
+        parsed(dsn)
+        self._dsn = dsn
+
+    def open(self) -> str:
+        return self._dsn
+
+    def close(self) -> None:
+        pass
+
+
+class Embedded:
+    """PostgreSQL from its wheel, in `directory`: created, started or joined, and migrated."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._postgres: Postgres | None = None
+        self._dsns: dict[int, str] = {}
+
+    def open(self) -> str:
+        dsn = self._dsns.get(os.getpid())
+        if dsn is None:
+            dsn = self._dsns[os.getpid()] = self._started()
+        return dsn
+
+    def _started(self) -> str:
+        try:
+            from helixqueue.client.prepare import prepare  # noqa: PLC0415 - it brings Alembic
+            from helixqueue.embedded import Servers  # noqa: PLC0415 - not in every installation
+        except ImportError as error:
+            raise Unavailable(
+                f"expected the embedded servers' packages, and {error.name} is missing: "
+                "pip install 'helixqueue[embedded]'"
+            ) from error
+        if self._postgres is None:
+            # Only PostgreSQL: a client has no use for Valkey.
+            self._postgres = Servers(self._directory).postgres
+        self._postgres.start()
+        prepare(self._postgres)
+        return self._postgres.dsn
+
+    def close(self) -> None:
+        if self._dsns.pop(os.getpid(), None) is not None and self._postgres is not None:
+            self._postgres.stop()

@@ -1,0 +1,99 @@
+"""Plans: what to ask and when to pause, as generators. Whoever carries one out does the I/O.
+
+A plan yields a step and is sent the answer; an error of ours is thrown into it at the step that
+failed. So everything that needs thought (what may be repeated, how long to wait, what an answer
+means) is written once, for threads and for event loops.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from helixqueue.errors import HelixError, Retryable, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from helixqueue.store.calls import Call
+
+T = TypeVar("T")
+
+# The longest first and the longest of all pauses between two tries; each is drawn by chance from
+# zero on, so that those whom one fault met do not come back together.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a call on a connection of ours, or on `within`."""
+
+    call: Call[Any]
+    within: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+Step = Ask | Pause
+Plan = Generator[Step, Any, T]
+
+
+def repeated(call: Call[T], *, seconds: float, replayable: bool = True) -> Plan[T]:
+    """Ask until there is an answer or the time is up.
+
+    The engine recognises repeats, so also a call whose answer was lost is asked again, unless it is
+    not `replayable`.
+    """
+    deadline = time.monotonic() + seconds
+    for tries in count():
+        try:
+            answer: T = yield Ask(call)
+        except (Retryable, Unavailable) as error:
+            pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
+            lost = isinstance(error, Unavailable) and error.outcome_unknown
+            if (lost and not replayable) or time.monotonic() + pause > deadline:
+                raise
+            yield Pause(pause)
+        else:
+            return answer
+    raise AssertionError("count() does not end")
+
+
+def carry_out(plan: Plan[T], perform: Callable[[Step], Any]) -> T:
+    answer: Any = None
+    failure: HelixError | None = None
+    while True:
+        try:
+            step = plan.send(answer) if failure is None else plan.throw(failure)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        answer = failure = None
+        try:
+            answer = perform(step)
+        except HelixError as error:
+            failure = error
+
+
+async def carry_out_async(plan: Plan[T], perform: Callable[[Step], Awaitable[Any]]) -> T:
+    answer: Any = None
+    failure: HelixError | None = None
+    while True:
+        try:
+            step = plan.send(answer) if failure is None else plan.throw(failure)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        answer = failure = None
+        try:
+            answer = await perform(step)
+        except HelixError as error:
+            failure = error

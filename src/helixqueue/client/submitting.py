@@ -1,0 +1,201 @@
+"""Submitting, as plans: one, or any number in chunks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from helixqueue.client.answers import Accepted, Submission, Submitted
+from helixqueue.client.plans import Ask, Pause, Plan
+from helixqueue.client.preparation import Known, noted, prepared, submission_of
+from helixqueue.errors import (
+    Conflict,
+    HelixError,
+    InvalidIdentity,
+    QueuePaused,
+    Refused,
+    Retryable,
+)
+from helixqueue.identity import PART_SEPARATOR, diff, escaped
+from helixqueue.store import calls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from helixqueue.client.desk import Desk
+    from helixqueue.queues import Queue
+    from helixqueue.states import State
+    from helixqueue.store.rows import QueueRow, Receipt, SubmissionRow, SubmittedRow
+
+CHUNK_ROWS = calls.SUBMIT_ROWS_MAX
+CHUNK_CHARS = 16 * 1024 * 1024  # of payloads, far from what one call may weigh
+# After so many rows an event loop gets a moment for its other tasks.
+BREATH_ROWS = 500
+
+
+def submit(
+    desk: Desk,
+    queue: Queue[Any, Any] | str,
+    one: Submission,
+    *,
+    create: bool,
+    within: object,
+) -> Plan[Accepted[Any]]:
+    known = yield from desk.known(queue, create=create)
+    try:
+        row = prepared(known, one)
+    except InvalidIdentity as error:
+        yield from _note(desk, known, [noted(one.identity, error)])
+        raise
+    [answer] = yield from _send(desk, known, [row], within)
+    if answer.error is not None:
+        raise answer.error
+    # What is not refused has both.
+    receipt, state = cast("Receipt[Any]", answer.receipt), cast("State", answer.state)
+    return Accepted(receipt, answer.decision, state, answer.differs)
+
+
+@dataclass
+class _Chunk:
+    """Rows on their way, and the answers that need none."""
+
+    answers: list[Submitted[Any] | None] = field(default_factory=list)
+    rows: list[SubmissionRow] = field(default_factory=list)
+    refused: list[tuple[bytes, str]] = field(default_factory=list)
+    chars: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.answers) >= CHUNK_ROWS or self.chars >= CHUNK_CHARS
+
+    def add(self, known: Known, given: Submission | Mapping[str, Any]) -> None:
+        try:
+            one = submission_of(given)
+            row = prepared(known, one)
+        except Refused as error:
+            if isinstance(error, InvalidIdentity):
+                self.refused.append(noted(one.identity, error))
+            self.answers.append(Submitted(None, "refused", None, error=error))
+            return
+        self.rows.append(row)
+        self.chars += len(row.payload)
+        self.answers.append(None)
+
+    def complete(self, sent: list[Submitted[Any]]) -> Iterator[Submitted[Any]]:
+        """All answers in the order of the input."""
+        rest = iter(sent)
+        return (answer or next(rest) for answer in self.answers)
+
+
+def submit_many(
+    desk: Desk,
+    queue: Queue[Any, Any] | str,
+    submissions: Iterable[Submission | Mapping[str, Any]],
+    *,
+    create: bool,
+    within: object,
+) -> Plan[list[Submitted[Any]]]:
+    """Each chunk commits by itself, unless it is within a caller's transaction."""
+    known = yield from desk.known(queue, create=create)
+    answers: list[Submitted[Any]] = []
+    chunk = _Chunk()
+    for number, given in enumerate(submissions, 1):
+        chunk.add(known, given)
+        if chunk.full:
+            answers += yield from _send_chunk(desk, known, chunk, within)
+            chunk = _Chunk()
+        elif number % BREATH_ROWS == 0:
+            yield Pause(0)
+    answers += yield from _send_chunk(desk, known, chunk, within)
+    return answers
+
+
+def _send_chunk(
+    desk: Desk, known: Known, chunk: _Chunk, within: object
+) -> Plan[Iterator[Submitted[Any]]]:
+    if chunk.refused:
+        yield from _note(desk, known, chunk.refused)
+    sent = (yield from _send(desk, known, chunk.rows, within)) if chunk.rows else []
+    return chunk.complete(sent)
+
+
+def _note(desk: Desk, known: Known, refused: list[tuple[bytes, str]]) -> Plan[None]:
+    """Keep refused identities on record, in a transaction of ours.
+
+    The refusal is the answer whether or not it can be noted now.
+    """
+    call = calls.note_refused(
+        tenant=desk.tenant, queue=known.row.name, refused=refused, actor=desk.actor
+    )
+    try:
+        yield Ask(call)
+    except HelixError:
+        return
+
+
+def _send(
+    desk: Desk, known: Known, rows: list[SubmissionRow], within: object
+) -> Plan[list[Submitted[Any]]]:
+    call = calls.submit(
+        tenant=desk.tenant,
+        queue=known.row.name,
+        profile=known.row.profile,
+        rows=rows,
+        actor=desk.actor,
+    )
+    if within is None:
+        # Without identity a repeat could not be told from other work.
+        replayable = all(row.identity is not None for row in rows)
+        answers = yield from desk.ask(call, replayable=replayable)
+    else:
+        answers = yield Ask(call, within)
+    queue = known.row
+    if any(answer.decision == "refused" for answer in answers):
+        queue = yield from _as_it_is_now(desk, known)
+    return [_judged(answer, row, queue) for answer, row in zip(answers, rows, strict=True)]
+
+
+def _as_it_is_now(desk: Desk, known: Known) -> Plan[QueueRow]:
+    """The queue that refused, to say why: somebody may have changed it since we looked."""
+    desk.forget(known.row.name)
+    queue = yield from desk.ask(calls.queue(tenant=desk.tenant, queue=known.row.name))
+    if queue is not None and queue.profile != known.row.profile:
+        raise Retryable(
+            f"queue {queue.name} went from profile {known.row.profile} to {queue.profile} "
+            "meanwhile, and nothing was submitted; submit again"
+        )
+    return queue or known.row
+
+
+def _judged(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submitted[Any]:
+    error = None
+    if answer.decision == "conflict":
+        error = _conflict(answer, row, queue)
+    elif answer.decision == "refused":
+        error = _refusal(answer, row, queue)
+    return Submitted(answer.receipt, answer.decision, answer.state, answer.differs, error)
+
+
+def _conflict(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
+    stood = f"{_shown(row.identity)} of queue {queue.name} stands for another payload already"
+    remedy = "send the same payload, or give this one a revision of its own"
+    if answer.stored_payload is None:
+        return Conflict(f"{stood}, which was erased; {remedy}", diff=[])
+    changes = diff(json.loads(answer.stored_payload), json.loads(row.payload))
+    places = ", ".join(change["path"] or "(all)" for change in changes[:3])
+    return Conflict(f"{stood}; they differ at {places[:200]}; {remedy}", diff=changes)
+
+
+def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
+    note = answer.note or "refused"
+    if row.identity is None and queue.unknown == "refuse":
+        return InvalidIdentity(note, code="missing")
+    if queue.closed:
+        return QueuePaused(f"{note}; an operator opens it with `helixq queue set`")
+    return Refused(note)
+
+
+def _shown(identity: str | None) -> str:
+    parts = [] if identity is None else identity.split(PART_SEPARATOR)
+    return "'" + " / ".join(escaped(part) for part in parts)[:200] + "'"
