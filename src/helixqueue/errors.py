@@ -12,6 +12,7 @@ HelixError
     NotInTransaction         `within=` needs an open transaction
     QueuePaused              the queue takes no new work now
     NoResult                 the batch ended without one, or it is gone (.state, .failure)
+    ResultGone               it took effect, but its answer is not kept (.receipt)
   InProgress                 the same work is still under way (.retry_after)
   InDoubt                    an outside effect may or may not have happened
   Unavailable                the database is away (.outcome_unknown)
@@ -109,6 +110,14 @@ class NoResult(Refused):
         self.failure = failure
 
 
+class ResultGone(Refused):
+    """It took effect, once, but its answer is not kept (any more); `receipt` proves the effect."""
+
+    def __init__(self, message: str, *, receipt: str) -> None:
+        super().__init__(message)
+        self.receipt = receipt
+
+
 class InProgress(HelixError):
     """The same work is still under way; ask again after `retry_after` seconds."""
 
@@ -118,7 +127,17 @@ class InProgress(HelixError):
 
 
 class InDoubt(HelixError):
-    """An effect outside the database may or may not have happened."""
+    """An effect outside the database may or may not have happened.
+
+    `key` names its fence; with `retry_after`, asking again then may be answered otherwise.
+    """
+
+    def __init__(
+        self, message: str, *, key: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.key = key
+        self.retry_after = retry_after
 
 
 class Unavailable(HelixError):

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from helixqueue.operate.check import check
 from tests.database import Database
-from tests.ledger.traffic import Held, Lab, lab
+from tests.ledger.traffic import Held, Lab, fence_every_way, lab
 
 WORD = "zebra"
 
@@ -43,6 +43,8 @@ class Loot:
     ids: list[uuid.UUID]
     held: list[Held]
     request: uuid.UUID
+    fences: dict[str, bytes]
+    fence_numbers: dict[str, tuple[int, int]]  # epoch and number of their tokens
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +88,17 @@ def walled(server, template):
         assert b.complete([cancelled]) == ["refused"]
         # The last is overdue at once, so that a reaper has something to do.
         held = work(1) + work(1, start=False) + work(1, seconds=0.05)
+        fences = fence_every_way(b, "b", WORD)
+    numbers = {
+        state: (epoch, number)
+        for state, epoch, number in database.rows(
+            "select state::text, epoch, number from helix.fence where tenant = 'b'"
+        )
+    }
     places = database.rows("select distinct place from helix.standing where tenant = 'b'")
     assert {place for (place,) in places} == {"ready", "waiting", "active", "outcome"}
     request = database.value("select request from helix.active where batch = %s", held[0].batch)
-    return database, Loot(ids, held, request)
+    return database, Loot(ids, held, request, fences, numbers)
 
 
 @pytest.fixture
@@ -171,6 +180,8 @@ def test_secrets_and_partitions_are_closed_to_all(wall, role):
             "select inner_pad from helix.secret",
             "select 1 from helix.secret",
             "select worker from helix.request",
+            "select nonce from helix.fence",
+            "select * from helix.fence",
             *(f"table helix.{name}" for name in partitions),
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -244,6 +255,11 @@ def tokens(loot, prefix=""):
     }
 
 
+def fence_token(loot, state):
+    epoch, number = loot.fence_numbers[state]
+    return {"key": loot.fences[state], "epoch": epoch, "nonce": 7, "number": number}
+
+
 # How each function is called with what was stolen from b.
 CASES = {
     "set_queue_v1": lambda _: {"tenant": "b", "queue": "shared", "actor": "eve", "paused": True},
@@ -281,6 +297,29 @@ CASES = {
     },
     "recover_v1": lambda _: {"actor": "eve", "detail": "x"},
     "rotate_secret_v1": lambda _: {},
+    "claim_fence_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
+        "actor": "eve", "nonce": 1, "start": True, "lease_seconds": 60, "quiet_seconds": 60,
+    },
+    "seal_fence_v1": lambda loot: {
+        **fence_token(loot, "EFFECT_STARTED"), "actor": "eve", "effect": "e", "form": "json",
+        "answer": b"1", "omitted": False, "answer_seconds": 1, "tombstone_seconds": 1,
+    },
+    "step_fence_v1": lambda loot: {
+        **fence_token(loot, "EFFECT_STARTED"), "to": "IN_DOUBT", "actor": "eve", "detail": "x",
+    },
+    "renew_fences_v1": lambda loot: {
+        name: [value] for name, value in fence_token(loot, "EFFECT_STARTED").items()
+    },
+    "probe_fence_v1": lambda loot: {
+        "key": loot.fences["IN_DOUBT"], "version": 2, "found": "applied", "actor": "eve",
+        "nonce": 1, "lease_seconds": 60, "quiet_seconds": 60, "form": "json", "answer": b"1",
+    },
+    "resolve_fence_v1": lambda loot: {
+        "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False, "actor": "eve",
+        "reason": "x",
+    },
+    "tend_fences_v1": lambda _: {"actor": "eve"},
     # Helpers that clients may call; they read tables under the caller's own policies.
     "locate": lambda loot: {"ids": loot.ids},
     "state_of": lambda loot: {"batch": loot.held[0].batch},
@@ -290,13 +329,14 @@ CASES = {
 # Helpers that compute from their arguments and read nothing.
 PURE = {
     "derive_key", "derive_slot", "event_hash", "framed", "framed_identity", "framed_parts",
-    "key_text", "public_id",
+    "key_text", "public_id", "derive_fence_key", "fence_receipt",
 }  # fmt: skip
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate",
-    "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
+    "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1", "resolve_fence_v1",
+    "tend_fences_v1",
 }  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
+from helixqueue.states import FenceState
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -36,6 +38,10 @@ TYPES = {
     "done_number": "bigint[]",
     "state": "helix.state",
     "before": "timestamptz",
+    "to": "helix.fence_state",
+    "quiet_seconds": "real",
+    "answer_seconds": "float8",
+    "tombstone_seconds": "float8",
 }
 
 
@@ -251,10 +257,42 @@ def busy_lab(database: Database) -> None:
         a.complete(a.claim(2, queue="old"))
         assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]
         assert operator.decide("erase", [held[0].public_id]) == ["ok"]
+        fence_every_way(a)
         # left as they are: ASSIGNED, RUNNING and ready
         a.submit("t1", "t2", "t3", "t4")
         a.claim(1, start=False)
         a.claim(1)
+
+
+def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
+    """A fence in every state, and what a zombie wanted to seal; returns their keys by state."""
+
+    def claim(identity: str, *, start: bool = True, tube: int = 1) -> tuple[Any, ...]:
+        [told] = a.call(
+            "claim_fence_v1", "decision, key, epoch, number",
+            tenant=tenant, name=f"{word}-name", identity=f"{word}-{identity}",
+            request=f'{{"tube":{tube}}}', actor=f"{word}-w1", nonce=7, start=start,
+            lease_seconds=3600, quiet_seconds=3600,
+        )  # fmt: skip
+        return told
+
+    def token(told: tuple[Any, ...]) -> dict[str, Any]:
+        return {"key": told[1], "epoch": told[2], "nonce": 7, "number": told[3]}
+
+    def seal(token: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return a.call(
+            "seal_fence_v1", "decision", **token, actor=word, effect=f"{word}-1", form="json",
+            answer=word.encode(), omitted=False, answer_seconds=3600, tombstone_seconds=3600,
+        )  # fmt: skip
+
+    told = {state: claim(state.lower(), start=state != "CLAIMED") for state in FenceState}
+    assert seal(token(told["SEALED"])) == [("sealed",)]
+    assert seal(token(told["SEALED"]) | {"nonce": 8}) == [("fenced_out",)]
+    for state in ("RELEASED", "IN_DOUBT"):
+        a.call("step_fence_v1", **token(told[state]), to=state, actor=word, detail=word)
+    assert claim("sealed")[0] == "repeated"
+    assert claim("in_doubt", tube=2)[0] == "mismatch"
+    return {state: one[1] for state, one in told.items()}
 
 
 def wait_until(ask: Callable[[], object]) -> None:

@@ -181,6 +181,47 @@ EDITS = {
         {"tenant_differs", "hash_broken"},
         "update helix.event set tenant = 'b' where (batch, version) = ({COMPLETED}, 4)",
     ),
+    "a fence in doubt was called sealed": (
+        {"fence_not_last_event"},
+        """update helix.fence set state = 'SEALED', digest = sha256('x'), sealed_at = now(),
+                  until = now() where state = 'IN_DOUBT'""",
+    ),
+    "a step of a fence was deleted": (
+        {"fence_event_torn"},
+        """delete from helix.fence_event where version = 1
+           and life in (select life from helix.fence where state = 'SEALED')""",
+    ),
+    "a step of a fence was forged": (
+        {"fence_illegal_arrow", "fence_not_last_event"},
+        """insert into helix.fence_event
+           select life, version + 1, tenant, to_state, 'CLAIMED', at, attempt, epoch, number, actor,
+                  'claimed', detail
+           from helix.fence_event where to_state = 'SEALED'""",
+    ),
+    "an arrow of fences was added": (
+        {"fence_arrows_edited"},
+        "insert into helix.fence_arrow values ('SEALED', 'RELEASED')",
+    ),
+    "the name of a fence was edited": (
+        {"fence_key_not_derived"},
+        "update helix.fence set name = name || '0' where state = 'SEALED'",
+    ),
+    "the request behind a fence was edited": (
+        {"fence_request_edited"},
+        """update helix.fence set request = '{"tube":9}' where state = 'SEALED'""",
+    ),
+    "a sealed answer was edited": (
+        {"fence_answer_edited"},
+        "update helix.fence set answer = 'x' where state = 'SEALED'",
+    ),
+    "a step of a fence was given to another tenant": (
+        {"fence_tenant_differs"},
+        "update helix.fence_event set tenant = 'b' where to_state = 'SEALED'",
+    ),
+    "a sealed fence was deleted": (
+        {"fence_story_left"},
+        "delete from helix.fence where state = 'SEALED'",
+    ),
 }  # fmt: skip
 
 # What was done to the schema.
@@ -302,6 +343,18 @@ ALTERED = {
         "secret_readable",
         "grant select on helix.active to helix_client",
     ),
+    "the tokens of fences were opened to clients": (
+        "secret_readable",
+        "grant select (nonce) on helix.fence to helix_client",
+    ),
+    "the trigger that writes the steps of fences was disabled": (
+        "trigger_tampered",
+        "alter table helix.fence disable trigger record",
+    ),
+    "the primary key of fences was dropped": (
+        "unique_missing",
+        "alter table helix.fence drop constraint fence_pkey",
+    ),
     "the secrets were opened to operators": (
         "secret_readable",
         "grant select on helix.secret to helix_operator",
@@ -374,6 +427,7 @@ def test_an_operator_learns_what_could_not_be_asked(busy):
     skipped = {result.name: result.skipped for result in results if result.skipped is not None}
     assert set(skipped) == {
         "payload_edited", "fingerprint_without_secret", "token_ahead", "batch_id_behind",
+        "fence_request_edited",
     }  # fmt: skip
     assert all("role operator: permission denied" in reason for reason in skipped.values())
     assert all(result.holds for result in results if result.name not in skipped)

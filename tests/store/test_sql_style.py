@@ -27,9 +27,11 @@ CREATE = re.compile(
 # Everything below `_v1` that clients may call: derivations that recompute what rows already say,
 # and the reads that policies and views rest on.
 CLIENTS_MAY_READ_WITH = {
+    "derive_fence_key",
     "derive_key",
     "derive_slot",
     "event_hash",
+    "fence_receipt",
     "framed",
     "framed_identity",
     "framed_parts",
@@ -40,7 +42,7 @@ CLIENTS_MAY_READ_WITH = {
     "session_tenants",
     "state_of",
 }
-OPERATORS_ONLY = {"bind_v1", "unbind_v1", "recover_v1"}
+OPERATORS_ONLY = {"bind_v1", "unbind_v1", "recover_v1", "resolve_fence_v1"}
 
 
 def top_level_statements(script):

@@ -41,4 +41,7 @@ def _recover(
     if as_json:
         show.as_json(asdict(recovered))
     else:
-        typer.echo(f"epoch {recovered.epoch}; {recovered.ended} leases ended")
+        typer.echo(
+            f"epoch {recovered.epoch}; {recovered.ended} leases ended, "
+            f"{recovered.doubted} effects in doubt"
+        )

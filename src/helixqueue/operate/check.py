@@ -1,7 +1,7 @@
 """Every invariant as a query: what a guard could not prevent, because it was switched off, shows.
 
-The queries are in `check_rows.sql` and `check_schema.sql`, each with its promise, its meaning and
-its remedy. They read one snapshot, so traffic need not stop.
+The queries are in `check_rows.sql`, `check_fences.sql` and `check_schema.sql`, each with its
+promise, its meaning and its remedy. They read one snapshot, so traffic need not stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.errors import InsufficientPrivilege
 
-from helixqueue.states import ARROWS
+from helixqueue.states import ARROWS, FENCE_ARROWS
 from helixqueue.store.snapshot import snapshot
 from helixqueue.store.statements import Statement, statements
 
@@ -44,8 +44,10 @@ class Result:
 
 
 def invariants() -> dict[str, Statement]:
-    rows = statements("helixqueue.operate", "check_rows.sql")
-    return {**rows, **statements("helixqueue.operate", "check_schema.sql")}
+    found: dict[str, Statement] = {}
+    for file in ("check_rows.sql", "check_fences.sql", "check_schema.sql"):
+        found |= statements("helixqueue.operate", file)
+    return found
 
 
 def check(
@@ -106,7 +108,7 @@ _SETTING = re.compile(r"\bset (\w+) = ([^\n]*?)(?=\s+set \w+ =|\s*$)", re.MULTIL
 @cache
 def _release() -> dict[str, list[Any]]:
     """What this release says the arrows and the functions are, as arguments of the queries."""
-    arrows = sorted(ARROWS, key=str)
+    arrows, fence_arrows = sorted(ARROWS, key=str), sorted(FENCE_ARROWS, key=str)
     functions = []
     for script in (files("helixqueue.store") / "sql").iterdir():
         for name, head, body in _FUNCTION.findall(script.read_text(encoding="utf-8")):
@@ -118,6 +120,8 @@ def _release() -> dict[str, list[Any]]:
     return {
         "arrow_from": [before for before, _ in arrows],
         "arrow_to": [after for _, after in arrows],
+        "fence_from": [before for before, _ in fence_arrows],
+        "fence_to": [after for _, after in fence_arrows],
         "function_name": [function[0] for function in functions],
         "function_body": [function[1] for function in functions],
         "function_definer": [function[2] for function in functions],

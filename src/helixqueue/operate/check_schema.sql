@@ -8,7 +8,7 @@
 -- action: Put it back as in 07_record.sql and 08_guard.sql (enclose, always_on), then run
 --         helixq replay: it says what happened meanwhile.
 with tables as (
-  select c.oid, c.relname, c.relname ~ '^event(_\d+)?$' as of_ledger from pg_class c
+  select c.oid, c.relname, c.relname ~ '^(event(_\d+)?|fence_event)$' as of_ledger from pg_class c
   where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 ),
 -- tgtype: 2 before, 4 insert, 8 delete, 16 update, 32 truncate; without 1 it is for the statement.
@@ -21,6 +21,8 @@ wanted as (
                ('a_guard_truncate', 34, true, null, null),
                ('record', 4, false, 'record', '{ready,waiting,active,outcome}'::name[]),
                ('record_update', 16, false, 'record', '{ready,waiting,active,outcome}'),
+               ('record', 4, false, 'record_fence', '{fence}'),
+               ('record_update', 16, false, 'record_fence', '{fence}'),
                ('count_limits', 4, false, 'count_limits', '{active}'),
                ('count_limits_freed', 8, false, 'count_limits', '{active}'))
     as w (name, kind, guard, function, only_on) on w.only_on is null or t.relname = any (w.only_on)
@@ -58,7 +60,8 @@ select w.name as table, w.columns
 from (values ('identity', '{key}'::text[]), ('batch', '{id}'), ('ready', '{batch}'),
              ('waiting', '{batch}'), ('active', '{batch}'), ('outcome', '{batch}'),
              ('retired', '{batch}'), ('key_limit', '{tenant,queue,key}'),
-             ('request', '{id}'), ('epoch', '{number}'), ('event', '{batch,version}')) as w (name, columns)
+             ('request', '{id}'), ('epoch', '{number}'), ('event', '{batch,version}'),
+             ('fence', '{key}'), ('fence_event', '{life,version}')) as w (name, columns)
 where not exists (
   select from pg_index i
   where i.indrelid = to_regclass('helix.' || w.name)
@@ -187,14 +190,14 @@ where acl.grantee = 0;
 -- means: Somebody besides the engine may read the secret part of live tokens, or the keys of the
 --        fingerprints: a token could be stolen, a payload guessed.
 -- action: Revoke it.
-select 'active.nonce' as what, acl.grantee::regrole::text as role
+select c.relname || '.nonce' as what, acl.grantee::regrole::text as role
 from pg_class c cross join lateral aclexplode(c.relacl) acl
-where c.oid = 'helix.active'::regclass and acl.privilege_type = 'SELECT'
+where c.oid in ('helix.active'::regclass, 'helix.fence'::regclass) and acl.privilege_type = 'SELECT'
   and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
 union all
-select 'active.nonce', acl.grantee::regrole::text
+select a.attrelid::regclass || '.nonce', acl.grantee::regrole::text
 from pg_attribute a cross join lateral aclexplode(a.attacl) acl
-where a.attrelid = 'helix.active'::regclass and a.attname = 'nonce'
+where a.attrelid in ('helix.active'::regclass, 'helix.fence'::regclass) and a.attname = 'nonce'
   and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
 union all
 select 'secret', acl.grantee::regrole::text

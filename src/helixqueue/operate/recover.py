@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Recovered:
     epoch: int  # of every token from now on
     ended: int  # leases that were live
+    doubted: int  # fenced effects that had begun
 
 
 def recover(connection: Connection[Any], *, reason: str, actor: str | None = None) -> Recovered:
-    """End every lease and begin a new epoch; needs an operator's role.
+    """End every lease, doubt every begun effect, begin a new epoch; needs an operator's role.
 
     The batches go back to PENDING (or to FAILED when no try is left), each with an event that
     carries `reason`. `actor` is who decides; without it, the role that is logged in.
@@ -30,7 +31,7 @@ def recover(connection: Connection[Any], *, reason: str, actor: str | None = Non
     try:
         with connection.transaction():
             row = connection.execute(
-                "select epoch, ended from helix.recover_v1(%s, %s)", (actor, reason)
+                "select epoch, ended, doubted from helix.recover_v1(%s, %s)", (actor, reason)
             ).fetchone()
     except psycopg.Error as error:
         raise translate(error) from error

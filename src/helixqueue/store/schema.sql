@@ -56,6 +56,63 @@ CREATE TYPE helix.cause AS ENUM (
 
 ALTER TYPE helix.cause OWNER TO helix_owner;
 
+-- Name: fence_reason; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.fence_reason AS ENUM (
+    'claimed',
+    'started',
+    'reclaimed',
+    'sealed',
+    'released',
+    'failed',
+    'lapsed',
+    'probed',
+    'redriven',
+    'resolved',
+    'recovered'
+);
+
+ALTER TYPE helix.fence_reason OWNER TO helix_owner;
+
+-- Name: fence_state; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.fence_state AS ENUM (
+    'CLAIMED',
+    'EFFECT_STARTED',
+    'SEALED',
+    'RELEASED',
+    'IN_DOUBT'
+);
+
+ALTER TYPE helix.fence_state OWNER TO helix_owner;
+
+-- Name: fenced; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.fenced AS (
+	decision text,
+	key bytea,
+	life bigint,
+	version integer,
+	state helix.fence_state,
+	attempt smallint,
+	epoch integer,
+	number bigint,
+	fingerprint bytea,
+	holder text,
+	retry_after real,
+	request text,
+	effect text,
+	form text,
+	answer bytea,
+	omitted boolean,
+	digest bytea,
+	receipt bytea,
+	sealed_at timestamp with time zone,
+	note text
+);
+
+ALTER TYPE helix.fenced OWNER TO helix_owner;
+
 -- Name: lease; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.lease AS (
@@ -335,6 +392,80 @@ $$;
 
 ALTER FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
 
+-- Name: claim_fence_v1(text, text, text, text, text, bigint, boolean, real, real, boolean, integer, boolean, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean DEFAULT false, p_max_attempts integer DEFAULT 5, p_keep_request boolean DEFAULT true, p_alone boolean DEFAULT false) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_actor  text := coalesce(p_actor, session_user);
+  v_key    bytea;
+  v_secret helix.secret;
+  v_fence  helix.fence;
+  v_told   helix.fenced;
+begin
+  perform helix.enter();
+  perform helix.demand_tenant(p_tenant);
+  if octet_length(p_request) > 1048576 then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
+      hint = 'Fingerprint a digest of it instead.';
+  end if;
+  -- Without an identity the key is the caller's own secret: nobody else's, and found again by itself.
+  v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
+                else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
+  select * into v_fence from helix.fence f where f.key = v_key;
+  if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
+    return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+                             p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+  end if;
+  -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
+  -- of one hash cost one of them a needless wait; the primary key decides.
+  if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
+    v_fence.key := v_key;
+    return helix.tell_fence(v_fence, 'in_progress', 1);
+  end if;
+  loop
+    select * into v_fence from helix.fence f where f.key = v_key for update;
+    if found and (v_fence.until is null or v_fence.until > clock_timestamp()) then
+      return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+                               p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+    end if;
+    if found then
+      perform helix.forget_fences(array[v_fence.life]);
+    end if;
+    select * into strict v_secret from helix.secret s order by s.id desc limit 1;
+    insert into helix.fence (key, tenant, name, identity, life, state, version, attempt, fingerprint,
+                             secret, request, epoch, nonce, number, actor, reason, lease_seconds,
+                             quiet_seconds, deadline)
+    select v_key, p_tenant, p_name, p_identity, token.number,
+           case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end::helix.fence_state, 1, 1,
+           helix.fingerprint(v_secret, p_request), v_secret.id,
+           case when p_keep_request then p_request::json end, helix.current_epoch(), p_nonce,
+           token.number, v_actor, 'claimed', p_lease_seconds, p_quiet_seconds,
+           clock_timestamp() + make_interval(secs => p_lease_seconds)
+    from (select nextval('helix.lease_number') as number) token
+    on conflict (key) do nothing
+    returning * into v_fence;
+    if found then
+      exit;
+    end if;
+  end loop;
+  if p_identity is null then
+    perform helix.note_fence(v_fence, 'unknown', v_actor, false);
+  end if;
+  v_told := helix.tell_fence(v_fence, 'granted');
+  -- Housekeeping by the way, once in a thousand claims and in nobody else's transaction.
+  if p_alone and v_fence.number % 1024 = 0 then
+    perform helix.tend_fences(v_actor, 100);
+  end if;
+  return v_told;
+end
+$$;
+
+ALTER FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) OWNER TO helix_engine;
+
 -- Name: claim_v1(text, uuid, text[], integer, jsonb, boolean, real, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb DEFAULT NULL::jsonb, p_start boolean DEFAULT false, p_lease_seconds real DEFAULT NULL::real, p_hint_lane integer[] DEFAULT NULL::integer[], p_hint_turn bigint[] DEFAULT NULL::bigint[], p_hint_batch bigint[] DEFAULT NULL::bigint[], p_done_batch bigint[] DEFAULT NULL::bigint[], p_done_epoch integer[] DEFAULT NULL::integer[], p_done_nonce bigint[] DEFAULT NULL::bigint[], p_done_number bigint[] DEFAULT NULL::bigint[], p_done_outcome text[] DEFAULT NULL::text[], p_done_result text[] DEFAULT NULL::text[], p_done_failure text[] DEFAULT NULL::text[], p_done_detail text[] DEFAULT NULL::text[], p_done_permanent boolean[] DEFAULT NULL::boolean[], p_done_after real[] DEFAULT NULL::real[]) RETURNS SETOF helix.lease
@@ -574,6 +705,17 @@ $$;
 
 ALTER FUNCTION helix.demand_tenant(p_tenant text) OWNER TO helix_engine;
 
+-- Name: derive_fence_key(text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
+                                 || helix.framed(p_name) || helix.framed_identity(p_identity))
+$$;
+
+ALTER FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) OWNER TO helix_engine;
+
 -- Name: derive_key(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) RETURNS bytea
@@ -595,6 +737,83 @@ CREATE FUNCTION helix.derive_slot(p_tenant text, p_identity text) RETURNS smalli
 $$;
 
 ALTER FUNCTION helix.derive_slot(p_tenant text, p_identity text) OWNER TO helix_engine;
+
+-- Name: fence; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.fence (
+    key bytea NOT NULL,
+    tenant text NOT NULL,
+    name text NOT NULL,
+    identity text,
+    life bigint NOT NULL,
+    state helix.fence_state NOT NULL,
+    version integer NOT NULL,
+    attempt smallint NOT NULL,
+    fingerprint bytea NOT NULL,
+    secret smallint NOT NULL,
+    request json,
+    epoch integer,
+    nonce bigint,
+    number bigint,
+    actor text NOT NULL,
+    reason helix.fence_reason NOT NULL,
+    detail text,
+    lease_seconds real NOT NULL,
+    quiet_seconds real NOT NULL,
+    deadline timestamp with time zone NOT NULL,
+    first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    effect text,
+    form text,
+    digest bytea,
+    answer bytea,
+    omitted boolean DEFAULT false NOT NULL,
+    sealed_at timestamp with time zone,
+    answer_until timestamp with time zone,
+    until timestamp with time zone,
+    CONSTRAINT fence_actor_check CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255))),
+    CONSTRAINT fence_answer_check CHECK ((octet_length(answer) <= 16777216)),
+    CONSTRAINT fence_check CHECK (((state = 'SEALED'::helix.fence_state) = (digest IS NOT NULL))),
+    CONSTRAINT fence_check1 CHECK (((state = 'SEALED'::helix.fence_state) = (sealed_at IS NOT NULL))),
+    CONSTRAINT fence_check2 CHECK (((state = ANY (ARRAY['SEALED'::helix.fence_state, 'RELEASED'::helix.fence_state])) = (until IS NOT NULL))),
+    CONSTRAINT fence_check3 CHECK (((state <> ALL (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state])) OR (nonce IS NOT NULL))),
+    CONSTRAINT fence_detail_check CHECK ((octet_length(detail) <= 65536)),
+    CONSTRAINT fence_digest_check CHECK ((octet_length(digest) = 32)),
+    CONSTRAINT fence_effect_check CHECK (((octet_length(effect) >= 1) AND (octet_length(effect) <= 1024))),
+    CONSTRAINT fence_form_check CHECK (((octet_length(form) >= 1) AND (octet_length(form) <= 255))),
+    CONSTRAINT fence_identity_check CHECK (((octet_length(identity) >= 1) AND (octet_length(identity) <= 4096))),
+    CONSTRAINT fence_key_check CHECK ((octet_length(key) = 33)),
+    CONSTRAINT fence_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
+    CONSTRAINT fence_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255))),
+    CONSTRAINT fence_quiet_seconds_check CHECK (((quiet_seconds >= (0)::double precision) AND (quiet_seconds <= (604800)::double precision))),
+    CONSTRAINT fence_request_check CHECK ((octet_length((request)::text) <= 1048576)),
+    CONSTRAINT fence_tenant_check CHECK ((tenant <> ''::text))
+)
+WITH (fillfactor='70');
+
+ALTER TABLE ONLY helix.fence FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.fence OWNER TO helix_owner;
+
+-- Name: doubt_fence(bytea, helix.fence_reason, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) RETURNS helix.fence
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = 'IN_DOUBT', version = f.version + 1, actor = p_actor, reason = p_reason,
+      detail = p_detail, deadline = least(f.deadline, clock_timestamp()),
+      changed_at = clock_timestamp()
+  where f.key = p_key
+  returning * into v_fence;
+  return v_fence;
+end
+$$;
+
+ALTER FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) OWNER TO helix_engine;
 
 -- Name: duties_due(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -791,6 +1010,37 @@ $$;
 
 ALTER FUNCTION helix.extend_ledger() OWNER TO helix_engine;
 
+-- Name: fence_out(bytea, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea DEFAULT NULL::bytea) RETURNS helix.fenced
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_fence helix.fence;
+begin
+  select * into v_fence from helix.fence f where f.key = p_key;
+  if not found then
+    v_fence.key := p_key;
+    return helix.tell_fence(v_fence, 'fenced_out', null, 'no such fence');
+  end if;
+  perform helix.note_fence(v_fence, 'fenced_out', p_actor, false, p_what, p_evidence);
+  return helix.tell_fence(v_fence, 'fenced_out', null, p_what);
+end
+$$;
+
+ALTER FUNCTION helix.fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea) OWNER TO helix_engine;
+
+-- Name: fence_receipt(bytea, bytea, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select sha256('\x0172656365697074'::bytea || p_key || p_fingerprint
+                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
+$$;
+
+ALTER FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) OWNER TO helix_engine;
+
 -- Name: secret; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.secret (
@@ -843,6 +1093,20 @@ CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_d
 $$;
 
 ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: forget_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_fences(p_lives bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  delete from helix.fence_event e where e.life = any (p_lives);
+  delete from helix.fence_decision d where d.life = any (p_lives);
+  delete from helix.fence f where f.life = any (p_lives);
+end
+$$;
+
+ALTER FUNCTION helix.forget_fences(p_lives bigint[]) OWNER TO helix_engine;
 
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -947,11 +1211,13 @@ begin
     then
       return null;
     end if;
-    -- The engine's own functions may not delete events either, but for this one.
+    -- The engine's own functions may not delete events either, but for retention's.
     get diagnostics v_stack = pg_context;
     if tg_op operator(pg_catalog.=) 'DELETE'
-       and pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(')
-           operator(pg_catalog.>) 0
+       and (pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(')
+            operator(pg_catalog.>) 0
+            or pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.forget_fences(')
+               operator(pg_catalog.>) 0)
     then
       return null;
     end if;
@@ -965,6 +1231,28 @@ end
 $$;
 
 ALTER FUNCTION helix.guard_ledger() OWNER TO helix_engine;
+
+-- Name: hand_fence(helix.fence, helix.fence_state, helix.fence_reason, text, bigint, real, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.hand_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text DEFAULT NULL::text) RETURNS helix.fenced
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = p_to, version = f.version + 1, attempt = f.attempt + 1, epoch = helix.current_epoch(),
+      nonce = p_nonce, number = nextval('helix.lease_number'), actor = p_actor, reason = p_reason,
+      detail = p_detail, lease_seconds = p_lease_seconds, quiet_seconds = p_quiet_seconds,
+      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null
+  where f.key = p_fence.key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'granted');
+end
+$$;
+
+ALTER FUNCTION helix.hand_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text) OWNER TO helix_engine;
 
 -- Name: hello_v1(text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1083,6 +1371,65 @@ end
 $$;
 
 ALTER FUNCTION helix.judge(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]) OWNER TO helix_engine;
+
+-- Name: judge_fence(helix.fence, text, text, bigint, boolean, real, real, boolean, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.judge_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) RETURNS helix.fenced
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_secret helix.secret;
+  v_fence  helix.fence := p_fence;
+  v_goal   helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
+  v_wait   real;
+begin
+  -- Compared in every state, with the key that made the stored one: rotation causes no mismatch.
+  select * into strict v_secret from helix.secret s where s.id = v_fence.secret;
+  if v_fence.fingerprint <> helix.fingerprint(v_secret, p_request) then
+    perform helix.note_fence(v_fence, 'mismatch', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'mismatch');
+  end if;
+  if v_fence.state = 'SEALED' then
+    if v_fence.omitted or (v_fence.answer is not null and v_fence.answer_until > v_now) then
+      perform helix.note_fence(v_fence, 'repeated', p_actor, p_alone);
+      return helix.tell_fence(v_fence, 'repeated');
+    end if;
+    perform helix.note_fence(v_fence, 'expired', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'expired');
+  end if;
+  -- The repeat of a claim whose answer was lost.
+  if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.nonce = p_nonce then
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.deadline > v_now then
+    perform helix.note_fence(v_fence, 'in_progress', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
+  end if;
+  if v_fence.state in ('CLAIMED', 'RELEASED') then
+    return helix.hand_fence(v_fence, v_goal,
+                            case v_fence.state when 'CLAIMED' then 'reclaimed' else 'claimed' end::helix.fence_reason,
+                            p_actor, p_nonce, p_lease_seconds, p_quiet_seconds);
+  end if;
+  if v_fence.state = 'EFFECT_STARTED' then
+    v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
+                                 format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
+    p_alone := false;  -- a step was made: that one waits for the disk
+  end if;
+  if p_replayable and v_fence.attempt < p_max_attempts and helix.redrive_at(v_fence) <= v_now then
+    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'redriven', p_actor, p_nonce,
+                            p_lease_seconds, p_quiet_seconds);
+  end if;
+  perform helix.note_fence(v_fence, 'in_doubt', p_actor, p_alone);
+  v_wait := extract(epoch from case when p_replayable then helix.redrive_at(v_fence)
+              else v_fence.deadline + make_interval(secs => v_fence.quiet_seconds) end - v_now);
+  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
+                          case when p_replayable and v_fence.attempt >= p_max_attempts
+                               then format('tried %s times: a person must look', v_fence.attempt) end);
+end
+$$;
+
+ALTER FUNCTION helix.judge_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) OWNER TO helix_engine;
 
 -- Name: judge_rest(text, text, bigint[], bigint[], integer[], bigint[], bigint[], helix.reason[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1335,6 +1682,39 @@ $$;
 
 ALTER FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer) OWNER TO helix_engine;
 
+-- Name: no_fence_arrow(bigint, helix.fence_state, integer, helix.fence_state, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('fence %s: no arrow %s (version %s) -> %s (version %s)', p_life,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
+                     p_to_version),
+    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one.';
+end
+$$;
+
+ALTER FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer) OWNER TO helix_engine;
+
+-- Name: note_fence(helix.fence, text, text, boolean, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text DEFAULT NULL::text, p_evidence bytea DEFAULT NULL::bytea) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if p_alone then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+  insert into helix.fence_decision (life, tenant, name, kind, actor, detail, evidence)
+  values (p_fence.life, p_fence.tenant, p_fence.name, p_kind, p_actor, p_detail,
+          substr(p_evidence, 1, 65536));
+end
+$$;
+
+ALTER FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) OWNER TO helix_engine;
+
 -- Name: note_refused_v1(text, text, text, bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) RETURNS void
@@ -1413,6 +1793,46 @@ end
 $$;
 
 ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) OWNER TO helix_engine;
+
+-- Name: probe_fence_v1(bytea, integer, text, text, bigint, real, real, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_fence helix.fence;
+  v_left  real;
+begin
+  perform helix.enter();
+  select * into v_fence from helix.fence f where f.key = p_key for update;
+  -- The repeat of a finding whose answer was lost.
+  if v_fence.state = 'EFFECT_STARTED' and v_fence.nonce = p_nonce then
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
+    return helix.tell_fence(v_fence, 'stale');
+  end if;
+  if p_found = 'applied' then
+    return helix.seal_doubt(v_fence, 'probed', v_actor, 'a probe found it', p_effect, p_form,
+                            p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+  end if;
+  v_left := extract(epoch from v_fence.deadline + make_interval(secs => v_fence.quiet_seconds)
+                               - clock_timestamp());
+  if p_found = 'not_applied' and v_left <= 0 then
+    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'probed', v_actor, p_nonce, p_lease_seconds,
+                            p_quiet_seconds, 'a probe did not find it');
+  end if;
+  perform helix.note_fence(v_fence, 'probe_unknown', v_actor, false,
+                           case when p_found = 'not_applied'
+                                then format('not found, but too early by %s s', v_left)
+                                else 'the probe could not tell' end);
+  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_left, 0)::real);
+end
+$$;
+
+ALTER FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
 -- Name: promote(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1705,9 +2125,65 @@ $$;
 
 ALTER FUNCTION helix.record() OWNER TO helix_engine;
 
+-- Name: record_fence(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.record_fence() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
+                                 number, actor, reason, detail)
+  select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
+         n.number, n.actor, n.reason, n.detail
+  from arrived n
+  left join lateral (select e.version, e.to_state from helix.fence_event e
+                     where e.life = n.life order by e.version desc limit 1) head on true
+  left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
+                               and a.to_state = n.state
+  where case
+    when head.version = n.version and head.to_state = n.state then false
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.record_fence() OWNER TO helix_engine;
+
+-- Name: recover_fences(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.recover_fences(p_actor text, p_detail text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now     timestamptz := clock_timestamp();
+  v_doubted integer;
+begin
+  with ended as (
+    select f.key from helix.fence f where f.state in ('CLAIMED', 'EFFECT_STARTED')
+    order by f.key for update
+  ),
+  moved as (
+    update helix.fence f
+    set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
+        version = f.version + 1, reason = 'recovered', actor = p_actor, detail = p_detail,
+        nonce = null, deadline = v_now, changed_at = v_now,
+        until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
+    from ended where f.key = ended.key
+    returning f.state
+  )
+  select count(*) filter (where m.state = 'IN_DOUBT') into v_doubted from moved m;
+  -- Fences that were in doubt already: their holders' tokens are from before, too.
+  update helix.fence f set nonce = null where f.state = 'IN_DOUBT' and f.nonce is not null;
+  return v_doubted;
+end
+$$;
+
+ALTER FUNCTION helix.recover_fences(p_actor text, p_detail text) OWNER TO helix_engine;
+
 -- Name: recover_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.recover_v1(p_actor text, p_detail text) RETURNS TABLE(epoch integer, ended integer)
+CREATE FUNCTION helix.recover_v1(p_actor text, p_detail text) RETURNS TABLE(epoch integer, ended integer, doubted integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1726,11 +2202,23 @@ begin
     select helix.vacate(array_agg(a.batch), 'recovered', coalesce(p_actor, session_user), null,
                         array_agg(p_detail))
     from helix.active a having count(*) > 0) v;
-  return query select v_epoch.number, v_ended;
+  return query select v_epoch.number, v_ended,
+                      helix.recover_fences(coalesce(p_actor, session_user), p_detail);
 end
 $$;
 
 ALTER FUNCTION helix.recover_v1(p_actor text, p_detail text) OWNER TO helix_engine;
+
+-- Name: redrive_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.redrive_at(p_fence helix.fence) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+  select p_fence.deadline + make_interval(
+    secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
+$$;
+
+ALTER FUNCTION helix.redrive_at(p_fence helix.fence) OWNER TO helix_engine;
 
 -- Name: release_v1(text, bigint[], integer[], bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1759,6 +2247,34 @@ end
 $$;
 
 ALTER FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) OWNER TO helix_engine;
+
+-- Name: renew_fences_v1(bytea[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) RETURNS SETOF bytea
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  return query
+  with mine as (
+    select f.key from helix.fence f
+    join unnest(p_key, p_epoch, p_nonce, p_number) as held (key, epoch, nonce, number)
+      on held.key = f.key and (held.epoch, held.nonce, held.number) = (f.epoch, f.nonce, f.number)
+    where f.state in ('CLAIMED', 'EFFECT_STARTED')
+    order by f.key for update of f
+  ),
+  renewed as (
+    update helix.fence f
+    set deadline = clock_timestamp() + make_interval(secs => f.lease_seconds)
+    from mine where f.key = mine.key returning f.key
+  )
+  select held.key from unnest(p_key) as held (key)
+  where held.key not in (select r.key from renewed r);
+end
+$$;
+
+ALTER FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
 
 -- Name: renew_v1(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1816,6 +2332,48 @@ end
 $$;
 
 ALTER FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
+
+-- Name: resolve_fence_v1(bytea, integer, boolean, text, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  perform helix.enter();
+  if coalesce(btrim(p_reason), '') = '' or coalesce(btrim(p_actor), '') = '' then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = 'expected who decides and why, got an empty name or reason',
+      hint = 'Both are kept in helix.fence_event.';
+  end if;
+  select * into v_fence from helix.fence f where f.key = p_key for update;
+  if v_fence.state = 'EFFECT_STARTED' and v_fence.deadline <= v_now and v_fence.version = p_version
+  then
+    v_fence := helix.doubt_fence(p_key, 'lapsed', p_actor,
+                                 format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
+    p_version := v_fence.version;
+  end if;
+  if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
+    return helix.tell_fence(v_fence, 'stale');
+  end if;
+  if p_applied then
+    return helix.seal_doubt(v_fence, 'resolved', p_actor, p_reason, p_effect, p_form, p_answer,
+                            p_omitted, p_answer_seconds, p_tombstone_seconds);
+  end if;
+  update helix.fence f
+  set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = 'resolved',
+      detail = p_reason, nonce = null, changed_at = v_now,
+      until = v_now + make_interval(secs => p_tombstone_seconds)
+  where f.key = p_key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'done');
+end
+$$;
+
+ALTER FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
 -- Name: retire_v1(text, text, helix.state, timestamp with time zone, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1923,6 +2481,67 @@ end
 $$;
 
 ALTER FUNCTION helix.rotate_secret_v1() OWNER TO helix_engine;
+
+-- Name: seal_doubt(helix.fence, helix.fence_reason, text, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seal_doubt(p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) RETURNS helix.fenced
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = 'SEALED', version = f.version + 1, actor = p_actor, reason = p_reason,
+      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = sha256(p_answer),
+      answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
+      sealed_at = v_now, changed_at = v_now,
+      answer_until = v_now + make_interval(secs => p_answer_seconds),
+      until = v_now + make_interval(secs => greatest(p_answer_seconds, p_tombstone_seconds))
+  where f.key = p_fence.key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'sealed');
+end
+$$;
+
+ALTER FUNCTION helix.seal_doubt(p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
+-- Name: seal_fence_v1(bytea, integer, bigint, bigint, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_digest bytea := sha256(p_answer);
+  v_fence  helix.fence;
+begin
+  perform helix.enter();
+  update helix.fence f
+  set state = 'SEALED', version = f.version + 1, actor = coalesce(p_actor, session_user),
+      reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
+      answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
+      sealed_at = v_now, changed_at = v_now,
+      answer_until = v_now + make_interval(secs => p_answer_seconds),
+      until = v_now + make_interval(secs => greatest(p_answer_seconds, p_tombstone_seconds))
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state in ('CLAIMED', 'EFFECT_STARTED', 'IN_DOUBT')
+  returning * into v_fence;
+  if found then
+    return helix.tell_fence(v_fence, 'sealed');
+  end if;
+  select * into v_fence from helix.fence f
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state = 'SEALED' and f.digest = v_digest and f.effect is not distinct from p_effect;
+  if found then
+    return helix.tell_fence(v_fence, 'sealed');
+  end if;
+  return helix.fence_out(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
+end
+$$;
+
+ALTER FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
 -- Name: session_tenants(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2246,6 +2865,48 @@ $$;
 
 ALTER FUNCTION helix.state_of(p_batch bigint) OWNER TO helix_engine;
 
+-- Name: step_fence_v1(bytea, integer, bigint, bigint, helix.fence_state, text, text, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text DEFAULT NULL::text, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_actor text := coalesce(p_actor, session_user);
+  v_fence helix.fence;
+begin
+  perform helix.enter();
+  update helix.fence f
+  set state = p_to, version = f.version + 1, actor = v_actor, detail = left(p_detail, 16000),
+      reason = case p_to when 'EFFECT_STARTED' then 'started' when 'RELEASED' then 'released'
+                         else 'failed' end::helix.fence_reason,
+      changed_at = v_now,
+      deadline = case p_to when 'EFFECT_STARTED' then v_now + make_interval(secs => f.lease_seconds)
+                           else least(f.deadline, v_now) end,
+      until = case p_to when 'RELEASED' then v_now + make_interval(secs => p_tombstone_seconds) end
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state <> p_to
+    and f.state = any (case p_to when 'EFFECT_STARTED' then '{CLAIMED}'
+                                 when 'RELEASED' then '{CLAIMED,EFFECT_STARTED,IN_DOUBT}'
+                                 when 'IN_DOUBT' then '{EFFECT_STARTED}' end::helix.fence_state[])
+  returning * into v_fence;
+  if found then
+    return helix.tell_fence(v_fence, 'done');
+  end if;
+  -- The repeat of a step whose answer was lost.
+  select * into v_fence from helix.fence f
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state = p_to;
+  if found then
+    return helix.tell_fence(v_fence, 'done');
+  end if;
+  return helix.fence_out(p_key, v_actor, lower(p_to::text));
+end
+$$;
+
+ALTER FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
 -- Name: submit_v1(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[] DEFAULT NULL::text[], p_revision text[] DEFAULT NULL::text[], p_priority smallint[] DEFAULT NULL::smallint[], p_run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_expires_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_limit_key text[] DEFAULT NULL::text[], p_requires text[] DEFAULT NULL::text[]) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
@@ -2408,6 +3069,26 @@ $$;
 
 ALTER FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
 
+-- Name: tell_fence(helix.fence, text, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tell_fence(p_fence helix.fence, p_decision text, p_retry_after real DEFAULT NULL::real, p_note text DEFAULT NULL::text) RETURNS helix.fenced
+    LANGUAGE sql STABLE
+    AS $$
+  select (p_decision, p_fence.key, p_fence.life, p_fence.version, p_fence.state, p_fence.attempt,
+          p_fence.epoch, p_fence.number, p_fence.fingerprint, p_fence.actor,
+          p_retry_after,
+          case when p_decision = 'mismatch' then p_fence.request::text end,
+          p_fence.effect, p_fence.form,
+          case when p_decision in ('repeated', 'sealed') then p_fence.answer end,
+          p_fence.omitted, p_fence.digest,
+          case when p_fence.state = 'SEALED'
+               then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
+                                        p_fence.form, p_fence.digest) end,
+          p_fence.sealed_at, p_note)::helix.fenced
+$$;
+
+ALTER FUNCTION helix.tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) OWNER TO helix_engine;
+
 -- Name: tend(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.tend(p_worker text, p_tenants text[]) RETURNS void
@@ -2433,6 +3114,62 @@ end
 $$;
 
 ALTER FUNCTION helix.tend(p_worker text, p_tenants text[]) OWNER TO helix_engine;
+
+-- Name: tend_fences(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tend_fences(p_actor text, p_limit integer) RETURNS TABLE(doubted integer, released integer, emptied integer, forgotten integer)
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now     timestamptz := clock_timestamp();
+  v_expired bigint[];
+begin
+  with lapsed as (
+    select f.key from helix.fence f
+    where f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline < v_now
+    order by f.deadline limit p_limit for update skip locked
+  ),
+  moved as (
+    update helix.fence f
+    set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
+        version = f.version + 1, reason = 'lapsed', actor = p_actor, changed_at = v_now,
+        detail = format('%s did not renew before %s', f.actor, f.deadline),
+        until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
+    from lapsed where f.key = lapsed.key
+    returning f.state
+  )
+  select count(*) filter (where m.state = 'IN_DOUBT'), count(*) filter (where m.state = 'RELEASED')
+  into doubted, released from moved m;
+  with past as (
+    select f.key from helix.fence f where f.answer is not null and f.answer_until < v_now
+    order by f.answer_until limit p_limit for update skip locked
+  )
+  update helix.fence f set answer = null, request = null from past where f.key = past.key;
+  get diagnostics emptied = row_count;
+  -- Never what is claimed, begun or in doubt: those have no tombstone.
+  v_expired := array(select f.life from helix.fence f where f.until < v_now
+                     order by f.until limit p_limit for update skip locked);
+  perform helix.forget_fences(v_expired);
+  forgotten := cardinality(v_expired);
+  return next;
+end
+$$;
+
+ALTER FUNCTION helix.tend_fences(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: tend_fences_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer DEFAULT 1000) RETURNS TABLE(doubted integer, released integer, emptied integer, forgotten integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  return query select * from helix.tend_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
+end
+$$;
+
+ALTER FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
 
 -- Name: turn_after(integer, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2757,6 +3494,70 @@ CREATE TABLE helix.event_0001 (
 ALTER TABLE ONLY helix.event_0001 FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.event_0001 OWNER TO helix_owner;
+
+-- Name: fence_arrow; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.fence_arrow (
+    from_state helix.fence_state,
+    to_state helix.fence_state NOT NULL
+);
+
+ALTER TABLE helix.fence_arrow OWNER TO helix_owner;
+
+-- Name: fence_decision; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.fence_decision (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    life bigint NOT NULL,
+    tenant text NOT NULL,
+    name text NOT NULL,
+    kind text NOT NULL,
+    actor text NOT NULL,
+    detail text,
+    evidence bytea,
+    CONSTRAINT fence_decision_detail_check CHECK ((octet_length(detail) <= 65536)),
+    CONSTRAINT fence_decision_evidence_check CHECK ((octet_length(evidence) <= 65536)),
+    CONSTRAINT fence_decision_kind_check CHECK ((kind = ANY (ARRAY['repeated'::text, 'expired'::text, 'in_progress'::text, 'mismatch'::text, 'in_doubt'::text, 'probe_unknown'::text, 'unknown'::text, 'fenced_out'::text]))),
+    CONSTRAINT fence_decision_tenant_check CHECK ((tenant <> ''::text))
+);
+
+ALTER TABLE ONLY helix.fence_decision FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.fence_decision OWNER TO helix_owner;
+
+-- Name: fence_decision_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.fence_decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.fence_decision_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+-- Name: fence_event; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.fence_event (
+    life bigint NOT NULL,
+    version integer NOT NULL,
+    tenant text NOT NULL,
+    from_state helix.fence_state,
+    to_state helix.fence_state NOT NULL,
+    at timestamp with time zone NOT NULL,
+    attempt smallint NOT NULL,
+    epoch integer,
+    number bigint,
+    actor text NOT NULL,
+    reason helix.fence_reason NOT NULL,
+    detail text,
+    CONSTRAINT fence_event_tenant_check CHECK ((tenant <> ''::text))
+);
+
+ALTER TABLE ONLY helix.fence_event FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.fence_event OWNER TO helix_owner;
 
 -- Name: identity; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -3160,6 +3961,31 @@ ALTER TABLE ONLY helix.event_0000
 ALTER TABLE ONLY helix.event_0001
     ADD CONSTRAINT event_0001_pkey PRIMARY KEY (batch, version);
 
+-- Name: fence_arrow fence_arrow_from_state_to_state_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence_arrow
+    ADD CONSTRAINT fence_arrow_from_state_to_state_key UNIQUE NULLS NOT DISTINCT (from_state, to_state);
+
+-- Name: fence_decision fence_decision_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence_decision
+    ADD CONSTRAINT fence_decision_pkey PRIMARY KEY (id);
+
+-- Name: fence_event fence_event_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence_event
+    ADD CONSTRAINT fence_event_pkey PRIMARY KEY (life, version);
+
+-- Name: fence fence_life_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence
+    ADD CONSTRAINT fence_life_key UNIQUE (life);
+
+-- Name: fence fence_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence
+    ADD CONSTRAINT fence_pkey PRIMARY KEY (key);
+
 -- Name: identity identity_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.identity
@@ -3266,6 +4092,30 @@ CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE (revisio
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch) WHERE (batch IS NOT NULL);
 
+-- Name: fence_answer_until; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE (answer IS NOT NULL);
+
+-- Name: fence_deadline; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_deadline ON helix.fence USING btree (deadline) WHERE (state = ANY (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state]));
+
+-- Name: fence_decision_life; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_decision_life ON helix.fence_decision USING btree (life);
+
+-- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, changed_at) WHERE (state = 'IN_DOUBT'::helix.fence_state);
+
+-- Name: fence_listed; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_listed ON helix.fence USING btree (tenant, name, life);
+
+-- Name: fence_until; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_until ON helix.fence USING btree (until) WHERE (until IS NOT NULL);
+
 -- Name: outcome_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, state, finished_at);
@@ -3357,6 +4207,30 @@ ALTER TABLE helix.event_0000 ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.event_0001 FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
 
 ALTER TABLE helix.event_0001 ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: fence a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: fence_arrow a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_arrow FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_arrow ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: fence_decision a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_decision ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: fence_event a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_event FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
+
+ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: identity a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -3496,6 +4370,30 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.event_0001 FOR EACH STA
 
 ALTER TABLE helix.event_0001 ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: fence a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: fence_arrow a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_arrow FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_arrow ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: fence_decision a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_decision ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: fence_event a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_event FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
+
+ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: identity a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.identity FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -3604,6 +4502,12 @@ CREATE TRIGGER record AFTER INSERT ON helix.active REFERENCING NEW TABLE AS arri
 
 ALTER TABLE helix.active ENABLE ALWAYS TRIGGER record;
 
+-- Name: fence record; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER record AFTER INSERT ON helix.fence REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record_fence();
+
+ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER record;
+
 -- Name: outcome record; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER record AFTER INSERT ON helix.outcome REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record();
@@ -3627,6 +4531,12 @@ ALTER TABLE helix.waiting ENABLE ALWAYS TRIGGER record;
 CREATE TRIGGER record_update AFTER UPDATE ON helix.active REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record();
 
 ALTER TABLE helix.active ENABLE ALWAYS TRIGGER record_update;
+
+-- Name: fence record_update; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER record_update AFTER UPDATE ON helix.fence REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record_fence();
+
+ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER record_update;
 
 -- Name: outcome record_update; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -3686,6 +4596,18 @@ CREATE POLICY engine_scope ON helix.event_0000 TO helix_engine USING (((current_
 
 CREATE POLICY engine_scope ON helix.event_0001 TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: fence engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_scope ON helix.fence TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: fence_decision engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_scope ON helix.fence_decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: fence_event engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_scope ON helix.fence_event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: identity engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine_scope ON helix.identity TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -3729,6 +4651,18 @@ ALTER TABLE helix.event_0000 ENABLE ROW LEVEL SECURITY;
 -- Name: event_0001; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.event_0001 ENABLE ROW LEVEL SECURITY;
+
+-- Name: fence; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.fence ENABLE ROW LEVEL SECURITY;
+
+-- Name: fence_decision; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.fence_decision ENABLE ROW LEVEL SECURITY;
+
+-- Name: fence_event; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.fence_event ENABLE ROW LEVEL SECURITY;
 
 -- Name: identity; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -3807,6 +4741,18 @@ CREATE POLICY session_tenants ON helix.event_0000 FOR SELECT TO helix_client, he
 -- Name: event_0001 session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY session_tenants ON helix.event_0001 FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+
+-- Name: fence session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY session_tenants ON helix.fence FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+
+-- Name: fence_decision session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY session_tenants ON helix.fence_decision FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+
+-- Name: fence_event session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY session_tenants ON helix.fence_event FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: identity session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -3892,6 +4838,12 @@ GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
 
+-- Name: FUNCTION claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_client;
+
 -- Name: FUNCTION claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]) FROM PUBLIC;
@@ -3914,6 +4866,12 @@ REVOKE ALL ON FUNCTION helix.current_epoch() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.demand_tenant(p_tenant text) FROM PUBLIC;
 
+-- Name: FUNCTION derive_fence_key(p_tenant text, p_name text, p_identity text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) TO helix_client;
+GRANT ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) TO helix_operator;
+
 -- Name: FUNCTION derive_key(p_tenant text, p_queue text, p_identity text, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) FROM PUBLIC;
@@ -3925,6 +4883,159 @@ GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity t
 REVOKE ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) TO helix_client;
 GRANT ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) TO helix_operator;
+
+-- Name: TABLE fence; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence TO helix_engine;
+
+-- Name: COLUMN fence.key; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(key) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(key) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.tenant; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(tenant) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(tenant) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.name; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(name) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(name) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.identity; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(identity) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(identity) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.life; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(life) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(life) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.state; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(state) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(state) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.version; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(version) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(version) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.attempt; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(attempt) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(attempt) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.fingerprint; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(fingerprint) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(fingerprint) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.secret; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(secret) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(secret) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.request; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(request) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(request) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.epoch; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(epoch) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(epoch) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.number; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(number) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(number) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.actor; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(actor) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(actor) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.reason; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(reason) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(reason) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.detail; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(detail) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(detail) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.lease_seconds; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(lease_seconds) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(lease_seconds) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.quiet_seconds; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(quiet_seconds) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(quiet_seconds) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.deadline; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(deadline) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(deadline) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.first_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(first_at) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(first_at) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.changed_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(changed_at) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(changed_at) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.effect; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(effect) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(effect) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.form; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(form) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(form) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.digest; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(digest) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(digest) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.answer; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(answer) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(answer) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.omitted; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(omitted) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(omitted) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.sealed_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(sealed_at) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(sealed_at) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.answer_until; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(answer_until) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(answer_until) ON TABLE helix.fence TO helix_operator;
+
+-- Name: COLUMN fence.until; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(until) ON TABLE helix.fence TO helix_client;
+GRANT SELECT(until) ON TABLE helix.fence TO helix_operator;
+
+-- Name: FUNCTION doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) FROM PUBLIC;
 
 -- Name: FUNCTION duties_due(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -3967,6 +5078,16 @@ REVOKE ALL ON FUNCTION helix.expire_due(p_actor text, p_limit integer) FROM PUBL
 
 REVOKE ALL ON FUNCTION helix.extend_ledger() FROM PUBLIC;
 
+-- Name: FUNCTION fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
+
+-- Name: FUNCTION fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_operator;
+
 -- Name: TABLE secret; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
@@ -3982,6 +5103,10 @@ REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.
 -- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION forget_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_fences(p_lives bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4018,6 +5143,10 @@ REVOKE ALL ON FUNCTION helix.guard() FROM PUBLIC;
 REVOKE ALL ON FUNCTION helix.guard_ledger() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.guard_ledger() TO helix_owner;
 
+-- Name: FUNCTION hand_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.hand_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text) FROM PUBLIC;
+
 -- Name: FUNCTION hello_v1(p_worker text, p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
@@ -4035,6 +5164,10 @@ REVOKE ALL ON FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp w
 -- Name: FUNCTION judge(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.judge(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]) FROM PUBLIC;
+
+-- Name: FUNCTION judge_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.judge_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) FROM PUBLIC;
 
 -- Name: FUNCTION judge_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4084,6 +5217,14 @@ REVOKE ALL ON FUNCTION helix.next_epoch(p_timeline text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer) FROM PUBLIC;
 
+-- Name: FUNCTION no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer) FROM PUBLIC;
+
+-- Name: FUNCTION note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) FROM PUBLIC;
+
 -- Name: FUNCTION note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
@@ -4097,6 +5238,12 @@ REVOKE ALL ON FUNCTION helix.note_served(p_batch bigint[]) FROM PUBLIC;
 -- Name: FUNCTION pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
 
 -- Name: FUNCTION promote(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4148,10 +5295,22 @@ GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_clie
 
 REVOKE ALL ON FUNCTION helix.record() FROM PUBLIC;
 
+-- Name: FUNCTION record_fence(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.record_fence() FROM PUBLIC;
+
+-- Name: FUNCTION recover_fences(p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.recover_fences(p_actor text, p_detail text) FROM PUBLIC;
+
 -- Name: FUNCTION recover_v1(p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.recover_v1(p_actor text, p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.recover_v1(p_actor text, p_detail text) TO helix_operator;
+
+-- Name: FUNCTION redrive_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.redrive_at(p_fence helix.fence) FROM PUBLIC;
 
 -- Name: FUNCTION release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4159,11 +5318,22 @@ REVOKE ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch
 GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_client;
 
+-- Name: FUNCTION renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+
 -- Name: FUNCTION renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+
+-- Name: FUNCTION resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
 
 -- Name: FUNCTION retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4181,6 +5351,16 @@ GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) 
 
 REVOKE ALL ON FUNCTION helix.rotate_secret_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.rotate_secret_v1() TO helix_operator;
+
+-- Name: FUNCTION seal_doubt(p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seal_doubt(p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
+
+-- Name: FUNCTION seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
 
 -- Name: FUNCTION session_tenants(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4226,15 +5406,35 @@ REVOKE ALL ON FUNCTION helix.state_of(p_batch bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.state_of(p_batch bigint) TO helix_client;
 GRANT ALL ON FUNCTION helix.state_of(p_batch bigint) TO helix_operator;
 
+-- Name: FUNCTION step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_client;
+
 -- Name: FUNCTION submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_client;
 
+-- Name: FUNCTION tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) FROM PUBLIC;
+
 -- Name: FUNCTION tend(p_worker text, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.tend(p_worker text, p_tenants text[]) FROM PUBLIC;
+
+-- Name: FUNCTION tend_fences(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tend_fences(p_actor text, p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION tend_fences_v1(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) TO helix_client;
 
 -- Name: FUNCTION turn_after(p_lane integer, p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4397,6 +5597,28 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.event_0000 TO helix_engine;
 -- Name: TABLE event_0001; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.event_0001 TO helix_engine;
+
+-- Name: TABLE fence_arrow; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT ON TABLE helix.fence_arrow TO helix_engine;
+GRANT SELECT ON TABLE helix.fence_arrow TO helix_client;
+GRANT SELECT ON TABLE helix.fence_arrow TO helix_operator;
+
+-- Name: TABLE fence_decision; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence_decision TO helix_engine;
+GRANT SELECT ON TABLE helix.fence_decision TO helix_client;
+GRANT SELECT ON TABLE helix.fence_decision TO helix_operator;
+
+-- Name: SEQUENCE fence_decision_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,USAGE ON SEQUENCE helix.fence_decision_id_seq TO helix_engine;
+
+-- Name: TABLE fence_event; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence_event TO helix_engine;
+GRANT SELECT ON TABLE helix.fence_event TO helix_client;
+GRANT SELECT ON TABLE helix.fence_event TO helix_operator;
 
 -- Name: TABLE identity; Type: ACL; Schema: helix; Owner: helix_owner
 

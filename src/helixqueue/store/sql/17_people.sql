@@ -211,10 +211,10 @@ begin
 end
 $$;
 
--- After a restore or a suspected split: a new epoch, and every lease ends. Whoever holds an old
--- token is refused from now on.
+-- After a restore or a suspected split: a new epoch, every lease ends, and every fenced effect that had
+-- begun is in doubt. Whoever holds an old token is refused from now on.
 create function helix.recover_v1(p_actor text, p_detail text)
-returns table (epoch integer, ended integer)
+returns table (epoch integer, ended integer, doubted integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -231,7 +231,8 @@ begin
     select helix.vacate(array_agg(a.batch), 'recovered', coalesce(p_actor, session_user), null,
                         array_agg(p_detail))
     from helix.active a having count(*) > 0) v;
-  return query select v_epoch.number, v_ended;
+  return query select v_epoch.number, v_ended,
+                      helix.recover_fences(coalesce(p_actor, session_user), p_detail);
 end
 $$;
 

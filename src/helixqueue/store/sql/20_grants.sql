@@ -61,7 +61,7 @@ grant usage on schema helix to helix_client, helix_operator;
 
 -- The engine writes everything but the arrows, and adds secrets without changing one.
 grant select, insert, update, delete on all tables in schema helix to helix_engine;
-revoke insert, update, delete on helix.arrow from helix_engine;
+revoke insert, update, delete on helix.arrow, helix.fence_arrow from helix_engine;
 revoke update, delete on helix.secret from helix_engine;
 grant usage, select on all sequences in schema helix to helix_engine;
 grant execute on function helix.add_event_partition() to helix_engine;
@@ -73,16 +73,22 @@ grant execute on function helix.guard_ledger(), helix.event_partition_size() to 
 grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.outcome, helix.event,
   helix.refusal, helix.decision, helix.retired, helix.queue, helix.worker, helix.standing,
   helix.overview,
-  helix.role_tenant, helix.arrow, helix.requirement_class, helix.key_limit, helix.epoch
+  helix.role_tenant, helix.arrow, helix.requirement_class, helix.key_limit, helix.epoch,
+  helix.fence_arrow, helix.fence_event, helix.fence_decision
   to helix_client, helix_operator;
 grant select on helix.lane to helix_operator;
 grant select (batch, tenant, state, version, attempt, epoch, number, actor, reason, detail, late,
               worker, deadline, lane, turn, queue, lease_seconds, limit_key, claimed_at)
   on helix.active to helix_client, helix_operator;
+grant select (key, tenant, name, identity, life, state, version, attempt, fingerprint, secret, request,
+              epoch, number, actor, reason, detail, lease_seconds, quiet_seconds, deadline, first_at,
+              changed_at, effect, form, digest, answer, omitted, sealed_at, answer_until, until)
+  on helix.fence to helix_client, helix_operator;
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.derive_slot(text, text), helix.locate(uuid[]), helix.state_of(bigint),
-  helix.session_tenants(), helix.event_hash
+  helix.session_tenants(), helix.event_hash, helix.derive_fence_key(text, text, text),
+  helix.fence_receipt(bytea, bytea, text, text, bytea)
   to helix_client, helix_operator;
 
 do $$
@@ -91,7 +97,8 @@ declare
 begin
   for v_function in
     select p.oid::regprocedure as name,
-           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1') as operators_only
+           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1',
+                         'resolve_fence_v1') as operators_only
     from pg_proc p where p.pronamespace = 'helix'::regnamespace and p.proname like '%\_v1'
   loop
     execute format('grant execute on function %s to helix_operator', v_function.name);

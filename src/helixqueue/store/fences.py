@@ -1,0 +1,319 @@
+"""The calls of fences, described once for sync and async; nothing here does I/O.
+
+A `Call` is one statement: alone it is one commit, inside a caller's transaction a part of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from helixqueue.states import FenceState
+from helixqueue.store.arrays import plain, texts
+from helixqueue.store.calls import Call, Row
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from helixqueue.store.rows import Token
+
+_SQL = {name: one.sql for name, one in statements("helixqueue.store", "fences.sql").items()}
+
+DecisionWord = Literal[
+    "granted", "repeated", "expired", "in_progress", "mismatch", "in_doubt",
+    "sealed", "done", "fenced_out", "stale",
+]  # fmt: skip
+Finding = Literal["applied", "not_applied", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """What the database says about one fence; what does not apply is None."""
+
+    decision: DecisionWord
+    key: bytes
+    life: int | None
+    version: int | None
+    state: FenceState | None
+    attempt: int | None
+    epoch: int | None
+    number: int | None
+    fingerprint: bytes | None
+    holder: str | None
+    retry_after: float | None
+    request: str | None
+    effect: str | None
+    form: str | None
+    answer: bytes | None
+    omitted: bool | None
+    digest: bytes | None
+    receipt: bytes | None
+    sealed_at: datetime | None
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A fence that is ours: its key and the token of every write."""
+
+    key: bytes
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The three clocks of a fence, and the quiet period before a probe's no is believed."""
+
+    lease: float = 30.0  # seconds without a heartbeat until the holder counts as gone
+    quiet: float = 90.0  # seconds beyond the lease in which a frozen holder may still act
+    answer: float = 86_400.0  # how long the answer can be repeated
+    tombstone: float = 30 * 86_400.0  # how long the key is remembered after its end
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an effect: bytes with the form they are read by."""
+
+    form: str
+    data: bytes
+    omitted: bool = False  # only the digest is kept
+    effect: str | None = None  # its id in the place where it happened
+
+
+def claim(
+    *,
+    tenant: str,
+    name: str,
+    identity: str | None,
+    request: str,
+    actor: str | None,
+    nonce: int,
+    start: bool,
+    times: Times,
+    replayable: bool = False,
+    max_attempts: int = 5,
+    keep_request: bool = True,
+    alone: bool = True,
+) -> Call[Fenced]:
+    """Ask whose effect it is; with the same `nonce` again, the answer is the same again."""
+    return Call(
+        _SQL["claim"],
+        (
+            *(tenant, name, identity, request, actor, nonce, start, times.lease, times.quiet),
+            *(replayable, max_attempts, keep_request, alone),
+        ),
+        _read_fenced,
+    )
+
+
+def seal(held: Held, answer: Answer, times: Times, *, actor: str | None) -> Call[Fenced]:
+    return Call(
+        _SQL["seal"],
+        (
+            *_token(held),
+            *(actor, *_answer(answer)),
+            *(times.answer, times.tombstone),
+        ),
+        _read_fenced,
+    )
+
+
+def start(held: Held, *, actor: str | None) -> Call[Fenced]:
+    return _step(held, FenceState.EFFECT_STARTED, actor, None, 0)
+
+
+def release(held: Held, times: Times, *, actor: str | None, detail: str) -> Call[Fenced]:
+    return _step(held, FenceState.RELEASED, actor, detail, times.tombstone)
+
+
+def doubt(held: Held, *, actor: str | None, detail: str) -> Call[Fenced]:
+    return _step(held, FenceState.IN_DOUBT, actor, detail, 0)
+
+
+def _step(
+    held: Held, to: FenceState, actor: str | None, detail: str | None, tombstone: float
+) -> Call[Fenced]:
+    return Call(_SQL["step"], (*_token(held), to.value, actor, detail, tombstone), _read_fenced)
+
+
+def probe(
+    doubted: Fenced,
+    found: Finding,
+    times: Times,
+    *,
+    actor: str | None,
+    nonce: int,
+    answer: Answer | None = None,
+) -> Call[Fenced]:
+    """Say what a probe found about the fence as it stood in `doubted`."""
+    return Call(
+        _SQL["probe"],
+        (
+            *(_bytes(doubted.key), doubted.version, found, actor, nonce, times.lease, times.quiet),
+            *_answer(answer),
+            *(times.answer, times.tombstone),
+        ),
+        _read_fenced,
+    )
+
+
+def resolve(
+    key: bytes, version: int, times: Times, *, actor: str, reason: str, answer: Answer | None
+) -> Call[Fenced]:
+    """Decide a doubt: with an answer it happened, without one it did not. For operators."""
+    return Call(
+        _SQL["resolve"],
+        (
+            *(_bytes(key), version, answer is not None, actor, reason),
+            *_answer(answer),
+            *(times.answer, times.tombstone),
+        ),
+        _read_fenced,
+    )
+
+
+def renew(held: Sequence[Held]) -> Call[list[bytes]]:
+    """Heartbeats of many fences; returns the keys that are no longer ours."""
+    return Call(
+        _SQL["renew"],
+        (
+            texts([_bytes(one.key) for one in held]),
+            plain([one.token.epoch for one in held]),
+            plain([one.token.nonce for one in held]),
+            plain([one.token.number for one in held]),
+        ),
+        lambda rows: [key for (key,) in rows],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tended:
+    doubted: int
+    released: int
+    emptied: int
+    forgotten: int
+
+
+def tend(*, actor: str | None = None, limit: int = 1_000) -> Call[Tended]:
+    """Do what time alone settles; one claim in a thousand does it by the way."""
+    return Call(_SQL["tend"], (actor, limit), lambda rows: Tended(*rows[0]))
+
+
+def peek(key: bytes) -> Call[tuple[int, bool] | None]:
+    """The fence's version, and whether somebody is at it; None when there is none to see."""
+    return Call(
+        _SQL["peek"], (_bytes(key),), lambda rows: (rows[0][0], rows[0][1]) if rows else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRow:
+    """A fence as people look at it."""
+
+    key: bytes
+    tenant: str
+    name: str
+    identity: str | None
+    life: int
+    state: FenceState
+    version: int
+    attempt: int
+    actor: str
+    reason: str
+    detail: str | None
+    first_at: datetime
+    changed_at: datetime
+    deadline: datetime
+    effect: str | None
+    form: str | None
+    digest: bytes | None
+    omitted: bool
+    answer_kept: bool
+    sealed_at: datetime | None
+    answer_until: datetime | None
+    until: datetime | None
+    quiet_seconds: float
+    fingerprint: bytes
+    receipt: bytes | None
+
+
+def listed(
+    *,
+    tenant: str | None = None,
+    name: str | None = None,
+    state: FenceState | None = None,
+    key: bytes | None = None,
+    limit: int = 100,
+) -> Call[list[FenceRow]]:
+    """Fences, newest first."""
+    wanted = None if key is None else _bytes(key)
+    return Call(
+        _SQL["list"],
+        (tenant, tenant, name, name, state, state, wanted, wanted, limit),
+        lambda rows: [_read_row(row) for row in rows],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One line of a fence's story."""
+
+    at: datetime
+    what: str
+    from_state: str | None
+    to_state: str | None
+    attempt: int | None
+    actor: str
+    detail: str | None
+
+
+def story(life: int) -> Call[list[Told]]:
+    """Steps and decisions of one fence, in their order; the first thousand."""
+    return Call(_SQL["story"], (life, life), lambda rows: [Told(*row) for row in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    name: str
+    state: FenceState
+    number: int
+    oldest: datetime
+
+
+def count(*, tenant: str) -> Call[list[Count]]:
+    """How many fences stand in which state, for gauges."""
+    return Call(
+        _SQL["count"],
+        (tenant,),
+        lambda rows: [Count(name, FenceState(state), n, at) for name, state, n, at in rows],
+    )
+
+
+def _token(held: Held) -> tuple[str, int, int, int]:
+    return (_bytes(held.key), held.token.epoch, held.token.nonce, held.token.number)
+
+
+def _answer(answer: Answer | None) -> tuple[str | None, str | None, str | None, bool]:
+    if answer is None:
+        return (None, None, None, False)
+    return (answer.effect, answer.form, _bytes(answer.data), answer.omitted)
+
+
+def _bytes(data: bytes) -> str:
+    """As PostgreSQL writes them: every argument has a text form, whichever driver carries it."""
+    return rf"\x{data.hex()}"
+
+
+def _read_fenced(rows: list[Row]) -> Fenced:
+    [row] = rows
+    told = dict(zip(Fenced.__slots__, row, strict=True))
+    told["state"] = told["state"] and FenceState(told["state"])
+    return Fenced(**told)
+
+
+def _read_row(row: Row) -> FenceRow:
+    told = dict(zip(FenceRow.__slots__, row, strict=True))
+    told["state"] = FenceState(told["state"])
+    return FenceRow(**told)

@@ -1,0 +1,79 @@
+-- The calls of fences, as `helixqueue.store.fences` sends them.
+
+-- name: claim
+-- Whose effect is it? One statement, one commit; a foreign effect is marked as begun in it.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.claim_fence_v1(%s::text, %s::text, %s::text, %s::text, %s::text, %s::bigint, %s::boolean,
+                          %s::real, %s::real, %s::boolean, %s::int, %s::boolean, %s::boolean);
+
+-- name: seal
+-- It happened; this is what came of it.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.seal_fence_v1(%s::bytea, %s::int, %s::bigint, %s::bigint, %s::text, %s::text, %s::text,
+                         %s::bytea, %s::boolean, %s::float8, %s::float8);
+
+-- name: step
+-- Begin, release or doubt, by the holder.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.step_fence_v1(%s::bytea, %s::int, %s::bigint, %s::bigint, %s::helix.fence_state, %s::text,
+                         %s::text, %s::float8);
+
+-- name: probe
+-- A probe looked; the fence must still be where it looked.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.probe_fence_v1(%s::bytea, %s::int, %s::text, %s::text, %s::bigint, %s::real, %s::real,
+                          %s::text, %s::text, %s::bytea, %s::boolean, %s::float8, %s::float8);
+
+-- name: resolve
+-- A person decides.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.resolve_fence_v1(%s::bytea, %s::int, %s::boolean, %s::text, %s::text, %s::text, %s::text,
+                            %s::bytea, %s::boolean, %s::float8, %s::float8);
+
+-- name: renew
+-- Heartbeats; returns the keys that were lost.
+select helix.renew_fences_v1(%s::bytea[], %s::int[], %s::bigint[], %s::bigint[]);
+
+-- name: tend
+-- What time alone settles.
+select doubted, released, emptied, forgotten from helix.tend_fences_v1(%s::text, %s::int);
+
+-- name: peek
+-- Is somebody still at it? For those who wait, between two claims; writes nothing.
+select f.version, f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline > clock_timestamp()
+from helix.fence f where f.key = %s::bytea;
+
+-- name: list
+-- Newest first, from a life on; null means any.
+select f.key, f.tenant, f.name, f.identity, f.life, f.state::text, f.version, f.attempt, f.actor,
+       f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
+       f.omitted, f.answer is not null and f.answer_until > clock_timestamp(), f.sealed_at,
+       f.answer_until, f.until, f.quiet_seconds, f.fingerprint,
+       case when f.state = 'SEALED'
+            then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
+from helix.fence f
+where (%s::text is null or f.tenant = %s::text) and (%s::text is null or f.name = %s::text)
+  and (%s::helix.fence_state is null or f.state = %s::helix.fence_state)
+  and (%s::bytea is null or f.key = %s::bytea)
+order by f.life desc limit %s::int;
+
+-- name: story
+-- Everything that happened to one fence: its steps and the decisions that changed nothing.
+select told.at, told.what, told.from_state, told.to_state, told.attempt, told.actor, told.detail
+from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text, e.attempt, e.actor,
+             e.detail, e.version::bigint as place
+      from helix.fence_event e where e.life = %s::bigint
+      union all
+      select d.at, d.kind, null, null, null, d.actor, d.detail, d.id
+      from helix.fence_decision d where d.life = %s::bigint) told
+order by told.at, told.place limit 1000;
+
+-- name: count
+-- For gauges: fences by name and state, and since when the oldest stands there.
+select f.name, f.state::text, count(*), min(f.changed_at) from helix.fence f
+where f.tenant = %s::text group by f.name, f.state order by 1, 2;

@@ -1,0 +1,219 @@
+-- Fences: the guard of one effect. A batch is work that the engine hands out; a fence stands around
+-- work that somebody else began (a request, a message, a function call) and lets it take effect once.
+--
+--   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, begun, done: the answer is kept
+--                     EFFECT_STARTED > IN_DOUBT          begun, and nobody knows how it ended
+--           CLAIMED, EFFECT_STARTED  > RELEASED          proven not to have happened: may be done
+--
+-- An effect inside the database goes CLAIMED > SEALED in the transaction of the effect itself, so a
+-- rollback erases the fence. An effect outside commits EFFECT_STARTED before it begins: whoever finds
+-- that mark with nobody behind it knows that the effect may have happened, and does not repeat it.
+
+create type helix.fence_state as enum (
+  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: somebody is at it and has not begun
+  'EFFECT_STARTED',  -- (new), CLAIMED, RELEASED, IN_DOUBT -> EFFECT_STARTED: it may have happened
+  'SEALED',          -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED: it happened, once; final
+  'RELEASED',        -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> RELEASED: it did not happen
+  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: only a probe or a person knows
+);
+
+create type helix.fence_reason as enum (
+  'claimed',    -- (new), RELEASED -> CLAIMED, EFFECT_STARTED
+  'started',    -- CLAIMED -> EFFECT_STARTED
+  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: its holder's lease ran out before it began
+  'sealed',     -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED by the holder
+  'released',   -- -> RELEASED: the holder proved that nothing happened
+  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after it had begun
+  'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease ran out
+  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: a probe looked
+  'redriven',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
+  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: a person decided
+  'recovered'   -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: `helixq recover`
+);
+
+-- The legal arrows; the trigger `record_fence` lets no other pass.
+create table helix.fence_arrow (
+  from_state helix.fence_state,          -- null: there was no fence
+  to_state   helix.fence_state not null,
+  unique nulls not distinct (from_state, to_state)
+);
+insert into helix.fence_arrow (from_state, to_state) values
+  (null,             'CLAIMED'),
+  (null,             'EFFECT_STARTED'),
+  ('CLAIMED',        'CLAIMED'),
+  ('CLAIMED',        'EFFECT_STARTED'),
+  ('CLAIMED',        'SEALED'),
+  ('CLAIMED',        'RELEASED'),
+  ('EFFECT_STARTED', 'SEALED'),
+  ('EFFECT_STARTED', 'RELEASED'),
+  ('EFFECT_STARTED', 'IN_DOUBT'),
+  ('IN_DOUBT',       'SEALED'),
+  ('IN_DOUBT',       'RELEASED'),
+  ('IN_DOUBT',       'EFFECT_STARTED'),
+  ('RELEASED',       'CLAIMED'),
+  ('RELEASED',       'EFFECT_STARTED');
+
+-- THE ARBITER: the primary key lets one claim in, whoever races. The row outlives the effect until
+-- its tombstone falls, so that a late repeat meets it.
+create table helix.fence (
+  key           bytea primary key check (octet_length(key) = 33),  -- version byte + SHA-256
+  tenant        text not null check (tenant <> ''),
+  name          text not null check (octet_length(name) between 1 and 255),  -- what is fenced
+  -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
+  identity      text check (octet_length(identity) between 1 and 4096),
+  life          bigint not null unique,  -- from its first claim to the fall of its tombstone
+  state         helix.fence_state not null,
+  version       integer not null,
+  attempt       smallint not null,
+  -- HMAC-SHA256 of the request's canonical text and the number of the key that made it.
+  fingerprint   bytea not null,
+  secret        smallint not null,
+  request       json check (octet_length(request::text) <= 1048576),  -- for the diff; null: not kept
+  -- The token. Nulls: no write is awaited any more.
+  epoch         integer,
+  nonce         bigint,
+  number        bigint,
+  actor         text not null check (octet_length(actor) between 1 and 255),
+  reason        helix.fence_reason not null,
+  detail        text check (octet_length(detail) <= 65536),
+  lease_seconds real not null check (lease_seconds between 0.05 and 86400),
+  -- How long after the lease a holder that froze may still be at it: until then, a probe that finds
+  -- nothing proves nothing.
+  quiet_seconds real not null check (quiet_seconds between 0 and 604800),
+  deadline      timestamptz not null,   -- of the lease
+  first_at      timestamptz not null default clock_timestamp(),
+  changed_at    timestamptz not null default clock_timestamp(),
+  -- What came of it.
+  effect        text check (octet_length(effect) between 1 and 1024),  -- its id where it happened
+  form          text check (octet_length(form) between 1 and 255),     -- how `answer` is to be read
+  digest        bytea check (octet_length(digest) = 32),               -- SHA-256 of the answer
+  answer        bytea check (octet_length(answer) <= 16777216),
+  omitted       boolean not null default false,  -- the answer was too large, or could not be kept
+  sealed_at     timestamptz,
+  answer_until  timestamptz,            -- then the answer goes, the fence stays
+  until         timestamptz,            -- the tombstone: then the key is new again
+  check ((state = 'SEALED') = (digest is not null)),
+  check ((state = 'SEALED') = (sealed_at is not null)),
+  check ((state in ('SEALED', 'RELEASED')) = (until is not null)),
+  check (state not in ('CLAIMED', 'EFFECT_STARTED') or nonce is not null)
+) with (fillfactor = 70);
+-- Finds leases that ran out.
+create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
+-- Finds what waits for a probe or a person, oldest first.
+create index fence_doubt on helix.fence (tenant, changed_at) where state = 'IN_DOUBT';
+-- Housekeeping: answers past their time, and tombstones past theirs.
+create index fence_answer_until on helix.fence (answer_until) where answer is not null;
+create index fence_until on helix.fence (until) where until is not null;
+-- Lists one tenant's fences by name, newest first.
+create index fence_listed on helix.fence (tenant, name, life);
+
+-- Every step of every fence, append-only, written by the trigger below in the statement that made
+-- the step. The primary key lets one successor follow each version.
+create table helix.fence_event (
+  life       bigint not null,
+  version    integer not null,
+  tenant     text not null check (tenant <> ''),
+  from_state helix.fence_state,
+  to_state   helix.fence_state not null,
+  at         timestamptz not null,
+  attempt    smallint not null,
+  epoch      integer,
+  number     bigint,
+  actor      text not null,
+  reason     helix.fence_reason not null,
+  detail     text,
+  primary key (life, version)
+);
+
+-- Decisions that changed no state: repeats, refusals, and what a holder that lost its fence brought.
+create table helix.fence_decision (
+  id       bigint generated always as identity primary key,
+  at       timestamptz not null default clock_timestamp(),
+  life     bigint not null,
+  tenant   text not null check (tenant <> ''),
+  name     text not null,
+  kind     text not null check (kind in (
+    'repeated',      -- the kept answer was given again
+    'expired',       -- it happened, but the answer is no longer kept
+    'in_progress',   -- somebody else was at it
+    'mismatch',      -- the key stands for another request
+    'in_doubt',      -- nobody knows whether it happened
+    'probe_unknown', -- a probe could not tell, or too early
+    'unknown',       -- the call had no key: stored, never merged
+    'fenced_out')),  -- a write with a token that is not the holder's
+  actor    text not null,
+  detail   text check (octet_length(detail) <= 65536),
+  evidence bytea check (octet_length(evidence) <= 65536)  -- what a late holder wanted to seal
+);
+create index fence_decision_life on helix.fence_decision (life);
+
+-- The key of a fence: tenant, name and key parts, each behind its length, like a batch's.
+create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)
+returns bytea language sql stable parallel safe as $$
+  select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
+                                 || helix.framed(p_name) || helix.framed_identity(p_identity))
+$$;
+
+-- The receipt: follows from what was asked and what came of it, from no clock and no chance, so it
+-- is the same on every repeat and can be checked by whoever holds the parts.
+create function helix.fence_receipt(
+  p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea
+) returns bytea language sql stable parallel safe as $$
+  select sha256('\x0172656365697074'::bytea || p_key || p_fingerprint
+                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
+$$;
+
+-- Writes the event of every step; refuses the statement that takes one which is not there.
+create function helix.record_fence() returns trigger
+language plpgsql as $$
+begin
+  insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
+                                 number, actor, reason, detail)
+  select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
+         n.number, n.actor, n.reason, n.detail
+  from arrived n
+  left join lateral (select e.version, e.to_state from helix.fence_event e
+                     where e.life = n.life order by e.version desc limit 1) head on true
+  left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
+                               and a.to_state = n.state
+  where case
+    when head.version = n.version and head.to_state = n.state then false
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
+  return null;
+end
+$$;
+
+-- Refuses the statement that would take a step the arrows do not have.
+create function helix.no_fence_arrow(
+  p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state,
+  p_to_version integer
+) returns boolean
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('fence %s: no arrow %s (version %s) -> %s (version %s)', p_life,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
+                     p_to_version),
+    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one.';
+end
+$$;
+
+-- Every way for a fence to change.
+create trigger record after insert on helix.fence
+  referencing new table as arrived for each statement execute function helix.record_fence();
+create trigger record_update after update on helix.fence
+  referencing new table as arrived for each statement execute function helix.record_fence();
+
+do $$
+declare
+  v_table regclass;
+begin
+  foreach v_table in array '{helix.fence_arrow,helix.fence,helix.fence_event,helix.fence_decision}'::regclass[]
+  loop
+    perform helix.enclose(v_table, case v_table::text when 'helix.fence_event'
+                                   then 'helix.guard_ledger' else 'helix.guard' end::regproc);
+    perform helix.always_on(v_table);
+  end loop;
+end
+$$;

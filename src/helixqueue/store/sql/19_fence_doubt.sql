@@ -1,0 +1,189 @@
+-- Out of doubt: what a probe found, what a person decided, and what time alone settles.
+
+-- A probe looked whether the effect happened. `p_version` is the fence it looked at: if that has moved
+-- on meanwhile, the finding is about the past. `applied` seals what the probe brought back;
+-- `not_applied` is believed only after the quiet period, and hands the fence to the prober.
+create function helix.probe_fence_v1(
+  p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint,
+  p_lease_seconds real, p_quiet_seconds real, p_effect text default null, p_form text default null,
+  p_answer bytea default null, p_omitted boolean default false,
+  p_answer_seconds double precision default 86400,
+  p_tombstone_seconds double precision default 2592000
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_fence helix.fence;
+  v_left  real;
+begin
+  perform helix.enter();
+  select * into v_fence from helix.fence f where f.key = p_key for update;
+  -- The repeat of a finding whose answer was lost.
+  if v_fence.state = 'EFFECT_STARTED' and v_fence.nonce = p_nonce then
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
+    return helix.tell_fence(v_fence, 'stale');
+  end if;
+  if p_found = 'applied' then
+    return helix.seal_doubt(v_fence, 'probed', v_actor, 'a probe found it', p_effect, p_form,
+                            p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+  end if;
+  v_left := extract(epoch from v_fence.deadline + make_interval(secs => v_fence.quiet_seconds)
+                               - clock_timestamp());
+  if p_found = 'not_applied' and v_left <= 0 then
+    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'probed', v_actor, p_nonce, p_lease_seconds,
+                            p_quiet_seconds, 'a probe did not find it');
+  end if;
+  perform helix.note_fence(v_fence, 'probe_unknown', v_actor, false,
+                           case when p_found = 'not_applied'
+                                then format('not found, but too early by %s s', v_left)
+                                else 'the probe could not tell' end);
+  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_left, 0)::real);
+end
+$$;
+
+-- IN_DOUBT > SEALED, for probes and people alike. The token dies: its holder is too late now.
+create function helix.seal_doubt(
+  p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text,
+  p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
+  p_tombstone_seconds double precision
+) returns helix.fenced
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = 'SEALED', version = f.version + 1, actor = p_actor, reason = p_reason,
+      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = sha256(p_answer),
+      answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
+      sealed_at = v_now, changed_at = v_now,
+      answer_until = v_now + make_interval(secs => p_answer_seconds),
+      until = v_now + make_interval(secs => greatest(p_answer_seconds, p_tombstone_seconds))
+  where f.key = p_fence.key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'sealed');
+end
+$$;
+
+-- A person who looked decides, by name and for a reason: it happened (with what came of it), or it
+-- did not, and may be done.
+create function helix.resolve_fence_v1(
+  p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text,
+  p_effect text default null, p_form text default null, p_answer bytea default null,
+  p_omitted boolean default false, p_answer_seconds double precision default 86400,
+  p_tombstone_seconds double precision default 2592000
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  perform helix.enter();
+  if coalesce(btrim(p_reason), '') = '' or coalesce(btrim(p_actor), '') = '' then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = 'expected who decides and why, got an empty name or reason',
+      hint = 'Both are kept in helix.fence_event.';
+  end if;
+  select * into v_fence from helix.fence f where f.key = p_key for update;
+  if v_fence.state = 'EFFECT_STARTED' and v_fence.deadline <= v_now and v_fence.version = p_version
+  then
+    v_fence := helix.doubt_fence(p_key, 'lapsed', p_actor,
+                                 format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
+    p_version := v_fence.version;
+  end if;
+  if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
+    return helix.tell_fence(v_fence, 'stale');
+  end if;
+  if p_applied then
+    return helix.seal_doubt(v_fence, 'resolved', p_actor, p_reason, p_effect, p_form, p_answer,
+                            p_omitted, p_answer_seconds, p_tombstone_seconds);
+  end if;
+  update helix.fence f
+  set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = 'resolved',
+      detail = p_reason, nonce = null, changed_at = v_now,
+      until = v_now + make_interval(secs => p_tombstone_seconds)
+  where f.key = p_key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'done');
+end
+$$;
+
+-- What time alone settles, in small chunks: leases that ran out, answers and tombstones past their
+-- time. Every claim decides by the clock anyway; this keeps the tables small and doubts visible.
+create function helix.tend_fences(p_actor text, p_limit integer)
+returns table (doubted integer, released integer, emptied integer, forgotten integer)
+language plpgsql as $$
+declare
+  v_now     timestamptz := clock_timestamp();
+  v_expired bigint[];
+begin
+  with lapsed as (
+    select f.key from helix.fence f
+    where f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline < v_now
+    order by f.deadline limit p_limit for update skip locked
+  ),
+  moved as (
+    update helix.fence f
+    set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
+        version = f.version + 1, reason = 'lapsed', actor = p_actor, changed_at = v_now,
+        detail = format('%s did not renew before %s', f.actor, f.deadline),
+        until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
+    from lapsed where f.key = lapsed.key
+    returning f.state
+  )
+  select count(*) filter (where m.state = 'IN_DOUBT'), count(*) filter (where m.state = 'RELEASED')
+  into doubted, released from moved m;
+  with past as (
+    select f.key from helix.fence f where f.answer is not null and f.answer_until < v_now
+    order by f.answer_until limit p_limit for update skip locked
+  )
+  update helix.fence f set answer = null, request = null from past where f.key = past.key;
+  get diagnostics emptied = row_count;
+  -- Never what is claimed, begun or in doubt: those have no tombstone.
+  v_expired := array(select f.life from helix.fence f where f.until < v_now
+                     order by f.until limit p_limit for update skip locked);
+  perform helix.forget_fences(v_expired);
+  forgotten := cardinality(v_expired);
+  return next;
+end
+$$;
+
+-- For a service that tends on its own clock; one claim in a thousand does it anyway.
+create function helix.tend_fences_v1(p_actor text, p_limit integer default 1000)
+returns table (doubted integer, released integer, emptied integer, forgotten integer)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  return query select * from helix.tend_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
+end
+$$;
+
+-- After a restore nobody knows which effects happened after the backup: begun fences are in doubt,
+-- claimed ones are free, and no token from before is worth anything.
+create function helix.recover_fences(p_actor text, p_detail text) returns integer
+language plpgsql as $$
+declare
+  v_now     timestamptz := clock_timestamp();
+  v_doubted integer;
+begin
+  with ended as (
+    select f.key from helix.fence f where f.state in ('CLAIMED', 'EFFECT_STARTED')
+    order by f.key for update
+  ),
+  moved as (
+    update helix.fence f
+    set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
+        version = f.version + 1, reason = 'recovered', actor = p_actor, detail = p_detail,
+        nonce = null, deadline = v_now, changed_at = v_now,
+        until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
+    from ended where f.key = ended.key
+    returning f.state
+  )
+  select count(*) filter (where m.state = 'IN_DOUBT') into v_doubted from moved m;
+  -- Fences that were in doubt already: their holders' tokens are from before, too.
+  update helix.fence f set nonce = null where f.state = 'IN_DOUBT' and f.nonce is not null;
+  return v_doubted;
+end
+$$;

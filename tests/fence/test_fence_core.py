@@ -1,0 +1,424 @@
+"""G8 and G7 in the database itself: one holder, honest doubt, and a fingerprint in every state."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+
+import pytest
+
+from helixqueue.errors import NotPermitted, Refused
+from helixqueue.operate.recover import recover
+from helixqueue.states import FENCE_ARROWS, FenceState
+from helixqueue.store import calls, fences
+from helixqueue.store.database import Database as Store
+from helixqueue.store.fences import Answer, Held, Times
+from helixqueue.store.rows import Token
+from tests.fence.passing import let_time_pass
+from tests.lab import POOLED, one_database
+
+_numbers = itertools.count(1)
+TIMES = Times(lease=30, quiet=60)
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    for database in one_database(server, template, pooler):
+        let_time_pass.install(database)
+        yield database
+
+
+class Desk:
+    """One connection that claims one name of its own, so that no test meets another's fences."""
+
+    def __init__(self, database, role="pool", tenant="a"):
+        self.database = database
+        self.tenant = tenant
+        self.name = f"f{next(_numbers)}"
+        self.store = Store.connect(database.dsn(role), pooled=POOLED)
+        self.run = self.store.run
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+
+    def claim(self, identity="k1", request='{"amount":5}', nonce=None, **options):
+        self.nonce = nonce or secrets.randbits(63)
+        options = {"start": True, "times": TIMES, "actor": "w1"} | options
+        options.setdefault("tenant", self.tenant)
+        options.setdefault("name", self.name)
+        return self.run(
+            fences.claim(identity=identity, request=request, nonce=self.nonce, **options)
+        )
+
+    def hold(self, identity="k1", **options):
+        told = self.claim(identity, **options)
+        assert told.decision == "granted"
+        return Held(told.key, Token(told.epoch, self.nonce, told.number))
+
+    def seal(self, held, data=b"7", times=TIMES, **options):
+        answer = Answer("json", data, **options)
+        return self.run(fences.seal(held, answer, times, actor="w1"))
+
+    def state(self, held):
+        [row] = self.run(fences.listed(key=held.key))
+        return row.state
+
+    def story(self, held):
+        [row] = self.run(fences.listed(key=held.key))
+        return [told.what for told in self.run(fences.story(row.life))]
+
+    def pass_time(self, held, **moments):
+        let_time_pass(self.database, held.key, **moments)
+
+
+@pytest.fixture
+def desk(database):
+    with Desk(database) as desk:
+        yield desk
+
+
+def test_the_words_and_arrows_are_the_same(database):
+    arrows = database.rows("select from_state::text, to_state::text from helix.fence_arrow")
+    assert {(a and FenceState(a), FenceState(b)) for a, b in arrows} == FENCE_ARROWS
+    assert len(arrows) == len(FENCE_ARROWS)
+
+
+def test_the_first_executes_and_the_second_gets_its_answer(desk):
+    held = desk.hold()
+    sealed = desk.seal(held, b'{"id":1}', effect="refund-1")
+    again = desk.claim()
+    assert (again.decision, again.answer, again.effect) == ("repeated", b'{"id":1}', "refund-1")
+    assert again.receipt == sealed.receipt
+    assert desk.story(held) == ["claimed", "sealed", "repeated"]
+
+
+def test_a_hundred_claims_at_once_find_one_holder(database, desk):
+    """The primary key lets one in, whoever races."""
+    barrier = threading.Barrier(20)
+    told = []
+
+    def race(identity):
+        with Desk(database) as other:
+            other.name = desk.name
+            barrier.wait()
+            told.extend(other.claim(identity).decision for _ in range(5))
+
+    threads = [threading.Thread(target=race, args=("k",)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(told)) == ["granted", "in_progress"]
+    assert told.count("granted") == 1
+    assert len(told) == 100
+
+
+def test_a_claim_whose_answer_was_lost_finds_itself_again(desk):
+    first = desk.claim()
+    again = desk.claim(nonce=desk.nonce)
+    assert (again.decision, again.number) == ("granted", first.number)
+    assert desk.claim().decision == "in_progress"
+
+
+def test_a_seal_whose_answer_was_lost_is_answered_as_the_first(desk):
+    held = desk.hold()
+    assert desk.seal(held) == desk.seal(held)
+    assert desk.seal(held, b"8").decision == "fenced_out"
+
+
+@pytest.mark.parametrize("state", list(FenceState))
+def test_the_same_key_with_another_body_is_refused_in_every_state_of_a_fence(desk, state):
+    held = desk.hold(start=state is not FenceState.CLAIMED)
+    if state is FenceState.SEALED:
+        desk.seal(held)
+    if state is FenceState.RELEASED:
+        desk.run(fences.release(held, TIMES, actor="w1", detail="nothing happened"))
+    if state is FenceState.IN_DOUBT:
+        desk.run(fences.doubt(held, actor="w1", detail="boom"))
+    for _ in range(2):
+        told = desk.claim(request='{"amount":6}')
+        assert (told.decision, told.request) == ("mismatch", '{"amount":5}')
+        # The same holds when the lease ran out: the first attempt is untouched.
+        desk.pass_time(held, deadline=True)
+    assert desk.state(held) is state
+
+
+def test_a_lease_that_ran_out_before_the_effect_is_claimed_again(desk):
+    held = desk.hold(start=False)
+    desk.pass_time(held, deadline=True)
+    again = desk.claim()
+    assert (again.decision, again.attempt) == ("granted", 2)
+    assert desk.seal(held).decision == "fenced_out"
+
+
+def test_a_lease_that_ran_out_after_the_marker_is_in_doubt_and_never_run_again(desk):
+    held = desk.hold()
+    desk.pass_time(held, deadline=True, quiet=True)
+    for _ in range(3):
+        assert desk.claim().decision == "in_doubt"
+    assert desk.state(held) is FenceState.IN_DOUBT
+
+
+def test_the_marker_can_come_later_than_the_claim(desk):
+    held = desk.hold(start=False)
+    assert desk.run(fences.start(held, actor="w1")).state is FenceState.EFFECT_STARTED
+    assert desk.run(fences.start(held, actor="w1")).decision == "done"
+    assert desk.seal(held).decision == "sealed"
+    assert desk.story(held) == ["claimed", "started", "sealed"]
+
+
+def test_a_late_seal_of_a_fence_that_nobody_else_was_given_is_accepted(desk):
+    """The token decides, not the deadline: nobody knows better than the holder."""
+    held = desk.hold()
+    desk.pass_time(held, deadline=True)
+    assert desk.claim().decision == "in_doubt"
+    assert desk.seal(held).decision == "sealed"
+
+
+def test_a_zombies_seal_is_refused_and_kept_as_evidence(database, desk):
+    zombie = desk.hold()
+    desk.pass_time(zombie, deadline=True)
+    owner = desk.hold(replayable=True, actor="w2")
+    told = desk.seal(zombie, b'"from the grave"')
+    assert (told.decision, told.holder) == ("fenced_out", "w2")
+    assert desk.seal(owner, b'"right"').decision == "sealed"
+    assert desk.seal(zombie, b'"from the grave"').decision == "fenced_out"
+    assert desk.claim().answer == b'"right"'
+    kept = database.rows(
+        "select evidence from helix.fence_decision where kind = 'fenced_out' and name = %s",
+        desk.name,
+    )
+    assert kept == [(b'"from the grave"',)] * 2
+
+
+def test_every_part_of_a_fences_token_is_compared(desk):
+    held = desk.hold()
+    epoch, nonce, number = held.token
+    for wrong in (
+        (epoch + 1, nonce, number),
+        (epoch, nonce + 1, number),
+        (epoch, nonce, number + 1),
+    ):
+        stranger = Held(held.key, Token(*wrong))
+        assert desk.seal(stranger).decision == "fenced_out"
+        assert desk.run(fences.renew([stranger])) == [held.key]
+        assert desk.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"
+    assert desk.run(fences.renew([held])) == []
+
+
+def test_a_heartbeat_keeps_the_fence(desk):
+    held = desk.hold()
+    desk.pass_time(held, deadline=True)
+    assert desk.run(fences.renew([held])) == []
+    assert desk.claim().decision == "in_progress"
+
+
+def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
+    options = {"replayable": True, "max_attempts": 3}
+    for attempt in (1, 2, 3):
+        told = desk.claim(**options)
+        assert (told.decision, told.attempt) == ("granted", attempt)
+        held = Held(told.key, Token(told.epoch, desk.nonce, told.number))
+        desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+        if attempt == 2:  # the first comes at once, then there is a pause
+            early = desk.claim(**options)
+            assert early.decision == "in_doubt"
+            assert 0 < early.retry_after <= 2
+        desk.pass_time(held, deadline=True)
+    spent = desk.claim(**options)
+    assert spent.decision == "in_doubt"
+    assert "a person must look" in spent.note
+
+
+def test_a_probe_that_finds_it_seals_what_it_found(desk):
+    held = desk.hold()
+    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    doubted = desk.claim()
+    found = Answer("json", b'{"id":9}', effect="re_9")
+    told = desk.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=found))
+    assert (told.decision, told.effect) == ("sealed", "re_9")
+    assert desk.claim().answer == b'{"id":9}'
+    # The holder that comes back now is too late, even with the same words.
+    assert desk.seal(held, b'{"id":9}', effect="re_9").decision == "fenced_out"
+
+
+def test_a_probe_that_finds_nothing_is_believed_after_the_quiet_period_only(desk):
+    held = desk.hold()
+    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    doubted = desk.claim()
+    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+    assert told.decision == "in_doubt"
+    assert 0 < told.retry_after <= TIMES.quiet
+    desk.pass_time(held, deadline=True, quiet=True)
+    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+    assert (told.decision, told.attempt) == ("granted", 2)
+    assert desk.seal(held).decision == "fenced_out"
+    assert desk.story(held)[:4] == ["claimed", "failed", "in_doubt", "probe_unknown"]
+
+
+def test_a_probe_that_cannot_tell_leaves_the_doubt(desk):
+    held = desk.hold()
+    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    desk.pass_time(held, deadline=True, quiet=True)
+    told = desk.run(fences.probe(desk.claim(), "unknown", TIMES, actor="p", nonce=1))
+    assert told.decision == "in_doubt"
+    assert desk.state(held) is FenceState.IN_DOUBT
+
+
+def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
+    held = desk.hold()
+    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    doubted = desk.claim()
+    desk.seal(held, b"1")
+    told = desk.run(
+        fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=Answer("json", b"2"))
+    )
+    assert told.decision == "stale"
+    assert desk.claim().answer == b"1"
+
+
+@pytest.mark.parametrize("answer", [None, Answer("json", b'"found it"', effect="e1")])
+def test_a_person_resolves_a_doubt_by_name_and_reason(database, desk, answer):
+    held = desk.hold()
+    doubted = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+
+    def resolve(run, **options):
+        options = {"actor": "ann", "reason": "looked into the ledger"} | options
+        return run(fences.resolve(held.key, doubted.version, TIMES, answer=answer, **options))
+
+    with Desk(database, "operator") as operator:
+        for missing in ({"actor": " "}, {"reason": ""}):
+            with pytest.raises(Refused, match="who decides and why"):
+                resolve(operator.run, **missing)
+        with pytest.raises(NotPermitted):
+            resolve(desk.run)
+        told = resolve(operator.run)
+        assert told.state is (FenceState.RELEASED if answer is None else FenceState.SEALED)
+        assert resolve(operator.run).decision == "stale"
+    assert desk.seal(held).decision == "fenced_out"
+    assert desk.claim().decision == ("granted" if answer is None else "repeated")
+
+
+def test_recover_puts_started_fences_in_doubt_and_their_holders_out(database, desk):
+    started, claimed = desk.hold("started"), desk.hold("claimed", start=False)
+    doubted = desk.hold("doubted")
+    desk.run(fences.doubt(doubted, actor="w1", detail="x"))
+    with database.connect("operator") as connection:
+        assert recover(connection, reason="restored", actor="ann").doubted >= 1
+    assert desk.state(started) is FenceState.IN_DOUBT
+    assert desk.state(claimed) is FenceState.RELEASED
+    for held in (started, claimed, doubted):
+        assert desk.seal(held).decision == "fenced_out"
+    assert desk.claim("started").decision == "in_doubt"
+    assert desk.claim("claimed").decision == "granted"
+
+
+def test_the_body_goes_first_and_the_tombstone_stays(desk):
+    held = desk.hold()
+    sealed = desk.seal(held)
+    desk.pass_time(held, answer=True)
+    told = desk.claim()
+    assert (told.decision, told.answer, told.receipt) == ("expired", None, sealed.receipt)
+    assert desk.claim(request="{}").decision == "mismatch"
+    tended = desk.run(fences.tend())
+    assert tended.emptied >= 1
+    told = desk.claim()
+    assert (told.decision, told.receipt) == ("expired", sealed.receipt)
+
+
+def test_after_the_tombstone_the_key_is_new_again(desk):
+    held = desk.hold()
+    desk.seal(held)
+    desk.pass_time(held, answer=True, tombstone=True)
+    assert desk.claim(request='{"amount":6}').decision == "granted"
+    assert desk.story(held) == ["claimed"]
+
+
+@pytest.mark.parametrize("state", ["CLAIMED", "EFFECT_STARTED", "IN_DOUBT"])
+def test_what_has_not_ended_has_no_tombstone(desk, state):
+    held = desk.hold(start=state != "CLAIMED")
+    if state == "IN_DOUBT":
+        desk.run(fences.doubt(held, actor="w1", detail="x"))
+    desk.pass_time(held, deadline=True)
+    desk.run(fences.tend())
+    assert desk.state(held) in {FenceState.IN_DOUBT, FenceState.RELEASED}
+    assert desk.story(held)
+
+
+def test_tending_forgets_what_is_past_its_tombstone(desk):
+    held = desk.hold()
+    desk.seal(held)
+    desk.pass_time(held, tombstone=True)
+    desk.run(fences.tend())
+    assert desk.run(fences.listed(key=held.key)) == []
+
+
+def test_a_rollback_erases_the_fence_with_the_effect(desk):
+    with desk.store.connection.transaction(force_rollback=True):
+        held = desk.hold(start=False, alone=False)
+        desk.seal(held)
+    assert desk.run(fences.listed(key=held.key)) == []
+    assert desk.claim().decision == "granted"
+
+
+def test_a_transaction_that_holds_the_key_answers_in_progress_without_waiting(database, desk):
+    with desk.store.connection.transaction(), Desk(database) as other:
+        held = desk.hold(start=False, alone=False)
+        told = other.claim(name=desk.name)
+        assert (told.decision, told.retry_after) == ("in_progress", 1)
+        desk.seal(held)
+        assert other.claim(name=desk.name).decision == "in_progress"
+    with Desk(database) as other:
+        assert other.claim(name=desk.name).decision == "repeated"
+
+
+def test_one_key_of_two_tenants_is_two_fences(database, desk):
+    with Desk(database, "app_b", "b") as b:
+        b.name = desk.name
+        assert desk.seal(desk.hold(), b'"of a"').decision == "sealed"
+        assert b.claim(request='{"other":1}').decision == "granted"
+        with pytest.raises(NotPermitted):
+            b.claim(tenant="a")
+
+
+def test_rotating_the_secret_makes_no_repeat_a_mismatch(database, desk):
+    held = desk.hold()
+    desk.seal(held)
+    with Desk(database, "operator") as operator:
+        operator.run(calls.rotate_secret())
+    assert desk.claim().decision == "repeated"
+    assert desk.claim(request="{}").decision == "mismatch"
+    assert desk.claim("new").decision == "granted"
+    assert desk.claim("new").decision == "in_progress"
+
+
+def test_calls_without_a_key_are_stored_and_never_merged(database, desk):
+    first, second = desk.claim(None), desk.claim(None)
+    assert (first.decision, second.decision) == ("granted", "granted")
+    assert first.key != second.key
+    kinds = database.rows("select kind from helix.fence_decision where name = %s", desk.name)
+    assert kinds == [("unknown",)] * 2
+
+
+def test_a_repeat_of_its_own_does_not_wait_for_the_disk_and_a_step_does(desk):
+    """Seen by the setting that the statement leaves for its own commit."""
+    connection = desk.store.connection
+    held = desk.hold()
+    with connection.transaction():
+        desk.seal(held)
+        assert connection.execute("show synchronous_commit").fetchone() == ("on",)
+    with connection.transaction():
+        assert desk.claim(alone=False).decision == "repeated"
+        assert connection.execute("show synchronous_commit").fetchone() == ("on",)
+        assert desk.claim(alone=True).decision == "repeated"
+        assert connection.execute("show synchronous_commit").fetchone() == ("off",)
+    assert connection.execute("show synchronous_commit").fetchone() == ("on",)
+
+
+def test_large_requests_are_refused_before_anything_is_written(desk):
+    with pytest.raises(Refused, match="at most 1048576 bytes"):
+        desk.claim(request='"' + "x" * 1_048_576 + '"')
