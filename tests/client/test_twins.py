@@ -17,7 +17,7 @@ METHODS = sorted(name for name in vars(HelixQueue) if not name.startswith("_"))
 
 def test_both_have_the_same_methods():
     other = sorted(name for name in vars(AsyncHelixQueue) if not name.startswith("_"))
-    assert METHODS == other
+    assert other == METHODS
     assert len(METHODS) > 15
 
 

@@ -123,7 +123,11 @@ def _ask_alchemy(within: Any, call: Call[Any]) -> list[Row]:  # noqa: ANN401 - S
     dollars = dialect.paramstyle.startswith("numeric")
     sql = _dollars(call.sql) if dollars else call.sql
     answer = connection.exec_driver_sql(sql, tuple(map(_text, call.args)))
-    return [tuple(row) for row in answer]
+    # psycopg2 gives bytes as views of its own buffer.
+    return [
+        tuple(bytes(value) if isinstance(value, memoryview) else value for value in row)
+        for row in answer
+    ]
 
 
 def _not_in_transaction(remedy: str) -> NotInTransaction:
