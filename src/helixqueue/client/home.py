@@ -65,7 +65,12 @@ class Embedded:
         if self._postgres is None:
             # Only PostgreSQL: a client has no use for Valkey.
             self._postgres = Servers(self._directory).postgres
-        self._postgres.start()
+        try:
+            self._postgres.start()
+        except OSError as error:
+            raise Unavailable(
+                f"expected a directory for the embedded servers, got {self._directory}: {error}"
+            ) from error
         prepare(self._postgres)
         return self._postgres.dsn
 

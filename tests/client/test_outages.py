@@ -1,0 +1,357 @@
+"""A client outlives its server's restarts, its own forks and its crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
+from helixqueue.client.prepare import prepare
+from helixqueue.embedded import Postgres
+from helixqueue.store.database import connect_options
+from tests.lab import until
+
+pytestmark = [
+    pytest.mark.xdist_group("client outages"),
+    # Forking beside threads is what some of these tests are about.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A server of this module's own, to be killed; nobody brings it back but the test."""
+    postgres = Postgres(tmp_path_factory.mktemp("own") / "postgres", supervised=False)
+    postgres.start()
+    prepare(postgres)
+    yield postgres
+    postgres.stop()
+
+
+def revive(own):
+    own.start()
+
+
+def test_a_killed_server_costs_a_client_time_and_nothing_else(own, name):
+    with HelixQueue(own.dsn, tenant="a") as helix:
+        queue = Queue(name)
+        first = helix.submit(queue, identity="first", payload={})
+        own.kill()
+        with ThreadPoolExecutor(1) as other:
+            back = other.submit(revive, own)
+            second = helix.submit(queue, identity="second", payload={})
+            back.result()
+        again = helix.submit(queue, identity="first", payload={})
+    assert (second.decision, again.decision) == ("new", "duplicate")
+    assert again.receipt == first.receipt
+
+
+def test_an_async_client_recovers_too(own, name):
+    async def story():
+        async with AsyncHelixQueue(own.dsn, tenant="a") as helix:
+            queue = Queue(name)
+            await asyncio.gather(
+                *[helix.submit(queue, identity=f"s{n}", payload={}) for n in range(5)]
+            )
+            own.kill()
+            back = asyncio.create_task(asyncio.to_thread(revive, own))
+            done = await asyncio.gather(
+                *[helix.submit(queue, identity=f"s{n}", payload={}) for n in range(10)]
+            )
+            await back
+            return sorted(one.decision for one in done)
+
+    assert asyncio.run(story()) == ["duplicate"] * 5 + ["new"] * 5
+
+
+def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name):
+    with HelixQueue(own.dsn, tenant="a", patience_seconds=0.3) as helix:
+        helix.submit(Queue(name), identity="s", payload={})
+        own.kill()
+        try:
+            before = time.monotonic()
+            with pytest.raises(Unavailable) as away:
+                helix.submit(name, identity="t", payload={}, create=True)
+            assert time.monotonic() - before < 10
+            assert "the database is away" in str(away.value)
+        finally:
+            own.start()
+        assert helix.submit(name, identity="t", payload={}).decision == "new"
+
+
+def terminate_all(database):
+    database.rows(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+        "where application_name = 'helixqueue' and datname = %s",
+        database.name,
+    )
+
+
+def test_ended_sessions_are_replaced_without_a_word(database, helix, name):
+    queue = Queue(name)
+    helix.submit(queue, identity="s0", payload={})
+    for n in range(3):
+        terminate_all(database)
+        # Even with no repeats allowed: the pool sees that the connection is gone.
+        helix._desk._patience_seconds = 0
+        assert helix.submit(queue, identity=f"s{n + 1}", payload={}).decision == "new"
+
+
+def test_work_without_identity_is_not_repeated_when_its_answer_is_lost(database, name):
+    """A repeat could not be told from other work."""
+    queue = Queue(name, unknown="accept")
+    with HelixQueue(database.dsn("pool"), tenant="a") as helix:
+        helix.submit(queue, identity=None, payload={})
+        # Submitting waits for this lock, and is ended while it waits.
+        with database.connect("helix_bootstrap", autocommit=False) as holder:
+            holder.execute("lock table helix.batch in exclusive mode")
+            with ThreadPoolExecutor(1) as other:
+                lost = other.submit(helix.submit, queue, identity=None, payload={})
+                known = other_submit_waits(database)
+                database.rows("select pg_terminate_backend(%s, 10000)", known)
+                with pytest.raises(Unavailable) as away:
+                    lost.result()
+    assert away.value.outcome_unknown is True
+    assert database.value("select count(*) from helix.batch where queue = %s", name) == 1
+
+
+def test_work_with_identity_is_repeated_when_its_answer_is_lost(database, name):
+    queue = Queue(name)
+    with HelixQueue(database.dsn("pool"), tenant="a") as helix:
+        helix.submit(queue, identity="first", payload={})
+        with database.connect("helix_bootstrap", autocommit=False) as holder:
+            holder.execute("lock table helix.batch in exclusive mode")
+            with ThreadPoolExecutor(1) as other:
+                lost = other.submit(helix.submit, queue, identity="s", payload={})
+                database.rows(
+                    "select pg_terminate_backend(%s, 10000)", other_submit_waits(database)
+                )
+                holder.rollback()
+                assert lost.result().decision == "new"
+
+
+def other_submit_waits(database):
+    [(pid,)] = until(
+        lambda: database.rows(
+            "select pid from pg_stat_activity where datname = %s and wait_event_type = 'Lock' "
+            "and query like '%%submit_v1%%' and pid <> pg_backend_pid()",
+            database.name,
+        )
+    )
+    return pid
+
+
+def test_a_statement_that_takes_too_long_is_ended(database, name):
+    with HelixQueue(
+        database.dsn("pool"), tenant="a", statement_seconds=0.2, patience_seconds=0
+    ) as helix:
+        helix.submit(Queue(name), identity="first", payload={})
+        with database.connect("helix_bootstrap", autocommit=False) as holder:
+            holder.execute("lock table helix.batch in exclusive mode")
+            with pytest.raises(Unavailable, match="time limit") as away:
+                helix.submit(name, identity="s", payload={}, create=True)
+    assert away.value.outcome_unknown is False
+
+
+def test_a_standby_that_was_a_primary_is_left_for_the_new_one(database, name):
+    """After a failover the old connections still work, and refuse writes."""
+    with HelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
+        queue = Queue(name)
+        helix.submit(queue, identity="s", payload={})
+        [old] = helix._pool._shelves[os.getpid()].idle
+        old.connection.execute("set default_transaction_read_only = on")
+        assert helix.submit(queue, identity="t", payload={}).decision == "new"
+        assert old.connection.closed
+
+
+def test_of_several_servers_the_one_that_writes_is_taken():
+    options = {"pooled": False, "timeout_seconds": 3, "statement_seconds": 5}
+    many = connect_options("postgresql://u@one,two,three/d", **options)
+    assert many["target_session_attrs"] == "read-write"
+    assert "target_session_attrs" not in connect_options("postgresql://u@one/d", **options)
+    chosen = "postgresql://u@one,two/d?target_session_attrs=any&connect_timeout=7"
+    assert (
+        not {"target_session_attrs", "connect_timeout"} & connect_options(chosen, **options).keys()
+    )
+    pooled = connect_options("postgresql://u@one/d", **options | {"pooled": True})
+    assert "options" not in pooled
+
+
+def test_the_first_of_several_servers_may_be_away(own, tmp_path, name):
+    parts = psycopg.conninfo.conninfo_to_dict(own.dsn)
+    dsn = f"user={parts['user']} dbname={parts['dbname']} host={tmp_path},{parts['host']}"
+    with HelixQueue(dsn, tenant="a") as helix:
+        assert helix.submit(Queue(name), identity="s", payload={}).decision == "new"
+
+
+# --- crowds and forks ----------------------------------------------------------------------------
+
+
+def test_threads_share_a_client_and_its_few_connections(database, name):
+    with HelixQueue(database.dsn("pool"), tenant="a", connections=3) as helix:
+        queue = Queue(name)
+        seen = []
+
+        def submit(n):
+            done = helix.submit(queue, identity=f"s{n % 20}", payload={})
+            seen.append(len(helix._pool._shelves[os.getpid()].idle))
+            return done
+
+        with ThreadPoolExecutor(12) as threads:
+            done = list(threads.map(submit, range(120)))
+    assert sum(one.decision == "new" for one in done) == 20
+    assert len({one.receipt for one in done}) == 20
+    assert max(seen) <= 3
+
+
+def test_a_client_that_is_out_of_connections_says_so(database, name):
+    with HelixQueue(
+        database.dsn("pool"), tenant="a", connections=1, wait_seconds=0.05, patience_seconds=0
+    ) as helix:
+        with (
+            helix._pool.database(),
+            pytest.raises(Unavailable, match=r"all 1 connections .* in use"),
+        ):
+            helix.submit(Queue(name), identity="s", payload={})
+        assert helix.submit(Queue(name), identity="s", payload={}).decision == "new"
+
+
+def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(database, name):
+    async def story():
+        queue = Queue(name)
+        async with AsyncHelixQueue(database.dsn("pool"), tenant="a", connections=2) as helix:
+            done = await asyncio.gather(
+                *[helix.submit(queue, identity=f"s{n % 5}", payload={}) for n in range(40)]
+            )
+        small = {"connections": 1, "wait_seconds": 0.05, "patience_seconds": 0}
+        async with AsyncHelixQueue(database.dsn("pool"), tenant="a", **small) as helix:
+            async with helix._pool.database():
+                with pytest.raises(Unavailable, match="in use"):
+                    await helix.submit(queue, identity="s", payload={})
+            await helix.submit(queue, identity="s", payload={})
+        return done
+
+    assert sum(one.decision == "new" for one in asyncio.run(story())) == 5
+
+
+def test_a_cancelled_task_gives_its_connection_back_or_gives_it_up(database, name):
+    async def story():
+        async with AsyncHelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
+            await helix.submit(Queue(name), identity="first", payload={})
+            with database.connect("helix_bootstrap", autocommit=False) as holder:
+                holder.execute("lock table helix.batch in exclusive mode")
+                task = asyncio.create_task(helix.submit(name, identity="s", payload={}))
+                await asyncio.to_thread(other_submit_waits, database)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            return await helix.submit(name, identity="t", payload={})
+
+    assert asyncio.run(story()).decision == "new"
+
+
+def test_an_async_client_serves_one_event_loop_after_another(database, name):
+    helix = AsyncHelixQueue(database.dsn("pool"), tenant="a")
+    queue = Queue(name)
+    for n in range(3):
+        assert asyncio.run(helix.submit(queue, identity=f"s{n}", payload={})).decision == "new"
+    asyncio.run(helix.close())
+
+
+def in_a_child(work):
+    """Run `work` in a forked child; its answer, or its error, comes back through a pipe."""
+    there, back = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = work()
+        except BaseException as error:  # noqa: BLE001 - the child must end here, whatever happened
+            answer = repr(error)
+        os.write(back, answer.encode())
+        os._exit(0)
+    os.close(back)
+    with os.fdopen(there) as told:
+        answer = told.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+def backend(helix):
+    [idle] = helix._pool._shelves[os.getpid()].idle
+    return idle.connection.info.backend_pid
+
+
+def test_a_forked_child_has_connections_of_its_own(helix, name):
+    queue = Queue(name)
+    helix.submit(queue, identity="parent", payload={})
+    mine = backend(helix)
+
+    def child():
+        decision = helix.submit(queue, identity="child", payload={}).decision
+        theirs = backend(helix)
+        helix.close()
+        return f"{decision} {theirs != mine}"
+
+    assert in_a_child(child) == "new True"
+    # The parent's session was neither used nor closed from the other side.
+    assert backend(helix) == mine
+    assert helix.submit(queue, identity="child", payload={}).decision == "duplicate"
+    assert backend(helix) == mine
+
+
+def test_a_child_may_fork_while_another_thread_is_in_the_middle_of_a_call(helix, name):
+    """No lock of the parent's can be held for ever in the child."""
+    queue = Queue(name)
+    helix.submit(queue, identity="first", payload={})
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            helix.submit(queue, identity="busy", payload={})
+
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(busy) for _ in range(2)]
+        try:
+            for n in range(5):
+                told = in_a_child(
+                    lambda n=n: helix.submit(queue, identity=f"child{n}", payload={}).decision
+                )
+                assert told == "new"
+        finally:
+            stop.set()
+        for one in running:
+            one.result()
+
+
+# --- embedded ------------------------------------------------------------------------------------
+
+
+def test_an_embedded_client_starts_joins_and_leaves(tmp_path, name):
+    queue = Queue(name)
+    with HelixQueue.embedded(tmp_path / "data") as helix:
+        one = helix.submit(queue, identity="s", payload={})
+
+        async def joined():
+            async with AsyncHelixQueue.embedded(tmp_path / "data") as other:
+                return await other.submit(queue, identity="s", payload={})
+
+        two = asyncio.run(joined())
+        # A child joins for itself, and leaves alone.
+        told = in_a_child(
+            lambda: helix.submit(queue, identity="s", payload={}).decision + str(helix.close())
+        )
+        assert helix.submit(queue, identity="s", payload={}).decision == "duplicate"
+    assert (one.receipt, told) == (two.receipt, "duplicateNone")
+    assert Postgres(tmp_path / "data" / "postgres").pid is None
+
+
+def test_a_directory_that_cannot_be_one_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="expected a directory"):
+        HelixQueue.embedded(tmp_path / "file").submit("q", identity="s", payload={})
