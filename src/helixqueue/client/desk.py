@@ -159,12 +159,14 @@ class Desk:
                 retry_after=LONGEST_LOOK_S,
             )
         if found.state is not State.COMPLETED or found.queue is None:
-            raise _no_result(found)
-        value = None if found.result is None else json.loads(found.result)
+            raise _no_result(found, "its retention is over")
         declared = queue or self._declared(found.queue)
-        if declared is None or declared.result is None:
-            return value
-        return declared.result.read(value)
+        shape = None if declared is None else declared.result
+        if shape is None:
+            return None if found.result is None else json.loads(found.result)
+        if found.result is None:
+            raise _no_result(found, "its worker gave none, or it was erased")
+        return shape.read(json.loads(found.result))
 
     def _declared(self, name: str) -> Queue[Any, Any] | None:
         return next(
@@ -280,9 +282,9 @@ def _state(word: State | str) -> State:
         raise Refused(f"state: expected one of {', '.join(State)}; got {word!r}") from None
 
 
-def _no_result(found: OutcomeRow) -> NoResult:
+def _no_result(found: OutcomeRow, gone: str) -> NoResult:
     if found.state is State.COMPLETED:
-        why, remedy = "its retention is over", "only the receipt and the ledger's end are kept"
+        why, remedy = gone, "its receipt still proves that it happened"
     else:
         why = ": ".join(part for part in (found.failure, found.detail) if part) or "no reason given"
         remedy = "retry it" if found.state is State.FAILED else "submit a new revision"

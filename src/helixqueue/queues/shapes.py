@@ -6,6 +6,7 @@ default has changed in the code.
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 200
+MAX_SCHEMA_BYTES = 65536  # as the table has it
 
 
 class Shape(Generic[T]):
@@ -45,9 +47,16 @@ class Shape(Generic[T]):
         from pydantic import PydanticInvalidForJsonSchema  # noqa: PLC0415
 
         try:
-            return self._adapter.json_schema(mode="validation")
+            document = self._adapter.json_schema(mode="validation")
         except PydanticInvalidForJsonSchema as error:
             raise Refused(f"{self.what}: {self.kind!r} has no JSON form: {error}") from error
+        size = len(json.dumps(document, ensure_ascii=False).encode())
+        if size > MAX_SCHEMA_BYTES:
+            raise Refused(
+                f"{self.what}: expected a JSON Schema of at most {MAX_SCHEMA_BYTES} bytes, got "
+                f"{size} for {self.kind!r}: name a smaller type"
+            )
+        return document
 
     def to_json(self, value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON out
         """Check a value (or what can be read as one) and give its JSON."""

@@ -1,0 +1,38 @@
+"""A lab's intake: typed payloads, a conflict, a new revision."""
+
+import sys
+from typing import assert_type
+
+from pydantic import BaseModel
+
+from helixqueue import Accepted, Conflict, HelixQueue, Queue, Receipt
+
+
+class Basecall(BaseModel):
+    pod5: str
+
+
+class Reads(BaseModel):
+    reads: int
+
+
+basecall = Queue("typed.basecall", payload=Basecall, result=Reads, profile="lab-id-v1", lease=120)
+
+
+def main(dsn: str) -> None:
+    with HelixQueue(dsn, tenant="a") as helix:
+        one = helix.submit(basecall, identity="Sämple-1", payload=Basecall(pod5="a.pod5"))
+        two = helix.submit(basecall, identity="Sa\u0308mple-1", payload={"pod5": "a.pod5"})
+        assert_type(one, Accepted[Reads])
+        assert_type(one.receipt, Receipt[Reads])
+        try:
+            helix.submit(basecall, identity="Sämple-1", payload=Basecall(pod5="b.pod5"))
+        except Conflict as conflict:
+            print(conflict.diff[0]["path"])
+        three = helix.submit(
+            basecall, identity="Sämple-1", payload=Basecall(pod5="b.pod5"), revision="2", priority=0
+        )
+        print(one.receipt == two.receipt, one.decision, two.decision, three.decision)
+
+
+main(sys.argv[1])

@@ -1,0 +1,415 @@
+"""What a client answers: declarations, types, crowds, waiting, results, lists."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from helixqueue import (
+    AsyncHelixQueue,
+    Conflict,
+    HelixQueue,
+    InProgress,
+    InvalidPayload,
+    NoResult,
+    Queue,
+    Receipt,
+    Refused,
+    Retryable,
+    Settlement,
+    State,
+    Submission,
+)
+from helixqueue.store import calls
+
+
+class Basecall(BaseModel):
+    pod5: str
+    kits: list[int] = Field(default_factory=list)
+
+
+class Reads(BaseModel):
+    reads: int
+
+
+@dataclass
+class Trim:
+    adapter: str
+    cost: Decimal = Decimal("1.50")
+    tags: list[str] = field(default_factory=list)
+
+
+class Align(TypedDict):
+    reference: str
+
+
+def stored(helix, name):
+    return helix._do(helix._desk.ask(calls.queue(tenant="a", queue=name)))
+
+
+def settings_written(database, name):
+    return database.value(
+        "select count(*) from helix.decision where queue = %s and kind = 'setting'", name
+    )
+
+
+def finish(helix, name, *, result='{"reads":7}', outcome="completed", **more):
+    [lease] = helix.claim("w", [name], start=True)
+    [answer] = helix.settle(
+        "w", [Settlement(lease.batch, lease.token, outcome, result=result, **more)]
+    )
+    assert answer.answer == "ok"
+    return lease
+
+
+# --- declarations --------------------------------------------------------------------------------
+
+
+def test_a_declared_queue_is_made_on_first_use_and_written_once(database, helix, name):
+    queue = Queue(
+        name, payload=Basecall, result=Reads, profile="lab-id-v1", lease=timedelta(minutes=1),
+        max_attempts=7, backoff=0.1, backoff_max=9, key_limit=3, unknown="accept",
+        requires={"gpus": 1},
+    )  # fmt: skip
+    for n in range(3):
+        helix.submit(queue, identity=f"s{n}", payload=Basecall(pod5="a"))
+    row = stored(helix, name)
+    assert (row.profile, row.lease_seconds, row.max_attempts, row.key_limit) == (
+        "lab-id-v1", 60, 7, 3,
+    )  # fmt: skip
+    assert (row.unknown, row.requires, row.backoff_max_seconds) == ("accept", {"gpus": 1}, 9)
+    assert row.payload_schema == Basecall.model_json_schema()
+    assert row.result_schema == Reads.model_json_schema()
+    # Another program with the same declaration finds nothing to change.
+    with HelixQueue(database.dsn("pool"), tenant="a") as other:
+        other.submit(queue, identity="s", payload=Basecall(pod5="a"))
+    assert settings_written(database, name) == 1
+
+
+def test_what_a_declaration_names_wins_and_what_it_leaves_out_is_the_operators(
+    database, helix, name
+):
+    helix.submit(Queue(name, lease=60), identity="s", payload={})
+    with database.connect("pool") as operator:
+        operator.execute(
+            "select helix.set_queue_v1('a', %s, 'ann', p_lease_seconds => 30, "
+            "p_max_attempts => 9::smallint)",
+            (name,),
+        )
+    with HelixQueue(database.dsn("pool"), tenant="a") as later:
+        later.submit(Queue(name, lease=60), identity="t", payload={})
+    row = stored(helix, name)
+    assert (row.lease_seconds, row.max_attempts) == (60, 9)
+
+
+def test_an_option_of_a_call_wins_for_its_batch_alone(helix, name):
+    queue = Queue(name, requires={"gpus": 1})
+    helix.submit(queue, identity="big", payload={}, requires={"gpus": 4}, priority=0)
+    helix.submit(queue, identity="usual", payload={})
+    [lease] = helix.claim("w", [queue], 5, {"gpus": 1})
+    assert lease.identity == "usual"
+
+
+def test_another_profile_than_the_stored_one_is_refused_and_changes_nothing(helix, name):
+    helix.submit(Queue(name), identity="s", payload={})
+    with pytest.raises(Refused, match="has profile text-v1, and the declaration says lab-id-v1"):
+        helix.submit(Queue(name, profile="lab-id-v1"), identity="s", payload={})
+    assert stored(helix, name).profile == "text-v1"
+
+
+def test_a_profile_that_changes_under_a_client_is_noticed(database, helix, name):
+    helix.submit(name, identity="s", payload={}, create=True)
+    with database.connect("pool") as operator:
+        operator.execute("select helix.set_queue_v1('a', %s, 'ann', 'lab-id-v1')", (name,))
+    with pytest.raises(Retryable, match="submit again"):
+        helix.submit(name, identity="t", payload={})
+    assert helix.submit(name, identity="t", payload={}).decision == "new"
+
+
+def test_a_name_alone_makes_no_queue_unless_asked(helix, name):
+    with pytest.raises(Refused, match="create=True"):
+        helix.submit(name, identity="s", payload={})
+    assert helix.submit(name, identity="s", payload={}, create=True).decision == "new"
+    assert helix.submit_many(name, [Submission("s", {})])[0].decision == "duplicate"
+
+
+def test_declarations_that_race_make_one_queue(database, name):
+    def declare(n):
+        with HelixQueue(database.dsn("pool"), tenant="a") as client:
+            queue = Queue(name, payload=Basecall, lease=33)
+            return client.submit(queue, identity=f"s{n}", payload=Basecall(pod5="a")).decision
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(declare, range(6))) == ["new"] * 6
+
+
+def test_a_schema_that_changes_is_written_and_known_by_name(helix, database, name):
+    class Wider(BaseModel):
+        pod5: str
+        flow: int = 0
+
+    helix.submit(Queue(name, payload=Basecall), identity="s", payload=Basecall(pod5="a"))
+    helix.submit(Queue(name, payload=Wider), identity="t", payload=Wider(pod5="a"))
+    with HelixQueue(database.dsn("pool"), tenant="a") as other:
+        with pytest.raises(InvalidPayload) as refused:
+            other.submit(name, identity="u", payload={"pod5": "a", "flow": "x"})
+        assert refused.value.path == "/flow"
+
+
+def test_a_schema_too_large_to_store_is_refused(helix, name):
+    fields = {f"field_{n}": (str, Field(description="x" * 200)) for n in range(400)}
+    from pydantic import create_model  # noqa: PLC0415
+
+    with pytest.raises(Refused, match="65536"):
+        helix.submit(Queue(name, payload=create_model("Big", **fields)), identity="s", payload={})
+
+
+# --- types ---------------------------------------------------------------------------------------
+
+SHAPES = {
+    "model": (Basecall, Basecall(pod5="a"), {"pod5": "a", "kits": []}),
+    "dataclass": (Trim, Trim("x"), {"adapter": "x", "cost": "1.50", "tags": []}),
+    "TypedDict": (Align, {"reference": "hg38"}, {"reference": "hg38"}),
+    "dict": (dict[str, int], {"n": 1}, {"n": 1}),
+    "list": (list[int], [1, 2], [1, 2]),
+    "number": (int, 7, 7),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_type_is_stored_whole_checked_by_name_and_read_back(database, helix, name, shape):
+    kind, value, plain = SHAPES[shape]
+    queue = Queue(name, payload=kind, result=kind)
+    one = helix.submit(queue, identity="s", payload=value)
+    same = helix.submit(queue, identity="s", payload=plain)
+    with HelixQueue(database.dsn("pool"), tenant="a") as stranger:
+        named = stranger.submit(name, identity="s", payload=plain)
+        with pytest.raises(InvalidPayload):
+            stranger.submit(name, identity="t", payload={"wrong": object.__name__})
+        assert one.receipt == same.receipt == named.receipt
+        finish(helix, name, result=json.dumps(plain))
+        assert helix.result(one.receipt) == value
+        # Without the declaration the result is what JSON says; with it, the type again.
+        assert stranger.result(one.receipt) == plain
+        assert stranger.result(one.receipt.batch_id, queue) == value
+
+
+def test_typed_values_go_to_a_queue_that_is_only_named(helix, name):
+    one = helix.submit(name, identity="s", payload=Trim("x"), create=True)
+    two = helix.submit(name, identity="s", payload=SHAPES["dataclass"][2])
+    three = helix.submit(name, identity="t", payload=Basecall(pod5="a"))
+    assert one.receipt == two.receipt
+    assert three.decision == "new"
+
+
+def test_a_model_that_was_broken_after_it_was_made_is_refused(helix, name):
+    payload = Basecall(pod5="a")
+    payload.pod5 = 5  # type: ignore[assignment]
+    with pytest.raises(InvalidPayload):
+        helix.submit(Queue(name, payload=Basecall), identity="s", payload=payload)
+
+
+def test_a_conflict_names_every_difference(helix, name):
+    queue = Queue(name, payload=Basecall)
+    first = helix.submit(queue, identity="Sämple", payload=Basecall(pod5="a", kits=[1]))
+    with pytest.raises(Conflict, match="/kits/1, /pod5") as refused:
+        helix.submit(queue, identity="Sa\u0308mple", payload=Basecall(pod5="b", kits=[1, 2]))
+    assert refused.value.diff == [
+        {"op": "add", "path": "/kits/1", "value": 2},
+        {"op": "replace", "path": "/pod5", "value": "b", "was": "a"},
+    ]
+    revised = helix.submit(queue, identity="Sämple", payload=Basecall(pod5="b"), revision="2")
+    assert revised.decision == "new"
+    assert revised.receipt != first.receipt
+
+
+def test_options_that_differ_are_reported_and_the_first_wins(helix, name):
+    queue = Queue(name)
+    helix.submit(queue, identity="s", payload={}, priority=1, limit_key="k")
+    again = helix.submit(queue, identity="s", payload={}, priority=2)
+    assert (again.decision, again.differs) == ("duplicate", ("priority", "limit_key"))
+
+
+# --- crowds --------------------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_input(helix, name):
+    queue = Queue(name, payload=Basecall)
+    rows = [
+        Submission("a", Basecall(pod5="1")),
+        {"identity": "\u200b", "payload": {"pod5": "1"}},
+        Submission("a", Basecall(pod5="2")),
+        {"identity": "b", "payload": {"pod5": 5}},
+        Submission("a", Basecall(pod5="1")),
+        {"identity": ("x", "y"), "payload": {"pod5": "1"}, "priority": 0},
+    ]
+    answers = helix.submit_many(queue, rows)
+    assert [one.decision for one in answers] == [
+        "new", "refused", "conflict", "refused", "duplicate", "new",
+    ]  # fmt: skip
+    assert answers[0].receipt == answers[2].receipt == answers[4].receipt
+    assert answers[2].error.diff == [{"op": "replace", "path": "/pod5", "value": "2", "was": "1"}]
+    assert helix.submit_many(queue, []) == []
+
+
+def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name, monkeypatch):
+    monkeypatch.setattr("helixqueue.client.submitting.CHUNK_ROWS", 10)
+    queue, seen = Queue(name), []
+
+    def rows():
+        for n in range(25):
+            seen.append(sum(1 for _ in helix.batches(queue=name)))
+            yield Submission(f"s{n % 24}", {"n": n % 24})
+
+    answers = helix.submit_many(queue, rows())
+    assert [one.decision for one in answers] == ["new"] * 24 + ["duplicate"]
+    assert answers[24].receipt == answers[0].receipt
+    assert seen == [0] * 10 + [10] * 10 + [20] * 5
+
+
+def test_heavy_payloads_are_cut_by_weight(database, helix, name):
+    heavy = "x" * 900_000
+    answers = helix.submit_many(
+        Queue(name), ({"identity": f"s{n}", "payload": [heavy, n]} for n in range(40))
+    )
+    assert {one.decision for one in answers} == {"new"}
+    moments = database.value(
+        "select count(distinct created_at) from helix.batch where queue = %s", name
+    )
+    assert moments > 1  # a call has one
+
+
+def test_rows_that_raise_while_they_are_made_are_the_callers_error(helix, name):
+    def rows():
+        yield Submission("s", {})
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        helix.submit_many(Queue(name), rows())
+
+
+# --- what becomes of work ------------------------------------------------------------------------
+
+
+def test_a_result_is_waited_for(helix, name):
+    queue = Queue(name, payload=Basecall, result=Reads)
+    made = helix.submit(queue, identity="s", payload=Basecall(pod5="a"))
+    with pytest.raises(InProgress, match="is PENDING"):
+        helix.result(made.receipt)
+    with pytest.raises(InProgress) as early:
+        helix.wait(made.receipt, timeout=0.01)
+    assert early.value.retry_after > 0
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(helix.wait, made.receipt, timeout=20)
+        finish(helix, name)
+        assert waiting.result() is State.COMPLETED
+    assert helix.result(made.receipt) == Reads(reads=7)
+    assert [event.reason for event in helix.history(made.receipt)] == [
+        "submitted", "claimed", "started", "completed",
+    ]  # fmt: skip
+
+
+def test_other_ends_have_no_result_and_say_why(helix, name):
+    queue = Queue(name, max_attempts=1)
+    failed = helix.submit(queue, identity="failed", payload={}).receipt
+    finish(helix, name, outcome="failed", result=None, failure="OutOfMemory", detail="24 GB")
+    with pytest.raises(NoResult, match=r"OutOfMemory: 24 GB.*retry it") as refused:
+        helix.result(failed)
+    assert (refused.value.state, refused.value.failure) == ("FAILED", "OutOfMemory")
+    assert helix.retry(failed, reason="more memory") is State.PENDING
+    assert helix.cancel(failed, reason="not needed") is State.CANCELLED
+    assert helix.cancel(failed, reason="not needed") is State.CANCELLED
+    with pytest.raises(NoResult, match="submit a new revision"):
+        helix.result(failed)
+
+
+def test_what_was_erased_or_retired_is_said(database, helix, name):
+    receipt = helix.submit(Queue(name), identity="s", payload={"who": "ann"}).receipt
+    finish(helix, name)
+    assert helix.erase(receipt, reason="asked for") is State.COMPLETED
+    assert helix.result(receipt) is None
+    with pytest.raises(Conflict):
+        helix.submit(name, identity="s", payload={"who": "bob"})
+    with database.connect("pool") as connection:
+        connection.execute(
+            "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp())", (name,)
+        )
+    assert helix.wait(receipt) is State.COMPLETED
+    assert helix.history(receipt) == []
+    with pytest.raises(NoResult, match="retention"):
+        helix.result(receipt)
+    again = helix.submit(name, identity="s", payload={"who": "ann"})
+    assert (again.decision, again.receipt) == ("duplicate", receipt)
+
+
+def test_a_typed_result_that_is_gone_is_no_result(helix, name):
+    receipt = helix.submit(Queue(name, result=Reads), identity="s", payload={}).receipt
+    finish(helix, name)
+    assert helix.result(receipt) == Reads(reads=7)
+    helix.erase(receipt, reason="asked for")
+    with pytest.raises(NoResult, match="erased"):
+        helix.result(receipt)
+
+
+def test_lists_are_filtered_by_what_people_know(helix, name):
+    queue = Queue(name, profile="lab-id-v1")
+    helix.submit_many(queue, [Submission(f"Sämple-{n}", {"n": n}) for n in range(5)])
+    finish(helix, name)
+    assert len(list(helix.batches(queue=queue))) == 5
+    assert len(list(helix.batches(queue=name, state="PENDING"))) == 4
+    [done] = helix.batches(queue=name, state=State.COMPLETED)
+    assert (done.identity, done.finished_by) == (("Sämple-0",), "w")
+    [twin] = helix.batches(queue=name, identity="Sa\u0308mple-3")
+    assert twin.identity == ("Sämple-3",)
+    now = datetime.now(UTC)
+    assert list(helix.batches(queue=name, since=now + timedelta(minutes=1))) == []
+    assert len(list(helix.batches(queue=name, until=now + timedelta(minutes=1)))) == 5
+
+
+def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
+    monkeypatch.setattr("helixqueue.client.desk.PAGE_ROWS", 7)
+    helix.submit_many(Queue(name), [Submission(f"s{n}", {}) for n in range(30)])
+    seen = [one.identity for one in helix.batches(queue=name)]
+    assert len(seen) == len(set(seen)) == 30
+
+    async def pages():
+        dsn = helix._home.open()
+        async with AsyncHelixQueue(dsn, tenant="a") as client:
+            return [one.identity async for one in client.batches(queue=name)]
+
+    assert asyncio.run(pages()) == seen
+
+
+def test_leases_are_started_renewed_given_back_and_settled(helix, name):
+    queue = Queue(name)
+    helix.submit_many(queue, [Submission(f"s{n}", {}) for n in range(3)])
+    leases = helix.claim("w", [queue], 3)
+    assert [one.answer for one in helix.start("w", leases)] == ["ok"] * 3
+    assert [one.answer for one in helix.renew("w", leases)] == ["ok"] * 3
+    assert [one.answer for one in helix.release("w", leases[:1])] == ["ok"]
+    done = [Settlement(one.batch, one.token, "completed", result="1") for one in leases]
+    answers = {one.batch: one.answer for one in helix.settle("w", done)}
+    assert [answers[one.batch] for one in leases] == ["refused", "ok", "ok"]
+    assert [one.answer for one in helix.settle("w", done[1:])] == ["repeat", "repeat"]
+
+
+def test_receipts_are_values(helix, name):
+    one = helix.submit(Queue(name), identity="s", payload={}).receipt
+    two = Receipt(one.batch_id, one.key, one.fingerprint)
+    assert one == two
+    assert {one: 1}[two] == 1
+    assert helix.state(two) is State.PENDING
+
+
+def test_who_submitted_is_on_record(database, name):
+    with HelixQueue(database.dsn("pool"), tenant="a", actor="intake@bench") as helix:
+        receipt = helix.submit(Queue(name), identity="s", payload={}).receipt
+        assert [event.actor for event in helix.history(receipt)] == ["intake@bench"]
