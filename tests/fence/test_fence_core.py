@@ -13,20 +13,13 @@ from helixqueue.operate.recover import recover
 from helixqueue.states import FENCE_ARROWS, FenceState
 from helixqueue.store import calls, fences
 from helixqueue.store.database import Database as Store
-from helixqueue.store.fences import Answer, Held, Times
+from helixqueue.store.fences import Answer, Hold, Times
 from helixqueue.store.rows import Token
 from tests.fence.passing import let_time_pass
-from tests.lab import POOLED, one_database
+from tests.lab import POOLED
 
 _numbers = itertools.count(1)
 TIMES = Times(lease=30, quiet=60)
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    for database in one_database(server, template, pooler):
-        let_time_pass.install(database)
-        yield database
 
 
 class Desk:
@@ -57,7 +50,7 @@ class Desk:
     def hold(self, identity="k1", **options):
         told = self.claim(identity, **options)
         assert told.decision == "granted"
-        return Held(told.key, Token(told.epoch, self.nonce, told.number))
+        return Hold(told.key, Token(told.epoch, self.nonce, told.number))
 
     def seal(self, held, data=b"7", times=TIMES, **options):
         answer = Answer("json", data, **options)
@@ -203,7 +196,7 @@ def test_every_part_of_a_fences_token_is_compared(desk):
         (epoch, nonce + 1, number),
         (epoch, nonce, number + 1),
     ):
-        stranger = Held(held.key, Token(*wrong))
+        stranger = Hold(held.key, Token(*wrong))
         assert desk.seal(stranger).decision == "fenced_out"
         assert desk.run(fences.renew([stranger])) == [held.key]
         assert desk.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"
@@ -222,7 +215,7 @@ def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
     for attempt in (1, 2, 3):
         told = desk.claim(**options)
         assert (told.decision, told.attempt) == ("granted", attempt)
-        held = Held(told.key, Token(told.epoch, desk.nonce, told.number))
+        held = Hold(told.key, Token(told.epoch, desk.nonce, told.number))
         desk.run(fences.doubt(held, actor="w1", detail="timeout"))
         if attempt == 2:  # the first comes at once, then there is a pause
             early = desk.claim(**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
     from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import Settings
+    from helixqueue.fence import AsyncFence, AsyncFences
+    from helixqueue.fence import Options as FenceOptions
     from helixqueue.queues import Queue
     from helixqueue.states import State
+    from helixqueue.store.calls import Call
     from helixqueue.store.read_rows import BatchRow, EventRow
     from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Settlement
 
@@ -257,6 +261,25 @@ class AsyncHelixQueue:
         """End attempts; within a caller's transaction this is its last statement."""
         return await self._do(self._desk.settle(worker, settlements, within))
 
+    def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> AsyncFence:
+        """Let an effect of yours take place once: a decorator, and a context manager.
+
+        `key` are business fields that name the effect, or a function of the arguments that gives
+        them. See docs/guides/fences.md.
+        """
+        return self.fences.fence(name, key, **options)
+
+    @cached_property
+    def fences(self) -> AsyncFences:
+        """What makes the fences of this client, and counts for metrics."""
+        from helixqueue.fence import AsyncFences  # noqa: PLC0415 - loaded when used
+
+        return AsyncFences(self._run, self._desk.tenant, self._desk.actor)
+
+    async def _run(self, call: Call[T]) -> T:
+        async with self._pool.database() as database:
+            return await database.run(call)
+
     async def _do(self, plan: Plan[T]) -> T:
         return await carry_out_async(plan, self._perform)
 
@@ -266,5 +289,4 @@ class AsyncHelixQueue:
             return None
         if step.within is not None:
             return await run_within_async(step.within, step.call)
-        async with self._pool.database() as database:
-            return await database.run(step.call)
+        return await self._run(step.call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
     from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import Settings
+    from helixqueue.fence import Fence, Fences
+    from helixqueue.fence import Options as FenceOptions
     from helixqueue.queues import Queue
     from helixqueue.states import State
+    from helixqueue.store.calls import Call
     from helixqueue.store.read_rows import BatchRow, EventRow
     from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Settlement
 
@@ -244,6 +248,25 @@ class HelixQueue:
         """End attempts; within a caller's transaction this is its last statement."""
         return self._do(self._desk.settle(worker, settlements, within))
 
+    def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> Fence:
+        """Let an effect of yours take place once: a decorator, and a context manager.
+
+        `key` are business fields that name the effect, or a function of the arguments that gives
+        them. See docs/guides/fences.md.
+        """
+        return self.fences.fence(name, key, **options)
+
+    @cached_property
+    def fences(self) -> Fences:
+        """What makes the fences of this client, and counts for metrics."""
+        from helixqueue.fence import Fences  # noqa: PLC0415 - loaded when used
+
+        return Fences(self._run, self._desk.tenant, self._desk.actor)
+
+    def _run(self, call: Call[T]) -> T:
+        with self._pool.database() as database:
+            return database.run(call)
+
     def _do(self, plan: Plan[T]) -> T:
         return carry_out(plan, self._perform)
 
@@ -253,5 +276,4 @@ class HelixQueue:
             return None
         if step.within is not None:
             return run_within(step.within, step.call)
-        with self._pool.database() as database:
-            return database.run(step.call)
+        return self._run(step.call)

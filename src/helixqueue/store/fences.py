@@ -55,7 +55,7 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Hold:
     """A fence that is ours: its key and the token of every write."""
 
     key: bytes
@@ -108,7 +108,7 @@ def claim(
     )
 
 
-def seal(held: Held, answer: Answer, times: Times, *, actor: str | None) -> Call[Fenced]:
+def seal(held: Hold, answer: Answer, times: Times, *, actor: str | None) -> Call[Fenced]:
     return Call(
         _SQL["seal"],
         (
@@ -120,20 +120,20 @@ def seal(held: Held, answer: Answer, times: Times, *, actor: str | None) -> Call
     )
 
 
-def start(held: Held, *, actor: str | None) -> Call[Fenced]:
+def start(held: Hold, *, actor: str | None) -> Call[Fenced]:
     return _step(held, FenceState.EFFECT_STARTED, actor, None, 0)
 
 
-def release(held: Held, times: Times, *, actor: str | None, detail: str) -> Call[Fenced]:
+def release(held: Hold, times: Times, *, actor: str | None, detail: str) -> Call[Fenced]:
     return _step(held, FenceState.RELEASED, actor, detail, times.tombstone)
 
 
-def doubt(held: Held, *, actor: str | None, detail: str) -> Call[Fenced]:
+def doubt(held: Hold, *, actor: str | None, detail: str) -> Call[Fenced]:
     return _step(held, FenceState.IN_DOUBT, actor, detail, 0)
 
 
 def _step(
-    held: Held, to: FenceState, actor: str | None, detail: str | None, tombstone: float
+    held: Hold, to: FenceState, actor: str | None, detail: str | None, tombstone: float
 ) -> Call[Fenced]:
     return Call(_SQL["step"], (*_token(held), to.value, actor, detail, tombstone), _read_fenced)
 
@@ -174,7 +174,7 @@ def resolve(
     )
 
 
-def renew(held: Sequence[Held]) -> Call[list[bytes]]:
+def renew(held: Sequence[Hold]) -> Call[list[bytes]]:
     """Heartbeats of many fences; returns the keys that are no longer ours."""
     return Call(
         _SQL["renew"],
@@ -291,7 +291,7 @@ def count(*, tenant: str) -> Call[list[Count]]:
     )
 
 
-def _token(held: Held) -> tuple[str, int, int, int]:
+def _token(held: Hold) -> tuple[str, int, int, int]:
     return (_bytes(held.key), held.token.epoch, held.token.nonce, held.token.number)
 
 

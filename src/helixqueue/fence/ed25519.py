@@ -1,0 +1,57 @@
+"""Ed25519 signatures of receipts: one signs, everybody verifies. Needs `helixqueue[sign]`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from helixqueue.errors import Refused
+
+
+class Ed25519Signer:
+    """With a private key it signs and verifies, with a public one it verifies."""
+
+    algorithm = "Ed25519"
+
+    def __init__(
+        self, public: Ed25519PublicKey, private: Ed25519PrivateKey | None = None, key_id: str = "1"
+    ) -> None:
+        self._public = public
+        self._private = private
+        self.key_id = key_id
+
+    @classmethod
+    def from_private(cls, seed: bytes, key_id: str = "1") -> Self:
+        """From the 32 bytes of a private key."""
+        private = Ed25519PrivateKey.from_private_bytes(_thirty_two(seed))
+        return cls(private.public_key(), private, key_id)
+
+    @classmethod
+    def from_public(cls, data: bytes, key_id: str = "1") -> Self:
+        """From the 32 bytes of a public key."""
+        return cls(Ed25519PublicKey.from_public_bytes(_thirty_two(data)), None, key_id)
+
+    @property
+    def public_bytes(self) -> bytes:
+        return self._public.public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+    def sign(self, message: bytes) -> bytes:
+        if self._private is None:
+            raise Refused("expected a private key to sign with, got a public one")
+        return self._private.sign(message)
+
+    def verify(self, message: bytes, signature: bytes) -> bool:
+        try:
+            self._public.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _thirty_two(data: bytes) -> bytes:
+    if len(data) != 32:
+        raise Refused(f"expected an Ed25519 key of 32 bytes, got {len(data)}")
+    return data

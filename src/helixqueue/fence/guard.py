@@ -1,0 +1,306 @@
+"""`helix.fence(...)`: around a function or a block, so that it takes effect once.
+
+```python
+@helix.fence("refund", key=lambda order: (order.id, order.revision), probe=find_refund)
+def refund(order: Order) -> Refund: ...
+```
+
+In one line the triple defence: a repeat returns the kept result before the expensive call, the
+first result wins, and the primary key of `helix.fence` is the net under those who race.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+
+from helixqueue.errors import Refused
+from helixqueue.fence import call
+from helixqueue.fence.answer import UNTYPED, Codec
+from helixqueue.fence.block import Block, Held
+from helixqueue.fence.counters import Counters
+from helixqueue.fence.drive import (
+    AsyncHands,
+    AsyncRun,
+    Hands,
+    Run,
+    drive,
+    drive_async,
+    to_its_end,
+)
+from helixqueue.fence.plan import Plan
+from helixqueue.fence.pulse import AsyncPulse, Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from types import TracebackType
+
+    from helixqueue.store.fences import Times
+
+F = TypeVar("F", bound="Callable[..., Any]")
+R = TypeVar("R")
+
+
+class Options(TypedDict, total=False):
+    """How a fence is told what it guards; only name and key are needed."""
+
+    # What the key stands for: a value, or a function of the arguments. All arguments unless said.
+    payload: Any
+    # Looks whether an effect took place: Applied(...), NOT_APPLIED or UNKNOWN. Same arguments.
+    probe: Callable[..., Any] | None
+    # The next system honours `current().downstream_key`: doubt is driven again, within bounds.
+    replayable: bool
+    max_attempts: int
+    # How long the answer is kept, or all clocks.
+    ttl: Times | timedelta | float | None
+    # Seconds to wait for somebody else who is at it, before `InProgress`.
+    wait: float
+    # What to do with a call that has no key: refuse it, or run it each time and say so.
+    unknown: call.Unknown
+    # A connection in a transaction, or a function of the arguments that gives it: then the effect
+    # is local, and commits or vanishes with its fence.
+    within: Any
+    # The type of the result, for a `with` block; functions have their annotation.
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """A fenced call in full: its result, its receipt, and whether it was a repeat."""
+
+    result: R
+    receipt: str
+    repeated: bool
+    effect: str | None
+
+
+class _Site:
+    """Where fences stand: a client's tenant, its name for the record, its counts."""
+
+    def __init__(self, tenant: str, actor: str | None) -> None:
+        self.tenant = tenant
+        self.actor = actor or f"{socket.gethostname()}:{os.getpid()}"[:255]
+        self.counters = Counters()
+
+
+class Fences(_Site):
+    """Makes fences that run on one client."""
+
+    def __init__(self, run: Run, tenant: str, actor: str | None = None) -> None:
+        super().__init__(tenant, actor)
+        self.run = run
+        self.pulse = Pulse(run)
+
+    def fence(self, name: str, key: object, **options: Unpack[Options]) -> Fence:
+        """A decorator, and a context manager where `key` and `payload` are values."""
+        return Fence(self, name, key, options)
+
+
+class AsyncFences(_Site):
+    """The same for an event loop."""
+
+    def __init__(self, run: AsyncRun, tenant: str, actor: str | None = None) -> None:
+        super().__init__(tenant, actor)
+        self.run = run
+        self.pulse = AsyncPulse(run)
+
+    def fence(self, name: str, key: object, **options: Unpack[Options]) -> AsyncFence:
+        """A decorator of async functions, and an async context manager."""
+        return AsyncFence(self, name, key, options)
+
+
+class _Fence:
+    """One fence as it was asked for; the same for both clients."""
+
+    def __init__(
+        self, site: Fences | AsyncFences, name: str, key: object, options: Options
+    ) -> None:
+        self._site = site
+        self._key = key
+        self._options = options
+        self._unknown: call.Unknown = options.get("unknown", "refuse")
+        local = options.get("within") is not None
+        self._plan = Plan(
+            tenant=site.tenant,
+            name=name,
+            actor=site.actor,
+            times=call.times(options.get("ttl")),
+            start=not local,
+            replayable=options.get("replayable", False),
+            max_attempts=options.get("max_attempts", 5),
+            wait_seconds=options.get("wait", 2.0),
+            alone=not local,
+        )
+
+    def _block(self, codec: Codec, key: object, request: str) -> Block:
+        return Block(
+            self._plan,
+            codec,
+            call.identity_text(key, self._plan.name, self._unknown),
+            request,
+            probes=self._options.get("probe") is not None,
+            pulse=self._site.pulse,
+            counters=self._site.counters,
+        )
+
+    def _own_block(self) -> Block:
+        """For a `with`, where key and payload are values."""
+        if callable(self._key) or callable(self._options.get("payload")):
+            raise TypeError(
+                f"fence {self._plan.name}: expected values for key and payload of a `with` block, "
+                "got a function; functions of the arguments are for decorators"
+            )
+        codec = Codec(self._options.get("result", UNTYPED))
+        return self._block(codec, self._key, call.request_text(self._options.get("payload")))
+
+    def _within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """The connection; a scoped session is callable, too, and is one."""
+        within = self._options.get("within")
+        if inspect.isfunction(within) or isinstance(within, partial):
+            return within(*args, **kwargs)
+        return within
+
+    def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        probe = self._options.get("probe")
+        return None if probe is None else partial(probe, *args, **kwargs)
+
+    def _demand(self, function: Callable[..., Any], *, is_async: bool) -> None:
+        if inspect.iscoroutinefunction(function) is not is_async:
+            wanted = "a function" if is_async else "an async function"
+            other = "HelixQueue" if is_async else "AsyncHelixQueue"
+            raise TypeError(
+                f"fence {self._plan.name}: {function.__qualname__} is {wanted}; it needs the fence "
+                f"of {other}"
+            )
+
+
+class Fence(_Fence):
+    """One fence: decorate a function with it, or enter it."""
+
+    _site: Fences
+    _entered: tuple[Block, Hands] | None = None
+
+    def __call__(self, function: F) -> F:
+        self._demand(function, is_async=False)
+        signature = call.Signature(function, self._key, self._options.get("payload"))
+
+        def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401 - the function's
+            block = self._block(
+                signature.codec, signature.key(args, kwargs), signature.request(args, kwargs)
+            )
+            hands = Hands(self._site.run, self._within(args, kwargs), self._probe(args, kwargs))
+            held = _enter(block, hands)
+            try:
+                if held.first:
+                    held.seal(function(*args, **kwargs))
+            except BaseException as error:
+                _leave(block, hands, error)
+                raise
+            _leave(block, hands, None)
+            return Outcome(held.result, held.receipt or "", not held.first, held.effect)
+
+        @wraps(function)
+        def fenced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            return outcome(*args, **kwargs).result
+
+        fenced.outcome = outcome  # type: ignore[attr-defined]
+        return cast("F", fenced)
+
+    def __enter__(self) -> Held:
+        if self._entered is not None:
+            raise Refused(f"fence {self._plan.name}: entered twice; make a new one for each block")
+        block, hands = (
+            self._own_block(),
+            Hands(self._site.run, self._options.get("within"), self._options.get("probe")),
+        )
+        held = _enter(block, hands)
+        self._entered = block, hands
+        return held
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._entered is not None  # noqa: S101 - Python enters before it exits
+        _leave(*self._entered, error)
+
+
+def _enter(block: Block, hands: Hands) -> Held:
+    hands.found = block.found
+    return drive(block.entering(), hands)
+
+
+def _leave(block: Block, hands: Hands, error: BaseException | None) -> None:
+    block.leave()
+    drive(block.leaving(error), hands)
+
+
+class AsyncFence(_Fence):
+    """The same for async functions and blocks."""
+
+    _site: AsyncFences
+    _entered: tuple[Block, AsyncHands] | None = None
+
+    def __call__(self, function: F) -> F:
+        self._demand(function, is_async=True)
+        signature = call.Signature(function, self._key, self._options.get("payload"))
+
+        async def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401
+            block = self._block(
+                signature.codec, signature.key(args, kwargs), signature.request(args, kwargs)
+            )
+            within, probe = self._within(args, kwargs), self._probe(args, kwargs)
+            hands = AsyncHands(self._site.run, within, probe)
+            held = await _enter_async(block, hands)
+            try:
+                if held.first:
+                    held.seal(await function(*args, **kwargs))
+            except BaseException as error:
+                await _leave_async(block, hands, error)
+                raise
+            await _leave_async(block, hands, None)
+            return Outcome(held.result, held.receipt or "", not held.first, held.effect)
+
+        @wraps(function)
+        async def fenced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            return (await outcome(*args, **kwargs)).result
+
+        fenced.outcome = outcome  # type: ignore[attr-defined]
+        return cast("F", fenced)
+
+    async def __aenter__(self) -> Held:
+        if self._entered is not None:
+            raise Refused(f"fence {self._plan.name}: entered twice; make a new one for each block")
+        block, hands = (
+            self._own_block(),
+            AsyncHands(self._site.run, self._options.get("within"), self._options.get("probe")),
+        )
+        held = await _enter_async(block, hands)
+        self._entered = block, hands
+        return held
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._entered is not None  # noqa: S101 - Python enters before it exits
+        await _leave_async(*self._entered, error)
+
+
+async def _enter_async(block: Block, hands: AsyncHands) -> Held:
+    hands.found = block.found
+    return await drive_async(block.entering(), hands)
+
+
+async def _leave_async(block: Block, hands: AsyncHands, error: BaseException | None) -> None:
+    block.leave()
+    await to_its_end(drive_async(block.leaving(error), hands))

@@ -1,0 +1,252 @@
+"""What a fenced call does, step by step, without doing any of it.
+
+Each function is a generator of steps: `Ask` the database, `Pause`, `Look` with the caller's probe,
+`Nest` a savepoint. `drive.py` performs them, once with threads and once with asyncio, so the twins
+cannot drift.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from helixqueue.errors import Conflict, InDoubt, InProgress, LeaseLost, Retryable, Unavailable
+from helixqueue.identity import diff, loads
+from helixqueue.store import fences
+from helixqueue.store.fences import Answer, Fenced, Finding, Hold, Times
+from helixqueue.store.rows import Token
+
+if TYPE_CHECKING:
+    from helixqueue.store.calls import Call
+
+T = TypeVar("T")
+
+# A claim is asked again for about a second while the database is away: nothing has happened yet.
+CLAIM_PAUSES = (0.05, 0.2, 0.8)
+# A seal for longer: the effect has happened, and only this process knows what came of it.
+SEAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+FIRST_WAIT, LONGEST_WAIT = 0.01, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    call: Call[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a probe came back with, in the words of the database."""
+
+    finding: Finding
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Performed by the caller's probe; answered with `Found`."""
+
+    doubted: Fenced
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A savepoint around a local effect; undoing tells whether the transaction can go on."""
+
+    what: Literal["open", "keep", "undo"]
+
+
+Step = Ask | Pause | Look | Nest
+Steps = Generator[Step, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is fenced, and how."""
+
+    tenant: str
+    name: str
+    actor: str
+    times: Times = field(default_factory=Times)
+    start: bool = True  # a foreign effect: claim and marker in one commit
+    replayable: bool = False  # the downstream honours its key: doubt is driven again
+    max_attempts: int = 5
+    keep_request: bool = True
+    wait_seconds: float = 2.0  # for somebody else who is at it
+    alone: bool = True  # not inside a caller's transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The end of a claim: ours to do (`held`), or done before."""
+
+    told: Fenced
+    held: Hold | None
+
+
+def claim(
+    plan: Plan, identity: str | None, request: str, *, probes: bool = False
+) -> Steps[Claimed]:
+    """Find out whether it is ours to do; raises `Conflict`, `InProgress` or `InDoubt`."""
+    nonce = secrets.randbits(63)
+    waited = 0.0
+    while True:
+        told: Fenced = yield from _claim_once(plan, identity, request, nonce)
+        if told.decision == "in_doubt" and probes:
+            told = yield from _probe(plan, told, nonce)
+        if told.decision == "granted":
+            return Claimed(told, held(told, nonce))
+        if told.decision in {"repeated", "expired", "sealed"}:
+            return Claimed(told, None)
+        if told.decision == "mismatch":
+            raise conflict(plan, told, request)
+        if told.decision == "in_doubt":
+            raise doubtful(plan, told)
+        if told.decision == "in_progress":
+            if waited >= plan.wait_seconds:
+                raise in_progress(plan, told)
+            waited = yield from _wait(plan, told, waited)
+
+
+def _claim_once(plan: Plan, identity: str | None, request: str, nonce: int) -> Steps[Fenced]:
+    call = fences.claim(
+        tenant=plan.tenant,
+        name=plan.name,
+        identity=identity,
+        request=request,
+        actor=plan.actor,
+        nonce=nonce,
+        start=plan.start,
+        times=plan.times,
+        replayable=plan.replayable,
+        max_attempts=plan.max_attempts,
+        keep_request=plan.keep_request,
+        alone=plan.alone,
+    )
+    return (yield from _surely(plan, call, CLAIM_PAUSES))
+
+
+def _wait(plan: Plan, told: Fenced, waited: float) -> Steps[float]:
+    """Look at the fence now and then, without a connection in between, until it is free."""
+    pause = FIRST_WAIT
+    while waited < plan.wait_seconds:
+        yield Pause(pause)
+        waited += pause
+        pause = min(pause * 2, LONGEST_WAIT)
+        seen: tuple[int, bool] | None = yield Ask(fences.peek(told.key))
+        # Unseen: the holder's transaction has not committed. The next claim finds out.
+        if seen is None or not seen[1]:
+            break
+    return waited
+
+
+def _probe(plan: Plan, doubted: Fenced, nonce: int) -> Steps[Fenced]:
+    found: Found = yield Look(doubted)
+    call = fences.probe(
+        doubted,
+        found.finding,
+        plan.times,
+        actor=plan.actor,
+        nonce=nonce,
+        answer=found.answer,
+    )
+    return (yield from _surely(plan, call, CLAIM_PAUSES))
+
+
+def held(told: Fenced, nonce: int) -> Hold:
+    assert told.epoch is not None  # noqa: S101 - a granted fence has its token
+    assert told.number is not None  # noqa: S101
+    return Hold(told.key, Token(told.epoch, nonce, told.number))
+
+
+def start(plan: Plan, held: Hold) -> Steps[Fenced]:
+    """Write the marker: from here on it may have happened."""
+    told = yield from _surely(plan, fences.start(held, actor=plan.actor), CLAIM_PAUSES)
+    return _owned(plan, told)
+
+
+def seal(plan: Plan, held: Hold, answer: Answer) -> Steps[Fenced]:
+    """Keep what came of it; raises `LeaseLost` when somebody else decided meanwhile."""
+    call = fences.seal(held, answer, plan.times, actor=plan.actor)
+    try:
+        told = yield from _surely(plan, call, SEAL_PAUSES)
+    except Unavailable as away:
+        raise InDoubt(
+            f"{plan.name}: the effect took place, but the database went away before its answer was "
+            f"kept: {away}",
+            key=key_text(held.key),
+        ) from away
+    return _owned(plan, told)
+
+
+def release(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
+    """Nothing happened, and that is certain: the next call may do it."""
+    call = fences.release(held, plan.times, actor=plan.actor, detail=detail)
+    return (yield from _surely(plan, call, CLAIM_PAUSES))
+
+
+def doubt(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
+    """It may have happened."""
+    call = fences.doubt(held, actor=plan.actor, detail=detail)
+    return (yield from _surely(plan, call, CLAIM_PAUSES))
+
+
+def _surely(plan: Plan, call: Call[Fenced], pauses: tuple[float, ...]) -> Steps[Fenced]:
+    """Ask again when the answer was lost; every call here is answered the same the second time.
+
+    Not inside a caller's transaction: that is over, and the caller begins it again.
+    """
+    for pause in pauses if plan.alone else ():
+        try:
+            told: Fenced = yield Ask(call)
+        except (Unavailable, Retryable):
+            yield Pause(pause)
+        else:
+            return told
+    last: Fenced = yield Ask(call)
+    return last
+
+
+def _owned(plan: Plan, told: Fenced) -> Fenced:
+    if told.decision != "fenced_out":
+        return told
+    raise LeaseLost(
+        f"{plan.name}: this fence was given to {told.holder or 'nobody'} meanwhile; the result of "
+        "this call is kept as evidence in helix.fence_decision and is not served",
+        owner=told.holder,
+    )
+
+
+def conflict(plan: Plan, told: Fenced, request: str) -> Conflict:
+    changes = [] if told.request is None else diff(loads(told.request), loads(request))
+    remedy = "use a new key for new work"
+    return Conflict(f"{plan.name}: this key stands for another request; {remedy}", diff=changes)
+
+
+def in_progress(plan: Plan, told: Fenced) -> InProgress:
+    after = min(max(told.retry_after or 1.0, 1.0), 30.0)
+    return InProgress(
+        f"{plan.name}: {told.holder or 'somebody'} is at it; ask again in {after:.0f} s",
+        retry_after=after,
+    )
+
+
+def doubtful(plan: Plan, told: Fenced) -> InDoubt:
+    why = told.note or "a probe or `helixq fence resolve` decides"
+    key = key_text(told.key)
+    return InDoubt(
+        f"{plan.name}: it was begun and nobody knows how it ended; {why} (fence {key})",
+        key=key,
+        retry_after=told.retry_after,
+    )
+
+
+def key_text(key: bytes) -> str:
+    """As people see a key: v1:<hex>."""
+    return f"v{key[0]}:{key[1:].hex()}"

@@ -1,0 +1,152 @@
+"""Heartbeats: while this process lives, the leases of the fences it holds do not run out.
+
+All fences of a client share one beat, and a beat renews all that are due in one call. A process
+that dies or freezes stops beating, and that is the point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import HelixError
+from helixqueue.store import fences
+
+if TYPE_CHECKING:
+    from helixqueue.fence.drive import AsyncRun, Run
+    from helixqueue.store.fences import Hold
+
+BEATS_PER_LEASE = 3
+
+
+@dataclass(slots=True)
+class Beat:
+    """One held fence: when it is due, and whether it was lost."""
+
+    held: Hold
+    every: float
+    due: float
+    lost: bool = False
+
+
+class _Board:
+    """What is held, and what of it is due."""
+
+    def __init__(self) -> None:
+        self.beats: dict[int, Beat] = {}
+
+    def add(self, held: Hold, lease: float) -> Beat:
+        every = lease / BEATS_PER_LEASE
+        beat = Beat(held, every, time.monotonic() + every)
+        self.beats[id(beat)] = beat
+        return beat
+
+    def remove(self, beat: Beat) -> None:
+        self.beats.pop(id(beat), None)
+
+    def next_due(self) -> float | None:
+        return min((beat.due for beat in self.beats.values()), default=None)
+
+    def due(self) -> list[Beat]:
+        now = time.monotonic()
+        # A little ahead: what is due soon goes with what is due now.
+        found = [beat for beat in self.beats.values() if beat.due <= now + beat.every / 4]
+        for beat in found:
+            beat.due = now + beat.every
+        return found
+
+
+class Pulse:
+    """Beats in one thread, which ends when nothing is held."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._board = _Board()
+        self._changed = threading.Condition()
+        self._wakes_at: float | None = None  # None: no thread
+
+    def hold(self, held: Hold, lease: float) -> Beat:
+        with self._changed:
+            beat = self._board.add(held, lease)
+            if self._wakes_at is None:
+                self._wakes_at = beat.due
+                threading.Thread(target=self._beat, name="helix-fence-pulse", daemon=True).start()
+            elif beat.due < self._wakes_at:
+                self._changed.notify()
+        return beat
+
+    def drop(self, beat: Beat) -> None:
+        with self._changed:
+            self._board.remove(beat)
+
+    def _beat(self) -> None:
+        while True:
+            with self._changed:
+                self._wakes_at = self._board.next_due()
+                if self._wakes_at is None:
+                    return
+                self._changed.wait(max(0.0, self._wakes_at - time.monotonic()))
+                due = self._board.due()
+            if due:
+                self._renew(due)
+
+    def _renew(self, due: list[Beat]) -> None:
+        try:
+            lost = self._run(fences.renew([beat.held for beat in due]))
+        except HelixError:
+            return  # the next beat tries again; the lease has room for two that fail
+        for beat in due:
+            beat.lost = beat.held.key in lost
+
+
+class AsyncPulse:
+    """The same with a timer of the event loop; no task outlives what it renews."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+        self._board = _Board()
+        self._timer: asyncio.TimerHandle | None = None
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    def hold(self, held: Hold, lease: float) -> Beat:
+        beat = self._board.add(held, lease)
+        if self._timer is None or self._timer.cancelled() or self._timer.when() > self._when(beat):
+            self._set_timer()
+        return beat
+
+    def drop(self, beat: Beat) -> None:
+        self._board.remove(beat)
+        if not self._board.beats and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @staticmethod
+    def _when(beat: Beat) -> float:
+        return asyncio.get_running_loop().time() + beat.due - time.monotonic()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._board.next_due()
+        self._timer = None
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - time.monotonic()), self._beat)
+
+    def _beat(self) -> None:
+        if due := self._board.due():
+            task = asyncio.get_running_loop().create_task(self._renew(due))
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
+        self._set_timer()
+
+    async def _renew(self, due: list[Beat]) -> None:
+        try:
+            lost = await self._run(fences.renew([beat.held for beat in due]))
+        except HelixError:
+            return
+        for beat in due:
+            beat.lost = beat.held.key in lost
