@@ -11,7 +11,6 @@ from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import Result, check
-from helixqueue.store.database import Database
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +28,7 @@ def _check(
     Ends with 1 when one is broken. Reads one snapshot; work may go on. Ask as the role that
     migrates: an operator may not read what some of the invariants rest on, and those are skipped.
     """
-    with target.database(dsn, data, as_owner=True) as found, Database.connect(found) as database:
+    with target.opened(dsn, data, as_owner=True) as database:
         everything = sees_every_tenant(database.connection)
         results = check(database.connection)
     well = all(result.count == 0 for result in results)

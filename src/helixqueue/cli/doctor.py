@@ -27,8 +27,8 @@ def _doctor(
 
     Ask with the DSN that your programs use. Ends with 1 when anything is bad, warnings aside.
     """
-    with target.database(dsn, data) as found:
-        findings = examine(found)
+    with target.target(dsn, data) as found:
+        findings = examine(found.dsn)
     well = all(finding.verdict != "bad" for finding in findings)
     if as_json:
         show.as_json({"ok": well, "findings": [asdict(finding) for finding in findings]})

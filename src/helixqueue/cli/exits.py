@@ -28,8 +28,13 @@ class Exit(IntEnum):
     BUG = 70  # one that it does not; not 1, which is an answer (EX_SOFTWARE of sysexits.h)
 
 
+class NoSuchBatch(Refused):
+    """A question was answered: no batch goes by that name, or several do."""
+
+
 # The first that fits; the root comes last.
 _BY_ERROR: tuple[tuple[type[HelixError], Exit], ...] = (
+    (NoSuchBatch, Exit.NO),
     (Unavailable, Exit.UNAVAILABLE),
     (SchemaMismatch, Exit.SCHEMA),
     (Refused, Exit.REFUSED),

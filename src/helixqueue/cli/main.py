@@ -6,6 +6,7 @@ So the table below has each verb's one-line help, and a test compares it with th
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -29,6 +30,9 @@ VERBS: dict[str, tuple[str, str]] = {
         "helixqueue.cli.demo",
         "Watch a lab's sheet take effect once, though workers are killed and frozen.",
     ),
+    "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
+    "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, erase."),
+    "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "migrate": (
         "helixqueue.cli.migrate",
         "Bring a database to the schema this release needs.",
@@ -69,6 +73,11 @@ def build(wanted: str | None = None) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What a terminal cannot write is shown by number; it is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
+    _demand_text(args)
     try:
         build(_wanted(args))(args, prog_name="helixq")
     except HelixError as error:
@@ -88,11 +97,20 @@ def _wanted(args: Sequence[str]) -> str | None:
     return next((word for word in args if not word.startswith("-")), "")
 
 
+def _demand_text(args: Sequence[str]) -> None:
+    """Bytes that are no UTF-8 have no place in the database."""
+    for word in args:
+        if any("\ud800" <= char <= "\udfff" for char in word):
+            sys.stderr.write(f"helixq: expected arguments in UTF-8, got {word!a}\n")
+            sys.exit(Exit.USAGE)
+
+
 def _report(error: HelixError, *, as_json: bool) -> None:
     """Programs read standard output, people the other."""
     if as_json:
-        kind = type(error).__name__
-        sys.stdout.write(json.dumps({"error": {"kind": kind, "message": str(error)}}) + "\n")
+        facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+        told = {"kind": type(error).__name__, "message": str(error), **facts}
+        sys.stdout.write(json.dumps({"error": told}, ensure_ascii=False, default=str) + "\n")
     sys.stderr.write(f"helixq: {error}\n")
 
 

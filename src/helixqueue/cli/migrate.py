@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from helixqueue.cli import show, target
+from helixqueue.client.prepare import prepare
 from helixqueue.store.migrate import migrate, print_sql
 
 
@@ -43,8 +44,12 @@ def _migrate(
         return
     if since is not None:
         raise typer.BadParameter("--since goes with --print-sql")
-    with target.database(dsn, data, as_owner=True, create=True) as found:
-        done = migrate(found, say=show.progress, wait_s=wait)
+    with target.target(dsn, data, create=True) as found:
+        if found.postgres is None:
+            done = migrate(found.owner_dsn, say=show.progress, wait_s=wait)
+        else:
+            # An embedded database serves its run-time role at once.
+            done = prepare(found.postgres, show.progress, wait_s=wait)
     if as_json:
         changed = done.before != done.after
         show.as_json({"before": done.before, "after": done.after, "changed": changed})

@@ -9,7 +9,6 @@ import typer
 
 from helixqueue.cli import show, target
 from helixqueue.operate.recover import recover
-from helixqueue.store.database import Database
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +35,7 @@ def _recover(
     """
     if not reason.strip():
         raise typer.BadParameter("--reason must say something: it is what the ledger keeps")
-    with target.database(dsn, data, as_owner=True) as found, Database.connect(found) as database:
+    with target.opened(dsn, data, as_owner=True) as database:
         recovered = recover(database.connection, reason=reason, actor=actor)
     if as_json:
         show.as_json(asdict(recovered))

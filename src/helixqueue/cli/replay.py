@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import estimate, replay, sees_every_tenant
-from helixqueue.store.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from helixqueue.ledger.chain import Event
 
 
@@ -38,12 +31,12 @@ def _replay(
     Folds the events of every batch outside of the database and compares with where the batch
     stands. Ends with 1 when they differ. Reads one snapshot; work may go on.
     """
-    with target.database(dsn, data, as_owner=True) as found, Database.connect(found) as database:
+    with target.opened(dsn, data, as_owner=True) as database:
         connection = database.connection
         everything = sees_every_tenant(connection)
-        with _bar(estimate(connection), shown=not as_json) as told:
+        with show.bar("replaying", "events", estimate(connection)) as told:
             began = time.monotonic()
-            replayed = replay(connection, progress=told, limit=limit)
+            replayed = replay(connection, progress=lambda done: told(done, done), limit=limit)
             seconds = time.monotonic() - began
     if as_json:
         show.as_json(
@@ -79,30 +72,6 @@ def _replay(
         if not everything:
             show.progress("this role sees its own tenants only; nothing else was replayed")
     raise typer.Exit(Exit.OK if replayed.clean else Exit.NO)
-
-
-@contextmanager
-def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal's standard error, and nothing elsewhere."""
-    columns = (
-        TextColumn("replaying"),
-        BarColumn(),
-        TextColumn("{task.completed:,} events"),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        disable=not (shown and sys.stderr.isatty()),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("replay", total=total or None)
-
-        def told(events: int) -> None:
-            # The total is an estimate; the bar grows with the truth.
-            progress.update(task, completed=events, total=max(total, events))
-
-        yield told
 
 
 def _as_dict(event: Event) -> dict[str, Any]:

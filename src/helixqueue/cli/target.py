@@ -1,28 +1,34 @@
-"""Which database a command means.
+"""Which database and which tenant a command means.
 
 What is typed wins over what is set: `--dsn` or `--data`, then HELIX_DSN, then HELIX_DATA, then
 ./helix-data. A directory means the embedded servers: they are started or joined for as long as the
-command runs.
+command runs. The tenant is `--tenant`, then HELIX_TENANT, then the one that the role is bound to,
+then `default`.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 
 from helixqueue.cli import show
-from helixqueue.embedded import Servers
+from helixqueue.embedded import Postgres, Servers
+from helixqueue.errors import NotPermitted, Refused
+from helixqueue.identity import check_name
+from helixqueue.store import reads
+from helixqueue.store.database import Database, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEFAULT_DATA = Path("helix-data")
+DEFAULT_TENANT = "default"  # as the Python clients have it
+EVERY_TENANT = "*"  # what an operator, or a role that is bound so, acts for
 
 Dsn = Annotated[
     str | None,
@@ -37,16 +43,36 @@ Data = Annotated[
         show_default=False,
     ),
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        envvar="HELIX_TENANT",
+        show_envvar=False,
+        help="The tenant, else HELIX_TENANT, else the only one of this role.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Actor = Annotated[
+    str | None,
+    typer.Option("--actor", help="Who decides, else the database role.", show_default=False),
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    dsn: str
+    owner_dsn: str  # of the role that migrates; the same for a server that others run
+    postgres: Postgres | None  # the embedded one
 
 
 @contextmanager
-def database(
-    dsn: str | None, data: Path | None, *, as_owner: bool = False, create: bool = False
-) -> Iterator[str]:
-    """The DSN to use; says on standard error which one it is.
+def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Iterator[Target]:
+    """The database to use; says on standard error which one it is.
 
-    `as_owner` asks an embedded server for the migrator's DSN, `create` allows a new data directory.
+    `create` allows a new data directory.
     """
     if dsn is not None and data is not None:
         raise typer.BadParameter("give --dsn or --data, not both")
@@ -54,7 +80,7 @@ def database(
         dsn = os.environ.get("HELIX_DSN") or None
     if dsn is not None:
         show.progress(f"database: {_without_password(dsn)}")
-        yield dsn
+        yield Target(dsn, dsn, None)
         return
     directory = data or Path(os.environ.get("HELIX_DATA") or DEFAULT_DATA)
     if not create and not (directory / "postgres").is_dir():
@@ -65,15 +91,57 @@ def database(
     show.progress(f"database: embedded, in {directory.resolve()}")
     # Only PostgreSQL: these commands have no use for Valkey.
     with Servers(directory).postgres.start(show.progress) as postgres:
-        yield postgres.migrator_dsn if as_owner else postgres.dsn
+        yield Target(postgres.dsn, postgres.migrator_dsn, postgres)
+
+
+@contextmanager
+def opened(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Iterator[Database]:
+    """A connection to it, of an embedded server as the role that programs use or as its owner."""
+    with (
+        target(dsn, data) as found,
+        Database.connect(found.owner_dsn if as_owner else found.dsn) as database,
+    ):
+        yield database
+
+
+def tenant_to_read(database: Database, named: str | None) -> str | None:
+    """The tenant to look at; None for all that the role may see. A stranger's is refused."""
+    return None if named is None else _permitted(database, named)
+
+
+def tenant_to_change(database: Database, named: str | None) -> str:
+    """The one tenant that a change is about, `default` for a role that acts for all of them."""
+    if named is not None:
+        return _permitted(database, named)
+    bound = database.run(reads.tenants())
+    if len(bound) != 1:
+        raise Refused(
+            f"expected a tenant, and this role acts for {', '.join(bound) or 'none'}; "
+            "name one with --tenant or HELIX_TENANT"
+        )
+    tenant = DEFAULT_TENANT if bound == [EVERY_TENANT] else bound[0]
+    show.progress(f"tenant: {tenant}")
+    return tenant
+
+
+def _permitted(database: Database, named: str) -> str:
+    """Row-level security would give a stranger an empty answer; this is a clear one."""
+    check_name("tenant", named)
+    bound = database.run(reads.tenants())
+    if named not in bound and EVERY_TENANT not in bound:
+        raise NotPermitted(
+            f"this role may not act for tenant {named!r}; it acts for {', '.join(bound) or 'none'}"
+        )
+    show.progress(f"tenant: {named}")
+    return named
 
 
 def _without_password(dsn: str) -> str:
     """Where it leads, as key=value; the password never reaches a screen or a log."""
     try:
-        parts = conninfo_to_dict(dsn)
-    except ProgrammingError as error:
-        raise typer.BadParameter(f"expected a DSN, got one that does not parse: {error}") from None
+        parts = parsed(dsn)
+    except Refused as error:
+        raise typer.BadParameter(str(error)) from None
     return " ".join(
         f"{name}={parts[name]}" for name in ("host", "port", "dbname", "user") if name in parts
     )

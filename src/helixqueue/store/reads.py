@@ -266,7 +266,7 @@ def _read_workers(rows: list[Row]) -> list[WorkerRow]:
 
 
 def tenants() -> Call[list[str]]:
-    """The tenants this role is bound to; `*` is all of them."""
+    """The tenants this role acts for; `*` alone for all of them."""
     return Call(_SQL["tenants"], {}, lambda rows: [tenant for (tenant,) in rows])
 
 

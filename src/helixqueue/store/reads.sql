@@ -185,5 +185,11 @@ where w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
 order by w.last_seen desc, w.name limit %(limit)s::int;
 
 -- name: tenants
--- Which tenants this role is bound to; * is all of them.
-select t.tenant from helix.role_tenant t where t.role = session_user order by t.tenant;
+-- Which tenants this role acts for; * alone for all of them, as an operator does.
+select t.tenant from helix.role_tenant t
+where t.role = session_user and not pg_has_role(session_user, 'helix_operator', 'member')
+  and (t.tenant = '*' or not exists (select from helix.role_tenant every
+                                     where every.role = session_user and every.tenant = '*'))
+union all
+select '*' where pg_has_role(session_user, 'helix_operator', 'member')
+order by 1;

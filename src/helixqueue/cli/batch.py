@@ -1,0 +1,266 @@
+"""`helixq batch list | show | retry | cancel | erase`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from helixqueue.cli import refs, shapes, show, spelling, story, target, times
+from helixqueue.cli.exits import Exit, NoSuchBatch
+from helixqueue.states import State  # noqa: TC001 - Typer reads it
+from helixqueue.store import calls, reads
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from helixqueue.store.calls import Call
+    from helixqueue.store.database import Database
+    from helixqueue.store.read_rows import BatchRow
+    from helixqueue.store.rows import Verdict
+
+app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, erase.")
+
+Ref = Annotated[str, typer.Argument(metavar="BATCH", help="Its id, its key, or its identity.")]
+Refs = Annotated[
+    list[str], typer.Argument(metavar="BATCH...", help="Ids, keys, or identities of batches.")
+]
+InQueue = Annotated[
+    str | None,
+    typer.Option("--queue", metavar="NAME", help="Only in this queue.", show_default=False),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option("--revision", help="Of the identity, when it has several.", show_default=False),
+]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.", show_default=False)]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="batch")
+
+
+@app.command("list")
+def _list(
+    *,
+    queue: InQueue = None,
+    state: Annotated[
+        State | None, typer.Option("--state", case_sensitive=False, show_default=False)
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option("--identity", help="In any spelling.", show_default=False)
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            "--worker",
+            help="Who holds it; with a finished state, who finished it.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="TIME", help="2026-03-01T08:00, or 2h.", show_default=False
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="The end.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=reads.PAGE_ROWS_MAX, help="Rows of a page.")
+    ] = 50,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
+    ] = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """List batches, newest first.
+
+    Finished states are ordered by when the batch finished, all else by when it was submitted;
+    --since and --until mean that time. A page ends with the cursor of the next.
+    """
+    with target.opened(dsn, data) as database:
+        page = database.run(
+            reads.batches(
+                tenant=target.tenant_to_read(database, tenant),
+                queue=queue,
+                state=state,
+                identity=identity,
+                worker=worker,
+                since=None if since is None else times.moment(since),
+                until=None if until is None else times.moment(until),
+                after=after,
+                limit=limit,
+            )
+        )
+    if as_json:
+        show.as_json({"batches": [shapes.batch(row) for row in page.rows], "next": page.next})
+        return
+    show.table(
+        ("batch", "queue", "identity", "state", "try", "submitted", "what"),
+        [_row(row) for row in page.rows],
+        [show.STYLES[row.state] for row in page.rows],
+    )
+    if page.next is not None:
+        show.progress(f"more: --after {page.next}")
+
+
+def _row(row: BatchRow) -> tuple[str, ...]:
+    what = ""
+    if row.worker is not None:
+        what = f"leased to {row.worker} until {times.seconds(row.deadline)}"
+    elif row.cause is not None:
+        what = f"{row.cause}{' until ' + times.seconds(row.due) if row.due else ''}"
+    elif row.finished_at is not None:
+        failure = " ".join(part for part in (row.failure, row.detail) if part)
+        what = f"{times.seconds(row.finished_at)} by {row.finished_by}" + (
+            failure and f": {failure}"
+        )
+    return (
+        str(row.batch_id), row.queue, spelling.shown(row.raw, row.revision), row.state,
+        str(row.attempt), times.seconds(row.created_at), what,
+    )  # fmt: skip
+
+
+@app.command("show")
+def _show(
+    batch: Ref,
+    *,
+    queue: InQueue = None,
+    revision: Revision = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Also the payload and the result.")
+    ] = False,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Tell everything on record about one batch.
+
+    Attempts and leases, events with their reasons and actors, refused writes with both workers,
+    duplicates, and the identity in both spellings. Ends with 1 when there is no such batch.
+    """
+    with target.opened(dsn, data) as database:
+        found = _found(database, batch, tenant, queue, revision)
+        told = database.run(reads.story(found, payload=payload))
+    if told is None:
+        raise NoSuchBatch(f"no batch has the id {found}, among those this role may see")
+    if as_json:
+        show.as_json(shapes.story(told, payload=payload))
+    else:
+        story.tell(told)
+
+
+def _found(
+    database: Database, ref: str, tenant: str | None, queue: str | None, revision: str | None
+) -> uuid.UUID:
+    of = target.tenant_to_read(database, tenant)
+    return refs.find(database, ref, tenant=of, queue=queue, revision=revision)
+
+
+@app.command("retry")
+def _retry(
+    batches: Refs,
+    *,
+    reason: Reason,
+    actor: target.Actor = None,
+    queue: InQueue = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Give failed batches all their tries again.
+
+    Ends with 1 when one of them has not failed, or there is no such batch.
+    """
+    _decide(
+        calls.retry, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        data=data, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command("cancel")
+def _cancel(
+    batches: Refs,
+    *,
+    reason: Reason,
+    actor: target.Actor = None,
+    queue: InQueue = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Give up batches that have not finished; a running worker is refused from then on.
+
+    Ends with 1 when one of them has finished already, or there is no such batch.
+    """
+    _decide(
+        calls.cancel, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        data=data, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command("erase")
+def _erase(
+    batches: Refs,
+    *,
+    reason: Reason,
+    actor: target.Actor = None,
+    queue: InQueue = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Empty payload and result of finished batches, for good; the ledger stays.
+
+    Ends with 1 when one of them has not finished, or there is no such batch.
+    """
+    _decide(
+        calls.erase, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        data=data, as_json=as_json,
+    )  # fmt: skip
+
+
+def _decide(
+    verb: Callable[..., Call[list[Verdict]]],
+    names: Sequence[str],
+    *,
+    reason: str,
+    actor: str | None,
+    queue: str | None,
+    tenant: str | None,
+    dsn: str | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    if not reason.strip():
+        raise typer.BadParameter("--reason must say something: it is what the record keeps")
+    with target.opened(dsn, data) as database:
+        ids = [_found(database, name, tenant, queue, None) for name in names]
+        verdicts = database.run(verb(ids=ids, reason=reason, actor=actor))
+    if as_json:
+        show.as_json({"verdicts": [shapes.verdict(verdict) for verdict in verdicts]})
+    else:
+        show.table(
+            ("batch", "answer", "state", "note"),
+            [(str(v.batch_id), v.answer, v.state or "", v.note or "") for v in verdicts],
+            ["green" if v.answer in {"ok", "repeat"} else "bold red" for v in verdicts],
+        )
+    raise typer.Exit(_code({verdict.answer for verdict in verdicts}))
+
+
+def _code(answers: set[str]) -> Exit:
+    if answers <= {"ok", "repeat"}:
+        return Exit.OK
+    return Exit.BUSY if answers <= {"ok", "repeat", "busy"} else Exit.NO

@@ -1,0 +1,266 @@
+"""`helixq queue list | show | set | pause | resume`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helixqueue.cli import shapes, show, target
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import InvalidPayload
+from helixqueue.identity import PROFILES, check_name, loads
+from helixqueue.queues import checked_requires
+from helixqueue.store import calls, reads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from helixqueue.store.read_rows import QueueSight
+
+app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume.")
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
+Profile = Annotated[
+    str | None, typer.Option("--profile", help="Rules of identities.", show_default=False)
+]
+Lease = Annotated[
+    float | None,
+    typer.Option("--lease", help="Seconds of a lease.", min=0.05, max=86400, show_default=False),
+]
+MaxAttempts = Annotated[
+    int | None,
+    typer.Option("--max-attempts", help="Tries in all.", min=1, max=1000, show_default=False),
+]
+Backoff = Annotated[
+    float | None,
+    typer.Option(
+        "--backoff",
+        help="Seconds after the first failed try; they double.",
+        min=0,
+        max=86400,
+        show_default=False,
+    ),
+]
+BackoffMax = Annotated[
+    float | None,
+    typer.Option("--backoff-max", help="The longest wait.", min=0, max=604800, show_default=False),
+]
+KeyLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--key-limit",
+        help="Live leases of one limit key.",
+        min=1,
+        max=100000,
+        show_default=False,
+    ),
+]
+Unidentified = Annotated[
+    str | None,
+    typer.Option("--unknown", help="Work without identity: refuse | accept.", show_default=False),
+]
+Closed = Annotated[
+    bool | None,
+    typer.Option("--closed/--open", help="Take no new work, or do.", show_default=False),
+]
+Requires = Annotated[
+    str | None,
+    typer.Option(
+        "--requires",
+        metavar="JSON",
+        help='What a worker must have: {"gpus": 1}.',
+        show_default=False,
+    ),
+]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="queue")
+
+
+@app.command("list")
+def _list(
+    *,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """List queues and how much stands where; nothing is counted past 10,000."""
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_read(database, tenant)
+        sights = database.run(reads.queues(tenant=of))
+    if as_json:
+        show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
+        return
+    show.table(
+        ("tenant", "queue", "open", *shapes.COUNTS),
+        [
+            (
+                s.settings.tenant,
+                s.settings.name,
+                _open(s),
+                *(str(getattr(s, n)) for n in shapes.COUNTS),
+            )
+            for s in sights
+        ],
+        ["yellow" if s.settings.paused or s.settings.closed else "" for s in sights],
+    )
+
+
+def _open(sight: QueueSight) -> str:
+    words = [word for word in ("paused", "closed") if getattr(sight.settings, word)]
+    return ", ".join(words) or "yes"
+
+
+@app.command("show")
+def _show(
+    queue: Name,
+    *,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Show a queue's settings and how much stands where.
+
+    Without a tenant, every tenant's queue of that name. Ends with 1 when there is none.
+    """
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_read(database, tenant)
+        sights = database.run(reads.queues(tenant=of, queue=queue))
+    if as_json:
+        show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
+    elif not sights:
+        show.progress(f"no queue is called {queue!a}, among those this role may see")
+    else:
+        for sight in sights:
+            _tell(sight)
+    raise typer.Exit(Exit.OK if sights else Exit.NO)
+
+
+def _tell(sight: QueueSight) -> None:
+    facts = shapes.settings(sight.settings) | {
+        name: str(getattr(sight, name)) for name in shapes.COUNTS
+    }
+    show.table(("what", "value"), [(name, _value(value)) for name, value in facts.items()])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+@app.command("set")
+def _set(
+    queue: Name,
+    *,
+    profile: Profile = None,
+    lease: Lease = None,
+    max_attempts: MaxAttempts = None,
+    backoff: Backoff = None,
+    backoff_max: BackoffMax = None,
+    key_limit: KeyLimit = None,
+    unknown: Unidentified = None,
+    closed: Closed = None,
+    requires: Requires = None,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Declare a queue, or change the settings that are named; the change is kept on record."""
+    if profile is not None and profile not in PROFILES:
+        raise typer.BadParameter(f"--profile: expected one of {', '.join(PROFILES)}")
+    if unknown not in {None, "refuse", "accept"}:
+        raise typer.BadParameter(f"--unknown: expected refuse or accept, got {unknown!r}")
+    settings = {
+        "profile": profile,
+        "lease_seconds": lease,
+        "max_attempts": max_attempts,
+        "backoff_seconds": backoff,
+        "backoff_max_seconds": backoff_max,
+        "key_limit": key_limit,
+        "unknown": unknown,
+        "closed": closed,
+        "requires": None if requires is None else _requires(requires),
+    }
+    _change(queue, settings, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json)
+
+
+def _requires(text: str) -> dict[str, Any]:
+    try:
+        value = loads(text)
+    except InvalidPayload as error:
+        raise typer.BadParameter(f"--requires: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter('--requires: expected an object such as {"gpus": 1}')
+    return checked_requires(value)
+
+
+@app.command("pause")
+def _pause(
+    queue: Name,
+    *,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Hand out no more work of a queue; what is leased goes on."""
+    _change(
+        queue, {"paused": True}, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json
+    )
+
+
+@app.command("resume")
+def _resume(
+    queue: Name,
+    *,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Hand out a paused queue's work again."""
+    _change(
+        queue, {"paused": False}, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json
+    )
+
+
+def _change(
+    queue: str,
+    settings: dict[str, Any],
+    *,
+    actor: str | None,
+    tenant: str | None,
+    dsn: str | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    check_name("queue", queue)
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_change(database, tenant)
+        # Pausing is of a queue that is there; `set` is what declares one.
+        if "paused" in settings and database.run(calls.queue(tenant=of, queue=queue)) is None:
+            show.progress(f"tenant {of} has no queue {queue}; declare it with helixq queue set")
+            raise typer.Exit(Exit.NO)
+        row = database.run(calls.set_queue(tenant=of, queue=queue, actor=actor, **settings))
+    if as_json:
+        show.as_json(shapes.settings(row))
+    else:
+        changed = {
+            name: getattr(row, name) for name, value in settings.items() if value is not None
+        }
+        show.line(
+            f"queue {row.name} of tenant {row.tenant}: "
+            + (
+                ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
+                or "declared"
+            )
+        )

@@ -1,0 +1,59 @@
+"""How a person names a batch: by its id, by its key, or by its identity in any spelling."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from helixqueue.cli import spelling
+from helixqueue.cli.exits import NoSuchBatch
+from helixqueue.identity import canonical_revision
+from helixqueue.store import reads
+
+if TYPE_CHECKING:
+    from helixqueue.store.database import Database
+
+_NAMED_MAX = 20
+
+
+def find(
+    database: Database,
+    ref: str,
+    *,
+    tenant: str | None,
+    queue: str | None,
+    revision: str | None = None,
+) -> uuid.UUID:
+    """The id of the one batch that `ref` means."""
+    if ref.startswith("v1:"):
+        story = database.run(reads.story_of_key(ref))
+        if story is None:
+            raise NoSuchBatch(f"no batch has the key {ref}, among those this role may see")
+        return story.batch_id
+    try:
+        return uuid.UUID(ref)
+    except ValueError:
+        return _of_identity(database, ref, tenant=tenant, queue=queue, revision=revision)
+
+
+def _of_identity(
+    database: Database, ref: str, *, tenant: str | None, queue: str | None, revision: str | None
+) -> uuid.UUID:
+    page = database.run(reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_NAMED_MAX))
+    rows = page.rows
+    if revision is not None:
+        rows = tuple(row for row in rows if row.revision == canonical_revision(revision))
+    if len(rows) == 1:
+        return rows[0].batch_id
+    if not rows:
+        where = f" in queue {queue}" if queue else ""
+        raise NoSuchBatch(
+            f"expected the id, the key or the identity of a batch, and none goes by {ref!a}{where} "
+            "among those this role may see"
+        )
+    several = "; ".join(
+        f"{row.batch_id} (tenant {row.tenant}, queue {row.queue}, "
+        f"{spelling.shown(row.raw, row.revision)}, {row.state})"
+        for row in rows
+    )
+    raise NoSuchBatch(f"{ref!a} stands for {len(rows)} batches; name one by its id: {several}")

@@ -1,0 +1,71 @@
+"""The shapes of `--json`: scripts rest on them, so a name never changes its meaning.
+
+An identity is a string, a list of strings when it has several parts, or null. A time is ISO 8601.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.cli.spelling import differences
+
+if TYPE_CHECKING:
+    from helixqueue.store.read_rows import BatchRow, Count, QueueSight, Story
+    from helixqueue.store.rows import QueueRow, Verdict
+
+
+def identity(parts: tuple[str, ...]) -> str | list[str] | None:
+    return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
+
+
+def batch(row: BatchRow) -> dict[str, Any]:
+    return _plain_members(asdict(row)) | {
+        "identity": identity(row.identity),
+        "raw": identity(row.raw),
+    }
+
+
+def story(told: Story, *, payload: bool) -> dict[str, Any]:
+    shape = _plain_members(asdict(told)) | {
+        "identity": identity(told.identity),
+        "raw": identity(told.raw),
+        "differences": differences(told.raw, told.identity),
+    }
+    for name in ("payload", "result"):
+        text = shape.pop(name)
+        if payload:
+            shape[name] = None if text is None else json.loads(text)
+    return shape
+
+
+def verdict(one: Verdict) -> dict[str, Any]:
+    return _plain_members(asdict(one))
+
+
+def settings(row: QueueRow) -> dict[str, Any]:
+    return asdict(row)
+
+
+def queue(sight: QueueSight) -> dict[str, Any]:
+    counts: dict[str, Count] = {name: getattr(sight, name) for name in COUNTS}
+    return settings(sight.settings) | {
+        "counts": {name: {"number": c.number, "more": c.more} for name, c in counts.items()}
+    }
+
+
+COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "cancelled")
+
+
+def _plain_members(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in members.items()}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - it walks whatever a dataclass holds
+    if isinstance(value, dict):
+        return _plain_members(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.isoformat() if isinstance(value, datetime) else value

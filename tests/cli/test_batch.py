@@ -1,0 +1,196 @@
+"""`helixq batch`: what stands where, one batch's story, and decisions with their reasons."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from helixqueue.cli.exits import Exit
+from helixqueue.store import calls
+from tests.lab import completed
+
+NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
+
+
+def zombie(lab, identity=NFD):
+    """Bo freezes, ada finishes, bo wakes up and is refused."""
+    [one] = lab.submit(identity, payload={"pod5": "a"})
+    [frozen] = lab.claim(worker="bo")
+    lab.pass_time(frozen.batch)
+    lab.run(calls.reap(actor="reaper"))
+    [second] = lab.claim(worker="ada")
+    lab.settle(completed(second), worker="ada")
+    lab.settle(completed(frozen), worker="bo")
+    return str(one.receipt.batch_id)
+
+
+def test_the_list_and_its_pages(helixq, lab):
+    lab.submit_many(5)
+    first = helixq("batch", "list", "--queue", lab.q, "--limit", "3", "--json")
+    assert first.code == Exit.OK
+    assert set(first.json) == {"batches", "next"}
+    second = helixq("batch", "list", "--queue", lab.q, "--after", first.json["next"], "--json")
+    rows = first.json["batches"] + second.json["batches"]
+    assert {row["identity"] for row in rows} == {f"s{n:05}" for n in range(5)}
+    assert second.json["next"] is None
+    told = helixq("batch", "list", "--queue", lab.q, "--limit", "3")
+    assert [line[0] for line in told.lines] == [row["batch_id"] for row in rows[:3]]
+    assert f"more: --after {first.json['next']}" in told.err
+
+
+def test_the_shape_of_a_batch_in_a_list(helixq, lab):
+    lab.submit(("plate", "A01"))
+    lab.claim()
+    [row] = helixq("batch", "list", "--queue", lab.q, "--json").json["batches"]
+    assert set(row) == {
+        *("batch_id", "key", "tenant", "queue", "identity", "raw", "revision", "state", "attempt"),
+        *("priority", "created_at", "worker", "deadline", "cause", "due", "finished_at"),
+        *("finished_by", "failure", "detail"),
+    }
+    assert (row["identity"], row["state"], row["worker"]) == (["plate", "A01"], "RUNNING", "w1")
+
+
+def test_filters(helixq, lab):
+    zombie(lab)
+    lab.submit_many(2)
+    lab.claim(worker="ann")
+
+    def found(*filters):
+        done = helixq("batch", "list", "--queue", lab.q, *filters, "--json")
+        return len(done.json["batches"])
+
+    assert found() == 3
+    assert (
+        found("--state", "completed") == found("--identity", NFC) == found("--worker", "ann") == 1
+    )
+    assert found("--state", "PENDING") == 1
+    assert found("--since", "1h") == 3
+    assert found("--until", "1h") == found("--since", "+1h") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--state", "DONE"], Exit.USAGE),
+        (["--limit", "0"], Exit.USAGE),
+        (["--since", "yesterday"], Exit.USAGE),
+        (["--after", "page-2"], Exit.REFUSED),
+        (["--identity", "a\u200bb"], Exit.REFUSED),
+        (["--worker", "w", "--state", "pending"], Exit.REFUSED),
+        (["--tenant", "B!"], Exit.REFUSED),
+    ],
+)
+def test_a_list_that_makes_no_sense(helixq, arguments, code):
+    done = helixq("batch", "list", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert done.err
+
+
+@pytest.mark.parametrize("spelling", [NFC, NFD])
+def test_the_story_names_both_workers_and_both_spellings(helixq, lab, spelling):
+    batch_id = zombie(lab)
+    done = helixq("batch", "show", spelling, "--queue", lab.q)
+    assert done.code == Exit.OK, done.err
+    text = done.out
+    assert batch_id in text
+    assert "at 1: U+0061 LATIN SMALL LETTER A, U+0308 COMBINING DIAERESIS is kept as U+00E4" in text
+    assert [done_line(done, "bo")[0], done_line(done, "bo")[-1]] == ["1", "lost, by reaper"]
+    refused = text.partition("Refused writes\n")[2].splitlines()[0].split("\t")
+    assert (refused[1], refused[2], refused[4]) == ("bo", "settle", "ada")
+    assert "pod5" not in text
+    assert "reads" not in text
+    assert '{"pod5":"a"}' in helixq("batch", "show", batch_id, "--payload").out
+
+
+def done_line(done, worker):
+    """The line of a worker's lease."""
+    leases = done.out.partition("Attempts and their leases\n")[2].partition("\n\n")[0]
+    [line] = [line.split("\t") for line in leases.splitlines() if line.split("\t")[2] == worker]
+    return line
+
+
+def test_the_shape_of_a_story(helixq, lab):
+    story = helixq("batch", "show", zombie(lab), "--json").json
+    assert [event["reason"] for event in story["events"]] == [
+        *("submitted", "claimed", "started", "lost"),
+        *("claimed", "started", "completed"),
+    ]
+    assert [lease["worker"] for lease in story["leases"]] == ["bo", "ada"]
+    [refusal] = story["refusals"]
+    assert (refusal["worker"], refusal["owner"]) == ("bo", "ada")
+    assert story["differences"] == [
+        {
+            "offset": 1,
+            "raw": ["U+0061 LATIN SMALL LETTER A", "U+0308 COMBINING DIAERESIS"],
+            "canonical": ["U+00E4 LATIN SMALL LETTER A WITH DIAERESIS"],
+        }
+    ]
+    assert "payload" not in story
+    assert "result" not in story
+    full = helixq("batch", "show", story["key"], "--payload", "--json").json
+    assert (full["payload"], full["result"]) == ({"pod5": "a"}, {"reads": 7})
+
+
+@pytest.mark.parametrize("name", ["nobody", str(uuid.UUID(int=7)), "v1:" + "0" * 64])
+@pytest.mark.parametrize("verb", [("show",), ("cancel", "--reason", "x")])
+def test_an_unknown_batch_is_no(helixq, verb, name):
+    done = helixq("batch", *verb, name)
+    assert done.code == Exit.NO
+    assert "no batch" in done.err or "none goes by" in done.err or "no such batch" in done.out
+
+
+def test_an_identity_of_several_batches_is_not_guessed(helixq, lab):
+    lab.submit("twice")
+    lab.submit("twice", revision="2")
+    done = helixq("batch", "show", "twice", "--queue", lab.q)
+    assert done.code == Exit.NO
+    assert "stands for 2 batches" in done.err
+    assert helixq("batch", "show", "twice", "--queue", lab.q, "--revision", "2").code == Exit.OK
+
+
+def test_another_tenant_sees_nothing_and_is_told_so(helixq, lab):
+    batch_id = zombie(lab)
+    asked = {"role": "app_b", "HELIX_TENANT": ""}
+    assert helixq("batch", "show", batch_id, **asked).code == Exit.NO
+    assert helixq("batch", "list", "--queue", lab.q, **asked).out == ""
+    assert helixq("batch", "cancel", batch_id, "--reason", "mine", **asked).code == Exit.NO
+    for arguments in (["batch", "list"], ["queue", "list"], ["submit", lab.q, "s"]):
+        done = helixq(*arguments, role="app_b")
+        assert done.code == Exit.REFUSED
+        assert "may not act for tenant 'a'" in done.err
+
+
+def test_decisions_have_a_reason_and_an_actor(helixq, lab):
+    lab.queue(max_attempts=1)
+    [one] = lab.submit("x")
+    lab.fail(*lab.claim())
+    name = str(one.receipt.batch_id)
+    because = ("--reason", "new flow cell", "--actor", "ann")
+    done = helixq("batch", "retry", "x", "--queue", lab.q, *because)
+    assert (done.code, done.lines[0][:3]) == (Exit.OK, [name, "ok", "PENDING"])
+    done = helixq("batch", "cancel", name, *because, "--json")
+    [verdict] = done.json["verdicts"]
+    assert verdict == {"batch_id": name, "answer": "ok", "state": "CANCELLED", "note": None}
+    assert helixq("batch", "cancel", name, *because).lines[0][1] == "repeat"
+    assert helixq("batch", "erase", name, *because).code == Exit.OK
+    events = helixq("batch", "show", name, "--json").json["events"]
+    told = [(event["reason"], event["actor"], event["detail"]) for event in events[-2:]]
+    assert told == [("retried", "ann", "new flow cell"), ("cancelled", "ann", "new flow cell")]
+
+
+def test_what_cannot_be_done_is_no(helixq, lab):
+    [one, two] = (row.receipt.batch_id for row in lab.submit("1", "2"))
+    done = helixq("batch", "retry", one, "--reason", "x")
+    assert (done.code, done.lines[0][1]) == (Exit.NO, "illegal")
+    assert helixq("batch", "erase", one, "--reason", "x").code == Exit.NO
+    # One that can be cancelled is, though another cannot be found.
+    done = helixq("batch", "cancel", two, uuid.uuid4(), "--reason", "x", "--json")
+    assert done.code == Exit.NO
+    assert [verdict["answer"] for verdict in done.json["verdicts"]] == ["ok", "refused"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "erase"])
+@pytest.mark.parametrize("reason", [(), ("--reason", " ")])
+def test_a_decision_demands_a_reason(helixq, verb, reason):
+    assert helixq("batch", verb, uuid.uuid4(), *reason).code == Exit.USAGE

@@ -1,0 +1,219 @@
+"""`helixq submit`: nothing is lost, a bad row is told with its line, and a repeat is no harm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helixqueue.cli.exits import Exit
+
+NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
+
+
+def counted(done):
+    return {word: done.json[word] for word in ("rows", "new", "duplicate", "bad")}
+
+
+def test_one_batch_and_its_twin(helixq, lab):
+    one = helixq("submit", lab.q, NFC, '{"pod5": "a"}', "--json")
+    assert one.code == Exit.OK, one.err
+    assert set(one.json) == {"decision", "batch_id", "key", "fingerprint", "state", "differs"}
+    two = helixq("submit", lab.q, NFD, '{"pod5":"a"}', "--json")
+    assert (one.json["decision"], two.json["decision"]) == ("new", "duplicate")
+    assert one.json["batch_id"] == two.json["batch_id"]
+    told = helixq("submit", lab.q, NFC, '{"pod5":"a"}', "--priority", "1")
+    assert told.lines[0][:2] == ["duplicate", one.json["batch_id"]]
+    assert "priority" in told.err
+
+
+def test_another_payload_is_a_conflict_with_its_difference(helixq, lab):
+    helixq("submit", lab.q, "s", '{"pod5": "a"}')
+    done = helixq("submit", lab.q, "s", '{"pod5": "b"}', "--json")
+    assert done.code == Exit.REFUSED
+    assert done.json["error"]["kind"] == "Conflict"
+    [change] = done.json["error"]["diff"]
+    assert (change["path"], change["value"]) == ("/pod5", "b")
+
+
+def test_every_option_reaches_the_batch(helixq, lab):
+    options = ("--revision", "2", "--priority", "1", "--limit-key", "k", "--run-at", "+1h")
+    more = ("--expires-at", "+2h", "--requires", '{"gpus": 1}', "--part", "A01", "--actor", "ann")
+    one = helixq("submit", lab.q, "plate", "{}", *options, *more, "--json")
+    story = helixq("batch", "show", one.json["batch_id"], "--json").json
+    assert story["identity"] == ["plate", "A01"]
+    told = ("revision", "priority", "limit_key", "actor", "cause")
+    assert [story[name] for name in told] == ["2", 1, "k", "ann", "delay"]
+    assert story["expires_at"] > story["run_at"] > story["created_at"]
+
+
+def test_a_queue_is_declared_only_when_asked_for(helixq):
+    refused = helixq("submit", helixq.q, "s")
+    assert refused.code == Exit.REFUSED
+    assert f"no queue '{helixq.q}'" in refused.err
+    assert helixq("submit", helixq.q, "s", "--create").code == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["s", "{"], "PAYLOAD"),
+        (["s", '{"a": 1, "a": 2}'], "PAYLOAD"),
+        (["s", "{}", "--priority", "10"], "priority"),
+        (["s", "{}", "--run-at", "soon"], "expected a time"),
+        (["s", "{}", "--requires", "[1"], "--requires"),
+        (["s", "{}", "--from", "-"], "with --from"),
+        (["--from", "/nowhere/x.csv"], "No such file"),
+        (["--from", "-", "--format", "xls"], "expected json, jsonl or csv"),
+        ([], "expected an identity"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(helixq, lab, arguments, why):
+    done = helixq("submit", lab.q, *arguments)
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert why in done.err
+
+
+@pytest.mark.parametrize("queue", ["Queue", "a b", "", "ö"])
+def test_a_name_that_no_queue_can_have_is_refused(helixq, queue):
+    assert helixq("submit", queue, "s").code == Exit.REFUSED
+
+
+@pytest.mark.parametrize("identity", ["Sample\u200b-9", " ", "x" * 300])
+def test_a_broken_identity_is_refused_with_the_place(helixq, lab, identity):
+    done = helixq("submit", lab.q, identity, "--json")
+    assert done.code == Exit.REFUSED
+    assert done.json["error"]["kind"] == "InvalidIdentity"
+    assert {"code", "code_point", "offset", "suggestion"} <= set(done.json["error"])
+
+
+def test_csv_from_a_spreadsheet(helixq, lab, tmp_path):
+    """With a byte order mark, Windows line ends, quotes, a line break in a cell, an empty line."""
+    file = tmp_path / "run.csv"
+    file.write_bytes(
+        b"\xef\xbb\xbfidentity,payload.pod5,priority\r\n"
+        b's-1,"a,b",1\r\n\r\n"s-2","two\r\nlines",\r\ns-3,c,x\r\ns-4,d\r\n'
+    )
+    done = helixq("submit", lab.q, "--from", file, "--json")
+    assert done.code == Exit.NO
+    assert counted(done) == {"rows": 4, "new": 2, "duplicate": 0, "bad": 1}
+    assert [(p["line"], p["kind"]) for p in done.json["problems"]] == [(6, "refused"), (7, "bad")]
+    story = helixq("batch", "show", "s-2", "--queue", lab.q, "--payload", "--json").json
+    assert story["payload"] == {"pod5": "two\r\nlines"}
+
+
+def test_csv_with_a_column_of_json(helixq, lab):
+    sheet = b'identity,payload,revision\ns,"{""n"": 1}",2\n'
+    assert helixq("submit", lab.q, "--from", "-", given=sheet).code == Exit.OK
+    story = helixq("batch", "show", "s", "--queue", lab.q, "--payload", "--json").json
+    assert (story["payload"], story["revision"]) == ({"n": 1}, "2")
+
+
+@pytest.mark.parametrize(
+    ("sheet", "why"),
+    [
+        (b"identity,colour\ns,red\n", "unknown column 'colour'"),
+        (b"sample,payload\ns,1\n", "unknown column 'sample'"),
+        (b"payload\n1\n", "column identity"),
+        (b"identity,identity\na,b\n", "twice"),
+        (b"identity,payload,payload.x\na,1,2\n", "got both"),
+        ("identity\ns\n".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, why):
+    done = helixq("submit", lab.q, "--from", "-", "--format", "csv", "--json", given=sheet)
+    assert done.code == Exit.NO
+    assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 1}
+    assert why in done.json["problems"][0]["reason"]
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", None])
+@pytest.mark.parametrize("sheet", [b"", b"\n \n", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_no_work(helixq, lab, form, sheet):
+    chosen = () if form is None else ("--format", form)
+    done = helixq("submit", lab.q, "--from", "-", *chosen, "--json", given=sheet)
+    assert done.code == Exit.OK
+    assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 0}
+
+
+def test_a_pipe_of_twenty_thousand_rows_and_again(helixq, lab):
+    rows = "".join(
+        json.dumps({"identity": f"p-{n}", "payload": {"n": n}}) + "\n" for n in range(20_000)
+    )
+    first = helixq.process("submit", lab.q, "--from", "-", "--json", given=rows.encode())
+    assert first.code == Exit.OK, first.err
+    assert counted(first) == {"rows": 20_000, "new": 20_000, "duplicate": 0, "bad": 0}
+    again = helixq("submit", lab.q, "--from", "-", given=rows.encode())
+    assert again.lines[:2] == [["new", "0"], ["duplicate", "20000"]]
+    assert [count for _, count in again.lines[2:]] == ["0"] * 3
+
+
+def test_broken_json_in_line_seven_hinders_no_other(helixq, lab):
+    rows = [json.dumps({"identity": f"b-{n}"}) for n in range(1, 11)]
+    rows[6] = '{"identity": "b-7", '
+    sheet = "\n".join(rows).encode()
+    done = helixq("submit", lab.q, "--from", "-", "--json", given=sheet)
+    assert done.code == Exit.NO
+    assert counted(done) == {"rows": 10, "new": 9, "duplicate": 0, "bad": 1}
+    assert done.json["problems"][0]["line"] == 7
+    assert "line 7: bad:" in helixq("submit", lab.q, "--from", "-", given=sheet).err
+
+
+ODD_ROWS = [
+    '{"identity": "a", "colour": 1}',
+    '{"payload": 1}',
+    "[1]",
+    '"x"',
+    '{"identity": 7}',
+    '{"identity": ["a", 7]}',
+    '{"identity": []}',
+    '{"identity": null}',
+    '{"identity": "a", "priority": "high"}',
+    '{"identity": "a", "run_at": "soon"}',
+    '{"identity": "a", "run_at": 7}',
+    '{"identity": "a", "expires_at": "2026-01-01"}',
+    '{"identity": "a", "expires_at": "2020-01-01T00:00:00Z"}',
+    '{"identity": "a", "requires": {"gpu": 1}}',
+    '{"identity": "a", "requires": 1}',
+    '{"identity": "a", "limit_key": ""}',
+    '{"identity": "a", "revision": ""}',
+    '{"identity": "a", "payload": 1e400}',
+    '{"identity": "a", "payload": "\\ud800"}',
+    '{"identity": "a", "payload": "\\u0000"}',
+    '{"identity": "\\u0000"}',
+    "[" * 100_000,
+    "\x00",
+]
+
+
+def test_whatever_is_wrong_with_a_row_is_told_with_its_line(helixq, lab):
+    sheet = "\n".join([*ODD_ROWS, '{"identity": "good"}']).encode() + b'\n{"identity": "\xff"}'
+    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", given=sheet)
+    assert done.code == Exit.NO
+    told = {problem["line"]: problem["reason"] for problem in done.json["problems"]}
+    assert set(range(1, len(ODD_ROWS) + 3)) - set(told) == {len(ODD_ROWS) + 1}
+    assert done.json["new"] == 1
+    assert all(told.values())
+
+
+def test_an_array_of_json_says_where_it_broke(helixq, lab):
+    rows = (
+        b'[\n {"identity": "j-1"},\n {"identity": "j-1", "payload": 2},\n {"identity": "j-3",}\n]'
+    )
+    done = helixq("submit", lab.q, "--from", "-", "--json", given=rows)
+    assert done.code == Exit.NO
+    found = [(problem["line"], problem["kind"]) for problem in done.json["problems"]]
+    assert found == [(3, "conflict"), (4, "bad")]
+    one = helixq("submit", lab.q, "--from", "-", given=b'{\n "identity": "alone"\n}')
+    assert one.lines[0] == ["new", "1"]
+
+
+def test_a_line_without_end_is_skipped_and_the_next_is_read(helixq, lab):
+    sheet = b'{"identity": "' + b"x" * 5_000_000 + b'"}\n{"identity": "after"}\n'
+    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", given=sheet)
+    assert counted(done) == {"rows": 2, "new": 1, "duplicate": 0, "bad": 1}
+
+
+def test_a_database_that_is_away_is_no_bug(helixq, lab):
+    done = helixq("submit", lab.q, "s", "--dsn", "host=/nowhere dbname=x user=y")
+    assert done.code == Exit.UNAVAILABLE

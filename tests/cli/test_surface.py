@@ -1,0 +1,123 @@
+"""The command line as a whole: help, completion, output for people, and no traceback ever."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from typer.main import get_command
+
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.main import VERBS, build
+from tests.cli.conftest import HELIXQ
+
+NOUNS = {
+    "batch": {"list", "show", "retry", "cancel", "erase"},
+    "queue": {"list", "show", "set", "pause", "resume"},
+}
+
+
+def completed(words):
+    """What a shell offers behind these words."""
+    environment = os.environ | {"_HELIXQ_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run([HELIXQ], env=environment, capture_output=True, text=True, check=False)
+    return set(done.stdout.split())
+
+
+def test_completion_offers_verbs_nouns_and_states():
+    assert completed(["helixq", ""]) >= set(VERBS)
+    assert completed(["helixq", "batch", ""]) == NOUNS["batch"]
+    assert "FAILED" in completed(["helixq", "batch", "list", "--state", "F"])
+
+
+def test_help_lists_every_verb(helixq):
+    listed = helixq("--help").out
+    assert [verb for verb in VERBS if not re.search(rf"^  {verb} ", listed, re.MULTILINE)] == []
+    for noun, verbs in NOUNS.items():
+        shown = helixq(noun, "--help").out
+        assert [verb for verb in verbs if not re.search(rf"^  {verb} ", shown, re.MULTILINE)] == []
+
+
+def leaves():
+    for name, command in get_command(build(None)).commands.items():
+        inner = getattr(command, "commands", {})
+        yield from ((name, verb, one) for verb, one in inner.items())
+        if not inner:
+            yield (name, None, command)
+
+
+@pytest.mark.parametrize(
+    ("noun", "verb", "command"),
+    list(leaves()),
+    ids=lambda one: one if isinstance(one, str) else "-",
+)
+def test_every_command_answers_in_json_and_says_what_it_does(noun, verb, command):
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--json" in options, (noun, verb)
+    assert command.help
+
+
+def on_a_terminal(helixq, *arguments):
+    """Both streams go to one terminal of 160 columns; it gives the text."""
+    leader, follower = pty.openpty()
+    environment = helixq._environment(None, {"COLUMNS": "160", "TERM": "xterm-256color"})
+    with subprocess.Popen(
+        [HELIXQ, *arguments], stdin=follower, stdout=follower, stderr=follower, env=environment
+    ) as process:
+        os.close(follower)
+        text = b""
+        while True:
+            try:
+                piece = os.read(leader, 65536)
+            except OSError:  # the terminal's other end is closed
+                break
+            if not piece:
+                break
+            text += piece
+        os.close(leader)
+    assert process.returncode == Exit.OK, text
+    return text.decode()
+
+
+def test_a_terminal_gets_tables_and_colours(helixq, lab):
+    lab.submit("[bold]x")
+    text = on_a_terminal(helixq, "batch", "list", "--queue", lab.q)
+    assert "┃" in text
+    assert "\x1b[36m" in text  # cyan: pending
+    assert "[bold]x" in text
+    text = on_a_terminal(helixq, "batch", "show", "[bold]x", "--queue", lab.q)
+    assert "submitted" in text
+
+
+def test_arguments_that_are_no_text_are_a_usage_error(helixq):
+    done = helixq("batch", "show", "\udcff")
+    assert done.code == Exit.USAGE
+    assert "UTF-8" in done.err
+
+
+def test_a_terminal_without_the_letters_shows_them_by_number(helixq, lab):
+    lab.submit("S\u00e4mple")
+    done = helixq.process("batch", "list", "--queue", lab.q, PYTHONIOENCODING="ascii")
+    assert done.code == Exit.OK
+    assert "S\\xe4mple" in done.out
+
+
+@pytest.mark.parametrize("verb", [("batch",), ("queue",), ()])
+def test_a_noun_alone_shows_its_help(helixq, verb):
+    done = helixq(*verb)
+    assert done.code in {Exit.OK, Exit.USAGE}
+    assert "Usage" in done.out + done.err
+
+
+def test_a_new_directory_is_usable_at_once(helixq, tmp_path):
+    """`migrate --data` also lets the run-time role work, so the first command is not refused."""
+    clean = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": str(tmp_path / "lab")}
+    assert helixq.process("migrate", **clean).code == Exit.OK
+    done = helixq.process("submit", "basecall", "s-1", "--create", "--json", **clean)
+    assert done.code == Exit.OK, done.err
+    assert done.json["decision"] == "new"
+    assert "embedded, in" in done.err
