@@ -1,0 +1,82 @@
+"""Every Python block of every document runs, and prints what the document says it does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reader import blocks
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if blocks(path.read_text(encoding="utf-8"))
+]
+
+
+FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
+
+
+def told(document, directory, dsn=""):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.docs.reader", document],
+        cwd=directory,
+        env={
+            **os.environ,
+            "HELIX_DSN": dsn,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_does_what_it_says(document, database, tmp_path):
+    done = told(document, tmp_path, database.dsn("pool"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_the_documents_with_code_are_found():
+    names = {path.name for path in DOCUMENTS}
+    assert {"README.md", "quickstart.md", "sqlalchemy.md"} <= names
+
+
+def test_no_block_escapes_by_its_spelling():
+    """`Python`, `py` or an indented fence would be shown to people and run by nobody."""
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        fences = FENCE.findall(text)
+        assert len(fences) == len(blocks(text)), path
+
+
+BAD = {
+    "raises": ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
+    "prints something else": ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "expected\n2\n"),
+    "prints nothing": ("```python\npass\n```\n```text\n2\n```\n", "expected\n2\n"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_document_that_is_wrong_is_found(case, tmp_path):
+    text, words = BAD[case]
+    (tmp_path / "wrong.md").write_text("# Wrong\n\n" + text)
+    done = told(tmp_path / "wrong.md", tmp_path)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "wrong.md:4" in done.stderr or 'wrong.md", line 4' in done.stderr
+
+
+def test_blocks_share_names_and_say_what_they_print(tmp_path):
+    text = "```python\nn = 1\n```\ntext\n```python\nprint(n)\n```\n\n```text\n1\n```\n"
+    (tmp_path / "right.md").write_text(text)
+    assert told(tmp_path / "right.md", tmp_path).returncode == 0
+    assert [block.line for block in blocks(text)] == [1, 5]
