@@ -1,0 +1,8 @@
+"""Exactly-once effect for any HTTP endpoint: pure ASGI, for any application."""
+
+from __future__ import annotations
+
+from helixqueue.fence.http.middleware import IdempotencyMiddleware
+from helixqueue.fence.http.openapi import describe
+
+__all__ = ["IdempotencyMiddleware", "describe"]

@@ -1,0 +1,216 @@
+"""One keyed request from its claim to its answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import Conflict, HelixError, InDoubt, LeaseLost
+from helixqueue.fence import plan
+from helixqueue.fence.call import receipt_text
+from helixqueue.fence.drive import AsyncHands, drive_async
+from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
+from helixqueue.fence.http.problem import Problem
+from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
+from helixqueue.fence.http.refusal import problem_of
+from helixqueue.fence.http.stored import FORM, Corrupt, Stored
+from helixqueue.store.fences import Answer
+
+if TYPE_CHECKING:
+    from helixqueue.fence.http.keyed import Keyed
+    from helixqueue.fence.http.middleware import IdempotencyMiddleware, Journal
+    from helixqueue.store.fences import Fenced, Hold
+
+# Changes what is kept of a body: status, headers, body > body.
+Redact = Callable[[int, list[Header], bytes], bytes]
+
+log = logging.getLogger("helixqueue.fence.http")
+# A file or a socket handed to the server would leave before it is sealed.
+_UNSEEN = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+
+
+class Overtaken(Exception):
+    """Somebody else decided while the application worked; its answer is not sent."""
+
+    def __init__(self, refused: HelixError) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
+
+
+class Exchange:
+    """Claim, let the application work, seal, answer."""
+
+    def __init__(
+        self,
+        ours: IdempotencyMiddleware,
+        keyed: Keyed,
+        journal: Journal,
+        scope: Scope,
+        send: Send,
+    ) -> None:
+        self._ours = ours
+        self._keyed = keyed
+        self._plan = keyed.plan
+        self._journal = journal
+        self._scope = scope
+        self._send = send
+        self._hands = AsyncHands(ours.fences.run)
+        journal.know(key=keyed.key, source_id=keyed.key, tenant=keyed.plan.tenant)
+
+    async def perform(self) -> None:
+        if await self._hinted():
+            return
+        keyed = self._keyed
+        try:
+            claimed = await drive_async(
+                plan.claim(keyed.plan, keyed.identity, keyed.request), self._hands
+            )
+        except HelixError as refused:
+            await self._refuse(refused)
+            return
+        self._journal.know(attempt=claimed.told.attempt)
+        if claimed.held is None:
+            await self._tell_again(claimed.told)
+        else:
+            await self._execute(claimed.held)
+
+    # Done before.
+
+    async def _hinted(self) -> bool:
+        """A sealed answer from the cache; never a permission to execute."""
+        if self._ours.hint is None:
+            return False
+        found = await self._ours.hint.get(self._plan, self._keyed.identity, self._keyed.request)
+        if found is None:
+            return False
+        await self._repeat(Stored.read(found.answer), found.receipt, found.sealed_at)
+        return True
+
+    async def _remember(self, told: Fenced) -> None:
+        if self._ours.hint is not None and told.answer is not None:
+            await self._ours.hint.put(self._plan, self._keyed.identity, self._keyed.request, told)
+
+    async def _tell_again(self, told: Fenced) -> None:
+        receipt = receipt_text(told) or ""
+        sealed_at = "" if told.sealed_at is None else told.sealed_at.isoformat()
+        self._journal.know(effect_id=told.effect, receipt=receipt)
+        proof = {"receipt": receipt, "recorded_at": sealed_at}
+        if told.answer is None:
+            detail = "it took effect once; only its receipt is left"
+            await self._answer(Problem("result-expired", detail, more=proof))
+            return
+        try:
+            stored = Stored.read(told.answer)
+        except Corrupt:
+            log.exception("fence %s: a kept answer cannot be read", self._plan.name)
+            await self._answer(Problem("in-doubt", "its answer cannot be read", more=proof))
+            return
+        await self._remember(told)
+        await self._repeat(stored, receipt, sealed_at)
+
+    async def _repeat(self, stored: Stored, receipt: str, sealed_at: str) -> None:
+        headers, body = list(stored.headers), stored.body
+        if stored.omitted:
+            headers = [(n, v) for n, v in headers if not n.startswith(b"content-")]
+            headers += [(b"content-type", b"application/json"), (b"idempotency-stored", b"partial")]
+            body = b'{"receipt":"%b","body":"omitted"}' % receipt.encode()
+        if stored.status not in {204, 304}:
+            headers.append((b"content-length", str(len(body)).encode()))
+        headers += [
+            (b"idempotency-replayed", b"true"),
+            (b"idempotent-replayed", b"true"),
+            (b"idempotency-receipt", receipt.encode()),
+            (b"idempotency-recorded-at", sealed_at.encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        self._journal.decided("repeated", receipt=receipt, status=stored.status)
+        await respond(self._send, stored.status, headers, body)
+
+    # To be done.
+
+    async def _execute(self, held: Hold) -> None:
+        async def decide(status: int, headers: list[Header], body: bytes | None) -> list[Header]:
+            return await self._decide(held, status, headers, body)
+
+        recorder = Recorder(self._send, decide, self._keyed.route.max_answer_bytes)
+        pulse = self._ours.fences.pulse
+        beat = pulse.hold(held, self._plan.times.lease)
+        failure: BaseException | None = None
+        try:
+            await self._ours.app(self._inner_scope(), Given(self._keyed.body), recorder)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failure = error
+        finally:
+            pulse.drop(beat)
+        if isinstance(recorder.refused, Overtaken):
+            await self._refuse(recorder.refused.refused)
+            return
+        if not recorder.decided:
+            failure = failure or RuntimeError("the application ended without an answer")
+            await self._doubt(held, f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+
+    def _inner_scope(self) -> Scope:
+        """The application's scope, without ways to answer that could not be recorded."""
+        extensions = self._scope.get("extensions") or {}
+        seen = {name: value for name, value in extensions.items() if name not in _UNSEEN}
+        return {**self._scope, "extensions": seen}
+
+    async def _decide(
+        self, held: Hold, status: int, headers: list[Header], body: bytes | None
+    ) -> list[Header]:
+        """Seal before the first byte leaves; or release, or doubt. Gives headers to add."""
+        self._journal.know(status=status)
+        effect = text_of(headers, EFFECT_HEADER) or None
+        if effect == "none" or status in self._keyed.route.before_the_effect:
+            said = f"answered {status} before the effect"
+            await drive_async(plan.release(self._plan, held, said), self._hands)
+            self._journal.decided("released")
+            return []
+        if status >= 500:
+            await self._doubt(held, f"answered {status}")
+            return []
+        kept = self._redacted(status, headers, body)
+        stored = Stored.of(status, headers, kept, self._keyed.route.keep_headers)
+        answer = Answer(FORM, stored.write(), effect=effect)
+        try:
+            told = await drive_async(plan.seal(self._plan, held, answer), self._hands)
+        except (LeaseLost, InDoubt) as refused:
+            raise Overtaken(refused) from refused
+        await self._remember(told)
+        receipt = receipt_text(told) or ""
+        self._journal.decided("executed", effect_id=effect, receipt=receipt)
+        added = [(b"idempotency-receipt", receipt.encode())]
+        return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
+
+    def _redacted(self, status: int, headers: list[Header], body: bytes | None) -> bytes | None:
+        if self._ours.redact is None or body is None:
+            return body
+        try:
+            return self._ours.redact(status, headers, body)
+        except Exception:
+            # Kept without its body: running it again would be worse than not repeating it.
+            log.exception("fence %s: the redactor failed", self._plan.name)
+            return None
+
+    async def _doubt(self, held: Hold, why: str) -> None:
+        try:
+            await drive_async(plan.doubt(self._plan, held, why), self._hands)
+        except HelixError:
+            # The lease will run out, and that is the same doubt.
+            log.exception("fence %s: could not be put in doubt", self._plan.name)
+        self._journal.decided("doubted")
+
+    # Not to be done.
+
+    async def _refuse(self, refused: HelixError) -> None:
+        if isinstance(refused, Conflict):
+            self._journal.know(diff_ops=len(refused.diff))
+        await self._answer(problem_of(refused, self._ours.policy))
+
+    async def _answer(self, problem: Problem) -> None:
+        status, headers, body = problem.response()
+        self._journal.decided(problem.kind, status=status)
+        await respond(self._send, status, headers, body)

@@ -1,0 +1,96 @@
+"""The header and the answers of the middleware in an application's OpenAPI document."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.fence.http.header import MAX_KEY_BYTES
+from helixqueue.fence.http.problem import PREFIX, PROBLEMS
+
+if TYPE_CHECKING:
+    from helixqueue.fence.policy import Policy, Route
+
+
+def describe(document: dict[str, Any], policy: Policy) -> dict[str, Any]:
+    """A copy of `document` in which every fenced operation tells of its key and its refusals.
+
+    ```python
+    plain = app.openapi
+    app.openapi = lambda: describe(plain(), policy)
+    ```
+    """
+    described = deepcopy(document)
+    schemas = described.setdefault("components", {}).setdefault("schemas", {})
+    schemas["IdempotencyProblem"] = _SCHEMA
+    for path, operations in described.get("paths", {}).items():
+        for method, operation in operations.items():
+            # A template stands for itself: {id} is one segment, as in the policy.
+            route = policy.route(method.upper(), path)
+            if route is not None and isinstance(operation, dict):
+                _describe(operation, route, policy)
+    return described
+
+
+def _describe(operation: dict[str, Any], route: Route, policy: Policy) -> None:
+    ttl = policy.ttl.times(route.kind)
+    operation.setdefault("parameters", []).append(
+        {
+            "name": policy.header,
+            "in": "header",
+            "required": route.required,
+            "description": (
+                "Names this request; the same key again gives the same answer and no second "
+                f"effect. Answers are kept {ttl.answer / 3600:g} hours, keys "
+                f"{ttl.tombstone / 86_400:g} days."
+            ),
+            "schema": {
+                "type": "string",
+                "minLength": route.min_key_chars,
+                "maxLength": MAX_KEY_BYTES,
+            },
+        }
+    )
+    responses = operation.setdefault("responses", {})
+    for status, kinds in _by_status(policy).items():
+        responses.setdefault(
+            str(status),
+            {
+                "description": "; ".join(f"{kind}: {PROBLEMS[kind][1]}" for kind in kinds),
+                "content": {
+                    "application/problem+json": {
+                        "schema": {"$ref": "#/components/schemas/IdempotencyProblem"}
+                    }
+                },
+            },
+        )
+
+
+def _by_status(policy: Policy) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for kind, (usual, _) in PROBLEMS.items():
+        status = policy.on_conflict.status if kind == "key-reused" else usual
+        found.setdefault(status, []).append(kind)
+    return found
+
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "enum": [PREFIX + kind for kind in PROBLEMS]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "diff": {
+            "type": "array",
+            "description": "RFC 6902 operations from the first request to this one",
+            "items": {"type": "object"},
+        },
+        "receipt": {"type": "string"},
+        "recorded_at": {"type": "string"},
+        "fence": {"type": "string", "description": "For `helixq fence show`"},
+        "pointer": {"type": "string"},
+        "code": {"type": "string"},
+    },
+}

@@ -1,0 +1,81 @@
+"""Stands between an application and its client: holds the answer back until it is sealed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from helixqueue.fence.http.asgi import Header, Message, Send, text_of
+
+# Called with status, headers and body (None: not kept) before the first byte leaves. Gives the
+# headers to add.
+Decide = Callable[[int, list[Header], bytes | None], Awaitable[list[Header]]]
+
+# The application's word on its effect: "none" for nothing happened, else the effect's id.
+EFFECT_HEADER: Final = "idempotency-effect"
+# An answer that is still coming after this long is a stream: it is sealed without its body.
+STREAM_SECONDS: Final = 1.0
+
+
+class Recorder:
+    """The application's `send`."""
+
+    def __init__(self, send: Send, decide: Decide, max_bytes: int) -> None:
+        self._send = send
+        self._decide = decide
+        self._max_bytes = max_bytes
+        self._start: Message | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._began = 0.0
+        self.decided = False
+        # Why nothing was sent. An application may swallow what `send` raises; we look here.
+        self.refused: Exception | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if self.refused is not None:
+            return
+        if self.decided:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = message
+            self._began = time.monotonic()
+            if self._is_event_stream():
+                await self._let_go(None)
+        elif message["type"] == "http.response.body":
+            await self._body(message)
+
+    async def _body(self, message: Message) -> None:
+        piece = message.get("body", b"")
+        more = message.get("more_body", False)
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > self._max_bytes or (
+            more and time.monotonic() - self._began > STREAM_SECONDS
+        ):
+            await self._let_go(None, more=more)
+        elif not more:
+            await self._let_go(b"".join(self._pieces), more=False)
+
+    def _is_event_stream(self) -> bool:
+        assert self._start is not None  # noqa: S101 - it just came
+        return text_of(self._start.get("headers", ()), "content-type").startswith(
+            "text/event-stream"
+        )
+
+    async def _let_go(self, kept: bytes | None, *, more: bool = True) -> None:
+        """Decide, then send what was held back."""
+        assert self._start is not None  # noqa: S101 - a body comes after its start
+        headers = [(bytes(n), bytes(v)) for n, v in self._start.get("headers", ())]
+        self.decided = True
+        try:
+            added = await self._decide(int(self._start["status"]), headers, kept)
+        except Exception as refused:
+            self.refused = refused
+            raise
+        shown = [(n, v) for n, v in headers if n.lower() != EFFECT_HEADER.encode()]
+        await self._send({**self._start, "headers": [*shown, *added]})
+        held = b"".join(self._pieces)
+        if held or not more:
+            await self._send({"type": "http.response.body", "body": held, "more_body": more})

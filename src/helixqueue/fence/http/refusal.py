@@ -1,0 +1,64 @@
+"""From our errors to answers: which problem a client is shown, and how much of a difference."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
+from helixqueue.fence.http.problem import Problem
+
+if TYPE_CHECKING:
+    from helixqueue.fence.policy import Policy
+
+log = logging.getLogger("helixqueue.fence.http")
+
+
+def problem_of(refused: HelixError, policy: Policy) -> Problem:
+    if isinstance(refused, Conflict):
+        return _mismatch(refused, policy)
+    if isinstance(refused, InProgress):
+        return Problem("in-progress", str(refused), retry_after=refused.retry_after)
+    if isinstance(refused, LeaseLost):
+        return Problem("in-progress", str(refused), retry_after=1)
+    if isinstance(refused, InDoubt):
+        more = {"fence": refused.key}
+        return Problem("in-doubt", str(refused), retry_after=refused.retry_after or None, more=more)
+    # The client learns nothing of the inside; whoever runs it does.
+    log.error("idempotency: the store is away: %s", refused)
+    return Problem("storage-unavailable", "nothing was done; try again later", retry_after=1)
+
+
+def _mismatch(refused: Conflict, policy: Policy) -> Problem:
+    rules = policy.on_conflict
+    more: dict[str, Any] = {}
+    if rules.include_diff != "none":
+        shown = [_shown(op, values=rules.include_diff == "values", mask=rules.mask)
+                 for op in refused.diff]  # fmt: skip
+        more = {"diff": shown}
+    return Problem(
+        "key-reused",
+        str(refused),
+        status=rules.status,
+        more=more,
+        describedby=policy.documentation,
+    )
+
+
+def _shown(op: dict[str, Any], *, values: bool, mask: tuple[str, ...]) -> dict[str, Any]:
+    """An operation as far as the client may see it; a difference is a disclosure."""
+    if not values:
+        return {"op": op["op"], "path": op["path"]}
+    # The policy speaks of the body; the compared document has it under /body.
+    hidden = any(_holds(op["path"], f"/body{pointer}") for pointer in mask)
+    return {
+        name: "(masked)" if hidden and name in {"value", "was"} else value
+        for name, value in op.items()
+    }
+
+
+def _holds(path: str, pointer: str) -> bool:
+    """Whether what stands at `path` is, contains or is inside of what `pointer` names."""
+    one, other = path.split("/"), pointer.split("/")
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
