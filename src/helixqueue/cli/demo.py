@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from helixqueue.cli import show
+from helixqueue.cli import show, story
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.target import AsJson  # noqa: TC001 - Typer reads it
 from helixqueue.client.prepare import prepare
-from helixqueue.demo.run import run
+from helixqueue.demo.run import FROZEN, KILLED, run
 from helixqueue.embedded import Servers
+from helixqueue.identity import escaped
 
 if TYPE_CHECKING:
-    from helixqueue.demo.run import Shown
+    from collections.abc import Callable
+
+    from helixqueue.demo.run import Sample, Shown
 
 
 def register(app: typer.Typer) -> None:
@@ -28,12 +32,12 @@ def _demo(*, as_json: AsJson = False) -> None:
 
     Runs on embedded servers in a temporary directory, in under a minute, and leaves nothing behind.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="helixq-demo-") as directory,
-        Servers(Path(directory)).start(show.progress) as servers,
-    ):
-        prepare(servers.postgres, show.progress)
-        shown = run(servers.postgres, show.progress)
+    say = _clock()
+    with tempfile.TemporaryDirectory(prefix="helixq-demo-") as directory:
+        say("starting a PostgreSQL for this demo alone")
+        with Servers(Path(directory)).postgres.start() as postgres:
+            prepare(postgres)
+            shown = run(postgres, say)
     if as_json:
         show.as_json(_facts(shown))
     else:
@@ -41,14 +45,23 @@ def _demo(*, as_json: AsJson = False) -> None:
     raise typer.Exit(Exit.OK if shown.proven else Exit.NO)
 
 
-def _facts(shown: Shown) -> dict[str, object]:
+def _clock() -> Callable[[str], None]:
+    began = time.monotonic()
+    return lambda message: show.progress(f"{time.monotonic() - began:5.1f} s  {message}")
+
+
+def _facts(shown: Shown) -> dict[str, Any]:
+    decisions = [row.answer.decision for row in shown.sheet]
     return {
-        "rows": shown.intake.rows,
+        "rows": len(shown.sheet),
         "batches": len(shown.samples),
-        "duplicates": sum(one.decision == "duplicate" for one in shown.intake.submitted),
-        "refused_identities": len(shown.intake.refused),
+        "duplicates": decisions.count("duplicate"),
+        "refused_identities": decisions.count("refused"),
         "effects": sum(one.effects for one in shown.samples),
-        "late_writes_refused": len(shown.refusals),
+        "late_writes_refused": [
+            {"sample": one.sample, "worker": one.worker, "owner": one.owner, "why": one.why}
+            for one in shown.refusals
+        ],
         "events_replayed": shown.replayed.events,
         "replay_clean": shown.replayed.clean,
         "invariants": len(shown.checked),
@@ -59,28 +72,45 @@ def _facts(shown: Shown) -> dict[str, object]:
 
 def _tell(shown: Shown) -> None:
     facts = _facts(shown)
-    typer.echo(
-        f"\nThe sheet had {facts['rows']} rows: {facts['batches']} samples, "
-        f"{facts['duplicates']} spelled twice, {facts['refused_identities']} refused:"
-    )
-    for raw, error in shown.intake.refused:
-        typer.echo(f"  {raw!a}: {error}")
-    typer.echo("\nEvery sample, its tries and its effects:")
+    show.line(f"\nThe sheet had {facts['rows']} rows for {facts['batches']} samples", "bold")
+    for row in shown.sheet:
+        if row.answer.decision == "duplicate":
+            show.line(
+                f"  '{escaped(row.identity)}' is another spelling of a sample it has: one batch"
+            )
+        elif row.answer.error is not None:
+            show.line(f"  refused: {row.answer.error}")
+    show.line("\nEvery sample has one result, however often it was tried", "bold")
     show.table(
-        ("sample", "state", "tries", "effects", "workers"),
-        [(s.name, s.state, str(s.tries), str(s.effects), s.workers) for s in shown.samples],
-        ["" if s.effects == 1 else "bold red" for s in shown.samples],
+        ("sample", "state", "results written", "tries", "who worked on it"),
+        [_sample(one) for one in shown.samples],
+        ["" if one.effects == 1 else "bold red" for one in shown.samples],
     )
-    typer.echo("\nWho came too late:")
-    show.table(("sample", "worker", "why it was refused"), shown.refusals)
-    typer.echo("\nThe story of that batch:")
-    columns = ("step", "at", "from", "to", "who", "why", "detail")
-    show.table(columns, [[str(cell) for cell in row] for row in shown.story])
-    typer.echo(
-        f"\nReplay: {facts['events_replayed']} events folded, "
-        f"{'the ledger gives the current state' if shown.replayed.clean else 'VIOLATIONS'}."
-        f"\nCheck: {facts['invariants']} invariants, "
-        f"{'all hold' if facts['invariants_hold'] else 'BROKEN'}."
-        f"\n{facts['batches']} samples, {facts['effects']} effects: "
-        f"{'each took effect exactly once.' if shown.once else 'NOT exactly once.'}"
+    show.line("\nWho came too late, and was refused", "bold")
+    show.table(
+        ("sample", "who came too late", "who had it by then", "why it was refused"),
+        [(one.sample, one.worker, one.owner, one.why) for one in shown.refusals],
+        ["yellow"] * len(shown.refusals),
     )
+    show.line("\nThe story of that sample, as `helixq batch show` tells it", "bold")
+    story.tell(shown.story)
+    good = "bold green" if shown.proven else "bold red"
+    show.line(
+        f"\nReplay  {facts['events_replayed']} events folded: "
+        f"{'they give the current state' if shown.replayed.clean else 'VIOLATIONS'}"
+    )
+    show.line(
+        f"Check   {facts['invariants']} invariants: "
+        f"{'all hold' if facts['invariants_hold'] else 'BROKEN'}"
+    )
+    show.line(
+        f"{facts['batches']} samples, {facts['effects']} results: "
+        f"{'each took effect exactly once.' if shown.once else 'NOT exactly once.'}",
+        good,
+    )
+
+
+def _sample(one: Sample) -> tuple[str, ...]:
+    fates = {KILLED: " (killed)", FROZEN: " (frozen)"} if one.tries > 1 else {}
+    workers = [name + fates.get(name, "") for name in one.workers[:-1]] + one.workers[-1:]
+    return one.name, one.state, str(one.effects), str(one.tries), ", then ".join(workers)

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from helixqueue.demo.sheet import Intake, submit_sheet
+from helixqueue.client.sync import HelixQueue
+from helixqueue.demo.sheet import TENANT, Row, submit_sheet
+from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import Replayed, replay
 from helixqueue.operate.check import Result, check
+from helixqueue.store import reads
 from helixqueue.store.database import Database
 from helixqueue.store.statements import statements
 
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helixqueue.embedded import Postgres
+    from helixqueue.store.read_rows import Story
 
-WORKERS = ("ada", "bo", "cem", "dita")
+KILLED, FROZEN = "ada", "bo"
+WORKERS = (KILLED, FROZEN, "cem", "dita")
 PATIENCE_SECONDS = 45.0
 POLL_SECONDS = 0.02
 
@@ -34,17 +39,25 @@ class Sample:
     state: str
     tries: int
     effects: int
-    workers: str
+    workers: list[str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    sample: str
+    worker: str  # who came too late
+    owner: str  # who had the batch next
+    why: str
 
 
 @dataclass(frozen=True)
 class Shown:
     """Everything the demo can show at its end."""
 
-    intake: Intake
+    sheet: list[Row]
     samples: list[Sample]
-    refusals: list[tuple[str, str, str]]  # sample, who came too late, why refused
-    story: list[tuple[Any, ...]]  # the frozen worker's batch, step by step
+    refusals: list[Refusal]
+    story: Story  # of the frozen worker's batch
     replayed: Replayed
     checked: list[Result]
 
@@ -56,7 +69,7 @@ class Shown:
     def proven(self) -> bool:
         return (
             self.once
-            and bool(self.refusals)
+            and any(one.worker == FROZEN for one in self.refusals)
             and self.replayed.clean
             and all(result.holds for result in self.checked)
         )
@@ -64,23 +77,39 @@ class Shown:
 
 def run(postgres: Postgres, say: Callable[[str], None]) -> Shown:
     _create_effects(postgres)
-    with Database.connect(postgres.dsn) as database:
-        intake = submit_sheet(database)
-        say(f"submitted a sheet of {intake.rows} rows")
+    with (
+        HelixQueue(postgres.dsn, TENANT, actor="sheet") as helix,
+        Database.connect(postgres.dsn) as database,
+    ):
         with _workers(postgres.dsn) as workers:
-            killed, frozen = workers[:2]
-            _await(database, "running_by", WORKERS[0])
-            killed.kill()
-            say(f"killed worker {WORKERS[0]} in the middle of a batch")
-            [(batch,)] = _await(database, "running_by", WORKERS[1])
-            frozen.send_signal(signal.SIGSTOP)
-            say(f"froze worker {WORKERS[1]} in the middle of a batch")
-            _await(database, "completed_by_other", batch)
-            frozen.send_signal(signal.SIGCONT)
-            say(f"woke worker {WORKERS[1]} up, after its batch was done by another")
-            _await(database, "refused", batch)
+            say(f"{len(workers)} workers wait for samples: {', '.join(workers)}")
+            rows = submit_sheet(helix)
+            say(f"submitted a sheet of {len(rows)} rows, and the workers compete for it")
+            batch = _break_things(database, workers[KILLED], workers[FROZEN], say)
             _await(database, "all_done")
-        return _look(postgres, database, intake, batch)
+        return _look(postgres, database, rows, batch)
+
+
+def _break_things(
+    database: Database,
+    killed: subprocess.Popen[bytes],
+    frozen: subprocess.Popen[bytes],
+    say: Callable[[str], None],
+) -> int:
+    """Kill one in the middle of a batch and freeze another; gives the frozen one's batch."""
+    [(_, sample)] = _await(database, "running_by", KILLED)
+    killed.kill()
+    say(f"killed worker {KILLED} in the middle of {sample}")
+    [(batch, sample)] = _await(database, "running_by", FROZEN)
+    frozen.send_signal(signal.SIGSTOP)
+    say(f"froze worker {FROZEN} in the middle of {sample}")
+    [(heir,)] = _await(database, "completed", batch)
+    say(f"{heir} took {sample} over and completed it")
+    frozen.send_signal(signal.SIGCONT)
+    say(f"woke worker {FROZEN} up, which now tries to complete {sample} as well")
+    _await(database, "refused", batch)
+    say(f"the database refused what {FROZEN} wrote")
+    return int(batch)
 
 
 def _create_effects(postgres: Postgres) -> None:
@@ -89,15 +118,19 @@ def _create_effects(postgres: Postgres) -> None:
 
 
 @contextmanager
-def _workers(dsn: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _workers(dsn: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     command = [sys.executable, "-m", "helixqueue.demo.worker", dsn]
-    workers = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in WORKERS]
+    workers = {name: subprocess.Popen([*command, name], stdout=subprocess.PIPE) for name in WORKERS}
     try:
+        for name, worker in workers.items():
+            # All are there before the sheet is, so that each gets its share.
+            if worker.stdout is None or not worker.stdout.readline():
+                raise HelixError(f"worker {name} of the demo did not start; its words are above")
         yield workers
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.kill()
-            worker.wait()
+            worker.communicate()
 
 
 def _await(database: Database, statement: str, *args: object) -> list[tuple[Any, ...]]:
@@ -108,19 +141,25 @@ def _await(database: Database, statement: str, *args: object) -> list[tuple[Any,
         if rows:
             return rows
         time.sleep(POLL_SECONDS)
-    raise TimeoutError(f"the demo waited {PATIENCE_SECONDS:.0f} s for {statement!r} in vain")
+    raise HelixError(
+        f"the demo waited {PATIENCE_SECONDS:.0f} s for {statement!r} in vain; is the machine very "
+        "busy? Run it again"
+    )
 
 
-def _look(postgres: Postgres, database: Database, intake: Intake, batch: int) -> Shown:
+def _look(postgres: Postgres, database: Database, rows: list[Row], batch: int) -> Shown:
     ask = database.connection.execute
     samples = [Sample(*row) for row in ask(_sql("samples")).fetchall()]
-    refusals = [tuple(row) for row in ask(_sql("refusals")).fetchall()]
-    story = ask(_sql("story"), (batch,)).fetchall()
+    refusals = [Refusal(*row) for row in ask(_sql("refusals")).fetchall()]
+    [(batch_id,)] = ask(_sql("public_id"), (batch,)).fetchall()
+    story = database.run(reads.story(batch_id))
+    if story is None:  # pragma: no cover - it was completed a moment ago
+        raise AssertionError(f"batch {batch_id} has no story")
     # The role that migrates sees what checking needs to see.
     with psycopg.connect(postgres.migrator_dsn) as connection:
         replayed = replay(connection)
         checked = check(connection)
-    return Shown(intake, samples, refusals, story, replayed, checked)
+    return Shown(rows, samples, refusals, story, replayed, checked)
 
 
 def _sql(name: str) -> str:
