@@ -19,7 +19,6 @@ from helixqueue.identity import (
     diff,
     fingerprint,
     public_id,
-    slot,
 )
 from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.states import State
@@ -471,19 +470,17 @@ parts = st.lists(texts.filter(bool), min_size=1, max_size=4).map(tuple)
 names = st.from_regex(r"\A[a-z0-9][a-z0-9_.-]{0,62}\Z")
 
 
-def test_key_public_id_and_slot_are_the_same_in_python_and_sql(lab):
+def test_key_and_public_id_are_the_same_in_python_and_sql(lab):
     @settings(max_examples=150, deadline=None)
     @given(names, names, parts, texts)
     def agree(tenant, queue, identity, revision):
         text = PART_SEPARATOR.join(identity)
         found = lab.rows(
-            "select helix.key_text(k), helix.public_id(k), helix.derive_slot(%s, %s)"
-            " from helix.derive_key(%s, %s, %s, %s) k",
-            *(tenant, text),
+            "select helix.key_text(k), helix.public_id(k) from helix.derive_key(%s, %s, %s, %s) k",
             *(tenant, queue, text, revision),
         )
         key = derive_key(tenant, queue, identity, revision)
-        assert found == [(key, public_id(key), slot(tenant, identity))]
+        assert found == [(key, public_id(key))]
 
     agree()
 
@@ -496,10 +493,10 @@ def test_what_is_stored_has_the_key_that_python_derives(lab):
         assert answer.receipt.key == derive_key("a", lab.q, name, "r2")
         assert answer.receipt.batch_id == public_id(answer.receipt.key)
         kept = lab.rows(
-            "select identity, slot, revision from helix.batch where id = %s",
+            "select identity, revision from helix.batch where id = %s",
             lab.number(answer.receipt.batch_id),
         )
-        assert kept == [(name.text, slot("a", name), "r2")]
+        assert kept == [(name.text, "r2")]
 
 
 def recovered_secret(database):

@@ -328,7 +328,7 @@ CASES = {
 
 # Helpers that compute from their arguments and read nothing.
 PURE = {
-    "derive_key", "derive_slot", "event_hash", "framed", "framed_identity", "framed_parts",
+    "derive_key", "event_hash", "framed", "framed_identity", "framed_parts", "key_within",
     "key_text", "public_id", "derive_fence_key", "fence_receipt",
 }  # fmt: skip
 

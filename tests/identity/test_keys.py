@@ -17,7 +17,7 @@ from helixqueue.identity import (
     derive_key,
     fingerprint,
     public_id,
-    slot,
+    stored_public_id,
 )
 
 parts = st.lists(st.text(max_size=4), min_size=1, max_size=3).map(tuple)
@@ -51,16 +51,10 @@ def test_keys_never_change(arguments, key):
     assert derive_key(*arguments) == key
 
 
-def test_public_id_and_slot_never_change():
+def test_public_ids_never_change():
     key = derive_key("lab", "basecall", ("SAMPLE-000123",), None)
     assert public_id(key) == uuid.UUID("2fd64166-ead7-8f69-8d40-79c3faf32e9a")
-    assert slot("lab", ("SAMPLE-000123",)) == 614
-
-
-def test_slot_bytes_are_exactly_these():
-    framed = b"\0\0\0\x03lab" + b"\0\0\0\x01" + b"\0\0\0\x03S-1"
-    expected = int.from_bytes(hashlib.sha256(framed).digest()[:2], "big") % 1024
-    assert slot("lab", canonicalize("S-1")) == expected
+    assert stored_public_id(b"\x01" + bytes.fromhex(key[3:])) == public_id(key)
 
 
 @pytest.mark.parametrize("key", ["", "v1:", "v2:" + "0" * 64, "v1:" + "A" * 64, "v1:" + "0" * 65])
@@ -82,7 +76,6 @@ def test_public_id_is_a_uuid_of_version_8(tenant, queue, identity):
 def test_nfc_and_nfd_twins_have_one_key():
     one, two = canonicalize("Sämple-1"), canonicalize("Sa\u0308mple-1")
     assert derive_key("lab", "q", one) == derive_key("lab", "q", two)
-    assert slot("lab", one) == slot("lab", two)
 
 
 def test_no_field_passes_for_another():
@@ -115,11 +108,6 @@ works = st.tuples(names, names, parts, revisions)
 @given(works, works)
 def test_keys_are_equal_only_for_equal_work(one, two):
     assert (derive_key(*one) == derive_key(*two)) == (one == two)
-
-
-@given(names, parts)
-def test_slots_are_within_their_number(tenant, identity):
-    assert 0 <= slot(tenant, identity) < 1024
 
 
 def test_fingerprint_is_hmac_sha256():

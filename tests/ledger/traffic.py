@@ -121,7 +121,7 @@ class Lab:
             Held(*row, worker)
             for row in self.call(
                 "claim_v1",
-                "batch, public_id, epoch, nonce, number",
+                "batch, helix.public_id(key), epoch, nonce, number",
                 worker=worker,
                 request=uuid.uuid4(),
                 queues=[queue],

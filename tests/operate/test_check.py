@@ -230,6 +230,13 @@ ALTERED = {
         "trigger_tampered",
         "alter table helix.batch disable trigger a_guard",
     ),
+    "leases under some limit keys are not counted": (
+        "trigger_tampered",
+        "drop trigger count_lease on helix.active; "
+        "create trigger count_lease after insert on helix.active for each row "
+        "when (new.limit_key = 'gpu-0') execute function helix.count_lease(); "
+        "alter table helix.active enable always trigger count_lease",
+    ),
     "the guard of a partition was dropped": (
         "trigger_tampered",
         "drop trigger a_guard_truncate on helix.event_0000",

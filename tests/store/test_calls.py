@@ -103,6 +103,9 @@ def plain(answer):
             for field in dataclasses.fields(answer)
             if field.name not in TELLER
         }
+    if hasattr(answer, "_asdict"):
+        named = answer._asdict()
+        return {name: plain(value) for name, value in named.items() if name not in TELLER}
     if isinstance(answer, dict):
         return {name: plain(value) for name, value in answer.items()}
     return sorted((plain(one) for one in answer), key=repr)

@@ -43,5 +43,5 @@ def test_the_ledger_grows_by_partitions_of_its_owner(empty):
         engine.execute("select helix.add_event_partition()")
     assert (
         empty.value("select count(*) from pg_inherits where inhparent = 'helix.event'::regclass")
-        == 3
+        == 2
     )

@@ -1,6 +1,6 @@
 """Identity: what makes two submissions the same work. Pure: no clock, no chance, no I/O.
 
-`canonical` brings an identifier to its one spelling, `keys` derives key, public id and slot from
+`canonical` brings an identifier to its one spelling, `keys` derives key and public id from
 it, `strictjson` gives a payload its one text, `diff` tells two payloads apart, `twins` warns.
 """
 
@@ -15,7 +15,13 @@ from helixqueue.identity.canonical import (
 )
 from helixqueue.identity.characters import escaped
 from helixqueue.identity.diff import diff
-from helixqueue.identity.keys import check_name, derive_key, fingerprint, public_id, slot
+from helixqueue.identity.keys import (
+    check_name,
+    derive_key,
+    fingerprint,
+    public_id,
+    stored_public_id,
+)
 from helixqueue.identity.strictjson import Json, canonical_text, loads
 from helixqueue.identity.twins import TwinGroup, casefold_key, find_twins, skeleton
 
@@ -38,5 +44,5 @@ __all__ = [
     "loads",
     "public_id",
     "skeleton",
-    "slot",
+    "stored_public_id",
 ]

@@ -1,4 +1,4 @@
-"""Keys, public ids, slots and fingerprints: what is derived from an identity, byte by byte.
+"""Keys, public ids and fingerprints: what is derived from an identity, byte by byte.
 
 The engine computes the same bytes in SQL; a test compares the two. Fields are framed by their
 length, never joined by a character, so no content of one field can pass for another field:
@@ -7,7 +7,7 @@ length, never joined by a character, so no content of one field can pass for ano
 field(text) = 4-byte big-endian length of the UTF-8, then the UTF-8
 parts       = 4-byte big-endian count, then field(part) for each part
 key         = "v1:" + hex SHA-256( field(tenant) field(queue) parts field(revision) )
-slot        = first two bytes of SHA-256( field(tenant) parts ), big-endian, modulo 1024
+public id   = the first 16 bytes of that SHA-256, as a UUID version 8
 ```
 
 The count is what tells the identity ("a", "b") without revision from "a" with revision "b".
@@ -25,7 +25,6 @@ from helixqueue.errors import InvalidIdentity
 from helixqueue.identity.canonical import Identity
 
 KEY_PREFIX = "v1:"
-SLOTS = 1024
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _KEY = re.compile(r"v1:[0-9a-f]{64}")
@@ -49,16 +48,15 @@ def public_id(key: str) -> uuid.UUID:
             f"expected a key: 'v1:' and 64 hexadecimal digits in lower case; got {key[:80]!r}",
             code="key",
         )
-    number = int(key[len(KEY_PREFIX) :][:32], 16)
+    return stored_public_id(b"\x01" + bytes.fromhex(key[len(KEY_PREFIX) :]))
+
+
+def stored_public_id(key: bytes) -> uuid.UUID:
+    """Derive the public id from a key as the database keeps it: a version byte, then the hash."""
+    number = int.from_bytes(key[1:17], "big")
     number = number & ~(0xF << 76) | 8 << 76  # version 8: the layout is ours (RFC 9562)
     number = number & ~(0b11 << 62) | 0b10 << 62  # variant
     return uuid.UUID(int=number)
-
-
-def slot(tenant: str, identity: Identity | tuple[str, ...]) -> int:
-    """Derive the slot: all revisions and queues of one identity move between databases together."""
-    digest = hashlib.sha256(_field(tenant) + _parts(identity)).digest()
-    return int.from_bytes(digest[:2], "big") % SLOTS
 
 
 def fingerprint(canonical_text: str, secret: bytes) -> str:

@@ -11,21 +11,23 @@ with tables as (
   select c.oid, c.relname, c.relname ~ '^(event(_\d+)?|fence_event)$' as of_ledger from pg_class c
   where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 ),
--- tgtype: 2 before, 4 insert, 8 delete, 16 update, 32 truncate; without 1 it is for the statement.
+-- tgtype: 1 for each row, 2 before, 4 insert, 8 delete, 16 update, 32 truncate.
 wanted as (
-  select t.oid, t.relname, w.name, w.kind,
+  select t.oid, t.relname, w.name, w.kind, w.only_when,
          case when w.guard then case when t.of_ledger then 'guard_ledger' else 'guard' end
               else w.function end as function
   from tables t
-  join (values ('a_guard', 30, true, null, null),
-               ('a_guard_truncate', 34, true, null, null),
-               ('record', 4, false, 'record', '{ready,waiting,active,outcome}'::name[]),
-               ('record_update', 16, false, 'record', '{ready,waiting,active,outcome}'),
-               ('record', 4, false, 'record_fence', '{fence}'),
-               ('record_update', 16, false, 'record_fence', '{fence}'),
-               ('count_limits', 4, false, 'count_limits', '{active}'),
-               ('count_limits_freed', 8, false, 'count_limits', '{active}'))
-    as w (name, kind, guard, function, only_on) on w.only_on is null or t.relname = any (w.only_on)
+  join (values ('a_guard', 30, true, null, null, null),
+               ('a_guard_truncate', 34, true, null, null, null),
+               ('record', 4, false, 'record', '{ready,waiting,outcome}'::name[], null),
+               ('record', 4, false, 'record_leases', '{active}', null),
+               ('record_update', 16, false, 'record', '{ready,waiting,active,outcome}', null),
+               ('record', 4, false, 'record_fence', '{fence}', null),
+               ('record_update', 16, false, 'record_fence', '{fence}', null),
+               ('count_lease', 5, false, 'count_lease', '{active}', 'new.limit_key IS NOT NULL'),
+               ('count_lease_ended', 9, false, 'count_lease', '{active}',
+                'old.limit_key IS NOT NULL'))
+    as w (name, kind, guard, function, only_on, only_when) on w.only_on is null or t.relname = any (w.only_on)
 ),
 here as (
   select g.*, p.pronamespace = 'helix'::regnamespace as ours, p.proname
@@ -38,7 +40,9 @@ select w.relname as table, w.name as trigger,
             when h.tgenabled <> 'A' then 'not enable always'
             else 'changed' end as what
 from wanted w left join here h on h.tgrelid = w.oid and h.tgname = w.name
-where h.oid is null or h.tgenabled <> 'A' or h.tgtype <> w.kind or h.tgqual is not null
+where h.oid is null or h.tgenabled <> 'A' or h.tgtype <> w.kind
+   or (h.tgqual is null) <> (w.only_when is null)
+   or strpos(pg_get_triggerdef(h.oid), 'WHEN ((' || w.only_when || ')) EXECUTE') = 0
    or h.tgattr <> ''::int2vector or not h.ours or h.proname <> w.function
 union all
 select t.relname, h.tgname, 'unknown' from here h join tables t on t.oid = h.tgrelid

@@ -3,9 +3,9 @@
 -- literals (arrays.py).
 
 -- name: submit
--- One call, any number of submissions, one answer each. Runs on callers' connections, where the id
--- may come as whatever they made of type uuid: hence text.
-select place, decision, batch::text, key, fingerprint, state::text, payload, note, differs
+-- One call, any number of submissions, one answer each. The public id is derived from the key: on a
+-- caller's connection it may come as whatever they made of type uuid.
+select place, decision, key, fingerprint, state::text, payload, note, differs
 from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[], %s::text[], %s::text[],
                      %s::text[], %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[],
                      %s::text[]);
@@ -16,8 +16,8 @@ select helix.note_refused_v1(%s::text, %s::text, %s::text, %s::bytea[], %s::text
 
 -- name: claim
 -- Settle, reap, claim and start in one commit.
-select answer, batch, owner, late, state::text, public_id, key, tenant, queue, identity,
-       revision, payload, attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn
+select answer, batch, owner, late, state::text, key, tenant, queue, identity, revision,
+       payload, attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn
 from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
                     %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bigint[],
                     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[],

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 from typing_extensions import TypeVar
 
+from helixqueue.identity import stored_public_id
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -45,8 +47,7 @@ class SubmissionRow(NamedTuple):
     requires: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt(Generic[R]):
+class Receipt(NamedTuple, Generic[R]):
     """Equal for equal work, whoever asks and however often.
 
     `R` is the type of the work's result, for type checkers: a receipt remembers what it is for.
@@ -57,8 +58,7 @@ class Receipt(Generic[R]):
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedRow:
+class SubmittedRow(NamedTuple):
     """What became of one submission."""
 
     decision: DecisionWord
@@ -69,13 +69,11 @@ class SubmittedRow:
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
+class LeaseRow(NamedTuple):
     """A lease as the engine hands it out."""
 
     batch: int
     token: Token
-    batch_id: UUID
     key: bytes
     tenant: str
     queue: str
@@ -88,6 +86,11 @@ class LeaseRow:
     lease_seconds: float
     hint: Hint
 
+    @property
+    def batch_id(self) -> UUID:
+        """The public id, derived when somebody asks."""
+        return stored_public_id(self.key)
+
 
 class Held(NamedTuple):
     """A batch and the token it is held under: what start, renew and release take."""
@@ -96,8 +99,7 @@ class Held(NamedTuple):
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """The end of one attempt: completed with a JSON result, or failed."""
 
     batch: int
@@ -110,8 +112,7 @@ class Settlement:
     after_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What became of one worker's write."""
 
     batch: int

@@ -56,6 +56,24 @@ CREATE TYPE helix.cause AS ENUM (
 
 ALTER TYPE helix.cause OWNER TO helix_owner;
 
+-- Name: choice; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.choice AS (
+	batch bigint[],
+	queue text[],
+	lease_seconds real[],
+	stale boolean
+);
+
+ALTER TYPE helix.choice OWNER TO helix_owner;
+
+-- Name: document; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.document AS json
+	CONSTRAINT document_check CHECK ((octet_length((VALUE)::text) <= 1048576));
+
+ALTER DOMAIN helix.document OWNER TO helix_owner;
+
 -- Name: fence_reason; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.fence_reason AS ENUM (
@@ -113,6 +131,34 @@ CREATE TYPE helix.fenced AS (
 
 ALTER TYPE helix.fenced OWNER TO helix_owner;
 
+-- Name: identity_text; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.identity_text AS text
+	CONSTRAINT identity_text_check CHECK (((VALUE IS NFC NORMALIZED) AND ((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 4096))));
+
+ALTER DOMAIN helix.identity_text OWNER TO helix_owner;
+
+-- Name: key; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.key AS bytea
+	CONSTRAINT key_check CHECK ((octet_length(VALUE) = 33));
+
+ALTER DOMAIN helix.key OWNER TO helix_owner;
+
+-- Name: short_text; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.short_text AS text
+	CONSTRAINT short_text_check CHECK ((octet_length(VALUE) <= 255));
+
+ALTER DOMAIN helix.short_text OWNER TO helix_owner;
+
+-- Name: tenant_name; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.tenant_name AS text
+	CONSTRAINT tenant_name_check CHECK ((VALUE <> ''::text));
+
+ALTER DOMAIN helix.tenant_name OWNER TO helix_owner;
+
 -- Name: lease; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.lease AS (
@@ -121,12 +167,11 @@ CREATE TYPE helix.lease AS (
 	owner text,
 	late boolean,
 	state helix.state,
-	public_id uuid,
-	key bytea,
-	tenant text,
+	key helix.key,
+	tenant helix.tenant_name,
 	queue text,
-	identity text,
-	revision text,
+	identity helix.identity_text,
+	revision helix.short_text,
 	payload text,
 	attempt smallint,
 	epoch integer,
@@ -139,6 +184,27 @@ CREATE TYPE helix.lease AS (
 );
 
 ALTER TYPE helix.lease OWNER TO helix_owner;
+
+-- Name: limit_key; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.limit_key AS text
+	CONSTRAINT limit_key_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+ALTER DOMAIN helix.limit_key OWNER TO helix_owner;
+
+-- Name: long_text; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.long_text AS text
+	CONSTRAINT long_text_check CHECK ((octet_length(VALUE) <= 65536));
+
+ALTER DOMAIN helix.long_text OWNER TO helix_owner;
+
+-- Name: priority; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.priority AS smallint
+	CONSTRAINT priority_check CHECK (((VALUE >= 0) AND (VALUE <= 9)));
+
+ALTER DOMAIN helix.priority OWNER TO helix_owner;
 
 -- Name: reason; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -170,6 +236,22 @@ CREATE TYPE helix.resources AS (
 );
 
 ALTER TYPE helix.resources OWNER TO helix_owner;
+
+-- Name: submitted; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.submitted AS (
+	place integer,
+	decision text,
+	batch uuid,
+	key helix.key,
+	fingerprint bytea,
+	state helix.state,
+	payload text,
+	note text,
+	differs text[]
+);
+
+ALTER TYPE helix.submitted OWNER TO helix_owner;
 
 -- Name: verdict; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -224,10 +306,9 @@ ALTER FUNCTION helix.always_on(p_table regclass) OWNER TO helix_owner;
 
 -- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
+CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) RETURNS SETOF helix.submitted
     LANGUAGE plpgsql
     AS $$
-#variable_conflict use_column
 begin
   return query
     with known as materialized (
@@ -283,6 +364,7 @@ CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) RETUR
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_actor text := coalesce(p_actor, session_user);
@@ -296,7 +378,7 @@ begin
   v_left := array(select b.id from helix.batch b
                   where b.id in (select l.batch from helix.locate(p_ids) l)
                   order by b.id for update);
-  -- First all the locks, then one statement that deletes, so that limit keys are freed in order.
+  -- First all the locks, then one statement that deletes.
   v_held := array(select a.batch from helix.active a where a.batch = any (v_left)
                   order by a.batch for update)
          || array(select r.batch from helix.ready r where r.batch = any (v_left)
@@ -320,6 +402,7 @@ begin
   v_left := array(select b from unnest(v_left) b where b <> all (v_held));
 
   if v_held <> '{}' then
+    perform helix.lock_keys(v_held);
     with leased as (
       delete from helix.active a where a.batch = any (v_held)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
@@ -360,37 +443,121 @@ $$;
 
 ALTER FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
 
--- Name: requirement_class; Type: TABLE; Schema: helix; Owner: helix_owner
+-- Name: choose(text, text[], text[], helix.resources, integer, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE TABLE helix.requirement_class (
-    id integer NOT NULL,
-    requires jsonb NOT NULL,
-    gpus integer DEFAULT 0 NOT NULL,
-    gpu_vram_gb real DEFAULT 0 NOT NULL,
-    cpu_cores real DEFAULT 0 NOT NULL,
-    ram_gb real DEFAULT 0 NOT NULL,
-    disk_gb real DEFAULT 0 NOT NULL,
-    labels jsonb DEFAULT '{}'::jsonb NOT NULL,
-    CONSTRAINT requirement_class_gpus_check CHECK ((gpus >= 0)),
-    CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
-);
-
-ALTER TABLE ONLY helix.requirement_class FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.requirement_class OWNER TO helix_owner;
-
--- Name: capacity(helix.requirement_class, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) RETURNS integer
-    LANGUAGE sql STABLE
+CREATE FUNCTION helix.choose(p_worker text, p_queues text[], p_tenants text[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.choice
+    LANGUAGE plpgsql
     AS $$
-  select least(1000000, p_free.gpus / nullif(p_class.gpus, 0),
-               floor(p_free.cpu_cores / nullif(p_class.cpu_cores, 0)),
-               floor(p_free.ram_gb / nullif(p_class.ram_gb, 0)),
-               floor(p_free.disk_gb / nullif(p_class.disk_gb, 0)))::integer
+declare
+  v_choice    helix.choice := ('{}', '{}', '{}', false);
+  v_free      helix.resources := p_free;
+  v_lanes     record;            -- the lanes of a pass, in parallel arrays
+  v_each      integer;           -- an even share of them
+  v_share     integer[];
+  v_got       record;            -- what they gave, in parallel arrays
+  v_dry       integer[] := '{}'; -- lanes in which everything is locked by others
+  v_passed    bigint[] := '{}';  -- what this call has looked at
+  v_kept      bigint[];
+  v_fruitless integer := 0;      -- passes that met nothing but what had to step aside
+  v_wanted    integer := p_count;
+begin
+  while v_wanted > 0 loop
+    -- One pass: the lanes of the most urgent priority that has anything.
+    select array_agg(f.id) as id, array_agg(f.queue) as queue, array_agg(f.turn) as turn,
+           array_agg(f.batch) as batch, count(*)::integer as n,
+           bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
+           sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
+           sum(f.disk_gb) as disk_gb
+    into v_lanes
+    from (select l.*, min(l.priority) over () as most_urgent
+          from helix.lanes_for(p_queues, p_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
+                               p_hint_batch, v_passed, least(v_wanted, 64)) l) f
+    where f.priority = f.most_urgent;
+    exit when v_lanes.n = 0;
+    v_choice.stale := v_choice.stale or v_lanes.stale;
+    v_each := ceil(v_wanted::real / v_lanes.n);
+    if v_each * v_lanes.gpus <= v_free.gpus and v_each * v_lanes.cpu_cores <= v_free.cpu_cores
+       and v_each * v_lanes.ram_gb <= v_free.ram_gb and v_each * v_lanes.disk_gb <= v_free.disk_gb
+    then
+      v_share := array_fill(v_each, array[v_lanes.n]);
+    else
+      v_share := helix.share_out(v_lanes.id, v_each, v_free);
+    end if;
+
+    select array_agg(c.batch) as batch, array_agg(c.lane) as lane, array_agg(c.queue) as queue,
+           array_agg(c.lease_seconds) as lease_seconds,
+           array_agg(c.batch) filter (where c.plain) as plain,
+           array_agg(c.batch) filter (where not c.plain) as odd
+    into v_got
+    from helix.pick(v_lanes.id, v_lanes.queue, v_share, v_lanes.turn, v_lanes.batch, p_tenants,
+                    v_passed) c;
+    if v_got.batch is null then
+      v_dry := v_dry || v_lanes.id;
+      continue;
+    end if;
+    v_passed := v_passed || v_got.batch;
+    if v_got.odd is not null then
+      -- A claim is one of many: it does a part of such work and leaves the rest to the next.
+      v_kept := coalesce(v_got.plain, '{}') || helix.set_aside(v_got.odd, v_choice.batch,
+                                                                p_worker);
+      v_fruitless := v_fruitless + (v_kept = '{}')::int;
+      exit when v_fruitless = 10;
+      -- What stepped aside uses nothing of the worker's.
+      select array_agg(g.batch) as batch, array_agg(g.lane) as lane, array_agg(g.queue) as queue,
+             array_agg(g.lease_seconds) as lease_seconds
+      into v_got
+      from unnest(v_got.batch, v_got.lane, v_got.queue, v_got.lease_seconds)
+        as g (batch, lane, queue, lease_seconds)
+      where g.batch = any (v_kept);
+      continue when v_got.batch is null;
+    end if;
+    -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
+    v_choice.batch := v_choice.batch || v_got.batch[1 : v_wanted];
+    v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
+    v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
+    v_wanted := p_count - cardinality(v_choice.batch);
+    if v_wanted > 0 then
+      select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
+             v_free.ram_gb - sum(l.ram_gb), v_free.disk_gb - sum(l.disk_gb), v_free.labels
+      into v_free
+      from unnest(v_got.lane) as taken (lane) join helix.lane l on l.id = taken.lane;
+    end if;
+  end loop;
+  return v_choice;
+end
 $$;
 
-ALTER FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
+ALTER FUNCTION helix.choose(p_worker text, p_queues text[], p_tenants text[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: choose_one(text[], helix.resources, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.choice
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_one record;
+begin
+  select r.batch, f.queue, q.lease_seconds,
+         helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain,
+         f.served_at < clock_timestamp() - interval '1 s' as stale
+  into v_one
+  from (select l.id, l.queue, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
+        order by l.priority + random() offset 0) f
+  cross join lateral (
+    select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
+    where n.lane = f.id and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
+                                                 helix.hinted(p_hint_batch, p_hint_lane, f.id))
+    order by n.turn, n.batch limit 1 for update skip locked) r
+  cross join lateral (select s.lease_seconds, s.paused from helix.queue s
+                      where s.tenant = r.tenant and s.name = f.queue offset 0) q
+  limit 1;
+  return case when v_one.batch is null then ('{}', '{}', '{}', false)::helix.choice
+              when v_one.plain then (array[v_one.batch], array[v_one.queue],
+                                     array[v_one.lease_seconds], v_one.stale)::helix.choice end;
+end
+$$;
+
+ALTER FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: claim_fence_v1(text, text, text, text, text, bigint, boolean, real, real, boolean, integer, boolean, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -405,8 +572,7 @@ declare
   v_fence  helix.fence;
   v_told   helix.fenced;
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   if octet_length(p_request) > 1048576 then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
@@ -475,102 +641,58 @@ CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
-  v_tenants  text[] := helix.enter();
-  v_free     helix.resources := helix.read_resources(p_free);
-  v_left     helix.resources;   -- v_free less the shares of the pass
-  v_wanted   integer := least(p_count, 1000);
-  v_priority smallint;
-  v_dry      integer[] := '{}'; -- lanes in which everything is locked by others
-  v_row      record;
-  v_lane     integer[];         -- the lanes of the pass, and what each may give
-  v_class    helix.requirement_class[];
-  v_turn     bigint[];
-  v_batch    bigint[];
-  v_share    integer[];
-  v_picked   bigint[];          -- the batches that were picked, and their lanes
-  v_of_lane  integer[];
-  v_plain    bigint[];
-  v_odd      bigint[];
-  v_fruitless integer := 0;     -- passes that met nothing but what had to step aside
-  v_passed   bigint[] := '{}';  -- what this call has looked at
-  v_taken    bigint[] := '{}';  -- what it will lease
-  v_stale    boolean := false;  -- some lane's `served` is older than a second
+  v_tenants text[] := helix.enter();
+  v_free    helix.resources := helix.read_resources(p_free);
+  v_count   integer := least(p_count, 1000);
+  v_due     text[];
+  v_answer  helix.answer;
+  v_lease   helix.lease;
+  v_choice  helix.choice;
+  v_epoch   integer;
+  v_nonce   bigint;
 begin
   -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
   -- the leases of the first would be nobody's until they ran out. So it waits here. No more than the
   -- waiting rests on this lock: which call is the first is decided by the key of helix.request.
-  perform pg_advisory_xact_lock(hashtextextended(p_request::text, 0));
-  if p_done_batch is not null then
-    return query
-      select s.answer, s.batch, s.owner, s.late, s.state, null::uuid, null::bytea, null::text,
-             null::text, null::text, null::text, null::text, null::smallint, null::int, null::bigint,
-             null::bigint, null::timestamptz, null::real, null::int, null::bigint
-      from helix.settle(p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number,
-                        p_done_outcome, p_done_result, p_done_failure, p_done_detail,
-                        p_done_permanent, p_done_after) s;
+  -- (As a condition it is evaluated; as a statement it would be planned and executed.)
+  if pg_advisory_xact_lock(hashtextextended(p_request::text, 0)) is null then
+    return;
   end if;
-  perform helix.tend(p_worker, v_tenants);
-
-  while v_wanted > 0 loop
-    -- One pass: the lanes of the most urgent priority that has anything, an even share for each as
-    -- far as the worker's resources go.
-    v_lane := '{}'; v_class := '{}'; v_turn := '{}'; v_batch := '{}';
-    for v_row in
-      select * from helix.lanes_for(p_queues, v_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
-                                    p_hint_batch, v_passed, least(v_wanted, 64))
+  if p_done_batch is not null then
+    foreach v_answer in array helix.settle(
+      p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number, p_done_outcome,
+      p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after)
     loop
-      exit when v_lane <> '{}' and v_row.priority > v_priority;
-      v_priority := v_row.priority;
-      v_stale := v_stale or v_row.served_at < clock_timestamp() - interval '1 s';
-      v_lane := v_lane || v_row.id;
-      v_class := v_class || v_row.class;
-      v_turn := v_turn || v_row.turn;
-      v_batch := v_batch || v_row.batch;
+      v_lease.answer := v_answer.answer;
+      v_lease.batch := v_answer.batch;
+      v_lease.owner := v_answer.owner;
+      v_lease.late := v_answer.late;
+      v_lease.state := v_answer.state;
+      return next v_lease;
     end loop;
-    exit when v_lane = '{}';
-    v_left := v_free;
-    v_share := '{}';
-    for n in 1 .. cardinality(v_lane) loop
-      v_share := v_share || least(ceil(v_wanted::real / cardinality(v_lane))::int,
-                                  helix.capacity(v_class[n], v_left));
-      v_left := helix.free_after(v_left, v_class[n], v_share[n]);
-    end loop;
+  end if;
+  v_due := helix.duties_due();
+  if v_due is not null or v_tenants is not null then
+    perform helix.tend(p_worker, v_tenants, v_due);
+  end if;
 
-    select array_agg(c.batch), array_agg(c.lane),
-           coalesce(array_agg(c.batch) filter (where c.plain), '{}'),
-           array_agg(c.batch) filter (where not c.plain)
-    into v_picked, v_of_lane, v_plain, v_odd
-    from helix.pick(v_lane, v_share, v_turn, v_batch, v_tenants, v_passed) c;
-    if v_picked is null then
-      v_dry := v_dry || v_lane;
-      continue;
-    end if;
-    v_passed := v_passed || v_picked;
-    if v_odd is not null then
-      v_plain := v_plain || helix.set_aside(v_odd, v_taken, p_worker);
-      -- What stepped aside uses nothing of the worker's.
-      v_of_lane := array(select p.lane from unnest(v_picked, v_of_lane) as p (batch, lane)
-                         where p.batch = any (v_plain));
-      -- A claim is one of many: it does a part of such work and leaves the rest to the next.
-      v_fruitless := v_fruitless + (v_plain = '{}')::int;
-      exit when v_fruitless = 10;
-    end if;
-    -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
-    v_plain := v_plain[1 : v_wanted];
-    v_taken := v_taken || v_plain;
-    v_wanted := v_wanted - cardinality(v_plain);
-    for n in 1 .. cardinality(v_lane) loop
-      v_free := helix.free_after(v_free, v_class[n],
-                                 coalesce(cardinality(array_positions(v_of_lane, v_lane[n])), 0));
-    end loop;
-  end loop;
+  if v_count = 1 and v_tenants is null then
+    v_choice := helix.choose_one(p_queues, v_free, p_hint_lane, p_hint_turn, p_hint_batch);
+  end if;
+  if v_choice.batch is null then
+    v_choice := helix.choose(p_worker, p_queues, v_tenants, v_free, v_count, p_hint_lane,
+                             p_hint_turn, p_hint_batch);
+  end if;
 
   -- The repeat of a call whose answer was lost meets its request id, waiting while the first is
   -- still under way, and gets the leases of the first. A call that found nothing writes nothing, so
   -- that an idle worker costs no commits.
-  if v_taken = '{}' then
+  if v_choice.batch = '{}' then
     if exists (select from helix.request r where r.id = p_request) then
       return query select * from helix.leases_of(p_worker, p_request);
     end if;
@@ -581,13 +703,38 @@ begin
     return query select * from helix.leases_of(p_worker, p_request);
     return;
   end if;
-  -- The nonce: 64 of the 122 bits that the server's strong random source puts into a UUID.
+
+  v_epoch := helix.current_epoch();
+  -- 64 of the 122 bits that the server's strong random source puts into a UUID.
+  v_nonce := hashtextextended(gen_random_uuid()::text, 0);
+  -- From ready to active under fresh tokens, with what the worker needs. The attempt is counted here,
+  -- in the transaction of the claim, so that a crash counts.
   return query
-    select * from helix.lease_out(v_taken, p_worker, p_request, helix.current_epoch(),
-                                  hashtextextended(gen_random_uuid()::text, 0), p_lease_seconds,
-                                  p_start);
-  if v_stale then
-    perform helix.note_served(v_taken);
+    with taken as (
+      delete from helix.ready r
+      using unnest(v_choice.batch, v_choice.queue, v_choice.lease_seconds)
+        as u (batch, queue, lease_seconds)
+      where r.batch = u.batch
+      returning r.*, u.queue, coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
+    ),
+    leased as (
+      insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                                nonce, worker, deadline, lane, turn, queue, lease_seconds, request,
+                                limit_key)
+      select t.batch, t.tenant, case when p_start then 'RUNNING' else 'ASSIGNED' end::helix.state,
+             t.version + 1 + p_start::int, t.attempt + 1, v_epoch, nextval('helix.lease_number'),
+             p_worker, case when p_start then 'started' else 'claimed' end::helix.reason, v_nonce,
+             p_worker, clock_timestamp() + make_interval(secs => t.lease_seconds), t.lane, t.turn,
+             t.queue, t.lease_seconds, p_request, t.limit_key
+      from taken t
+      returning batch, state, tenant, queue, attempt, number, deadline, lease_seconds, lane, turn
+    )
+    select 'leased', l.batch, null::text, false, l.state, b.key, l.tenant, l.queue, b.identity,
+           b.revision, b.payload::text, l.attempt, v_epoch, v_nonce, l.number,
+           l.deadline, l.lease_seconds, l.lane, l.turn
+    from leased l join helix.batch b on b.id = l.batch;
+  if v_choice.stale then
+    perform helix.note_served(v_choice.batch);
   end if;
 end
 $$;
@@ -629,39 +776,52 @@ $$;
 
 ALTER FUNCTION helix.class_of(p_requires jsonb) OWNER TO helix_engine;
 
--- Name: count_limits(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: complete_one(text, bigint, integer, bigint, bigint, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.count_limits() RETURNS trigger
+CREATE FUNCTION helix.complete_one(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_late boolean;
+begin
+  with completed as (
+    delete from helix.active a
+    where a.batch = p_batch and a.epoch = p_epoch and a.nonce = p_nonce and a.number = p_number
+      and a.state = 'RUNNING'
+    returning a.batch, a.tenant, a.version, a.attempt, a.deadline, a.lane, a.queue
+  )
+  insert into helix.outcome as o (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                                  late, lane, queue, result, finished_at)
+  select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, p_epoch, p_number, p_worker,
+         'completed', c.deadline < v_now, c.lane, c.queue, p_result::json, v_now
+  from completed c
+  returning o.late into v_late;
+  return v_late;
+end
+$$;
+
+ALTER FUNCTION helix.complete_one(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text) OWNER TO helix_engine;
+
+-- Name: count_lease(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_lease() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 begin
-  if not exists (select from changed where limit_key is not null) then
-    return null;
-  end if;
   if tg_op = 'INSERT' then
-    update helix.key_limit k set held = k.held + more.n
-    from (select c.tenant, c.queue, c.limit_key, count(*) as n from changed c
-          where c.limit_key is not null group by 1, 2, 3) more
-    where (k.tenant, k.queue, k.key) = (more.tenant, more.queue, more.limit_key);
-    return null;
+    update helix.key_limit k set held = k.held + 1
+    where k.tenant = new.tenant and k.queue = new.queue and k.key = new.limit_key;
+  else
+    update helix.key_limit k set held = k.held - 1
+    where k.tenant = old.tenant and k.queue = old.queue and k.key = old.limit_key;
+    perform helix.unblock(old.tenant, old.queue, old.limit_key);
   end if;
-  -- Locked in key order: two settlements that free overlapping keys must not meet crosswise.
-  perform from helix.key_limit k
-  where (k.tenant, k.queue, k.key) in (select c.tenant, c.queue, c.limit_key from changed c
-                                       where c.limit_key is not null)
-  order by k.tenant, k.queue, k.key for update;
-  update helix.key_limit k set held = k.held - fewer.n
-  from (select c.tenant, c.queue, c.limit_key, count(*) as n from changed c
-        where c.limit_key is not null group by 1, 2, 3) fewer
-  where (k.tenant, k.queue, k.key) = (fewer.tenant, fewer.queue, fewer.limit_key);
-  perform helix.unblock(freed.tenant, freed.queue, freed.limit_key)
-  from (select distinct c.tenant, c.queue, c.limit_key from changed c
-        where c.limit_key is not null) freed;
   return null;
 end
 $$;
 
-ALTER FUNCTION helix.count_limits() OWNER TO helix_engine;
+ALTER FUNCTION helix.count_lease() OWNER TO helix_engine;
 
 -- Name: current_epoch(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -687,24 +847,6 @@ $$;
 
 ALTER FUNCTION helix.current_epoch() OWNER TO helix_engine;
 
--- Name: demand_tenant(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.demand_tenant(p_tenant text) RETURNS void
-    LANGUAGE plpgsql STABLE
-    AS $$
-declare
-  v_scope text := current_setting('helix.scope', true);
-begin
-  if v_scope <> '*' and p_tenant <> all (string_to_array(v_scope, ',')) then
-    raise exception using errcode = 'insufficient_privilege',
-      message = format('role %s may not act for tenant %L', session_user, p_tenant),
-      hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
-  end if;
-end
-$$;
-
-ALTER FUNCTION helix.demand_tenant(p_tenant text) OWNER TO helix_engine;
-
 -- Name: derive_fence_key(text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity text) RETURNS bytea
@@ -721,22 +863,10 @@ ALTER FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_identity tex
 CREATE FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select '\x01'::bytea || sha256(helix.framed(p_tenant) || helix.framed(p_queue)
-                                 || helix.framed_identity(p_identity) || helix.framed(p_revision))
+  select helix.key_within(helix.framed(p_tenant) || helix.framed(p_queue), p_identity, p_revision)
 $$;
 
 ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) OWNER TO helix_engine;
-
--- Name: derive_slot(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.derive_slot(p_tenant text, p_identity text) RETURNS smallint
-    LANGUAGE sql STABLE PARALLEL SAFE
-    AS $$
-  select (('x' || encode(substr(sha256(helix.framed(p_tenant) || helix.framed_identity(p_identity)),
-                                1, 2), 'hex'))::bit(16)::int % 1024)::smallint
-$$;
-
-ALTER FUNCTION helix.derive_slot(p_tenant text, p_identity text) OWNER TO helix_engine;
 
 -- Name: fence; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -823,6 +953,10 @@ CREATE FUNCTION helix.duties_due() RETURNS text[]
 declare
   v_due text[];
 begin
+  -- Mostly none is, and then a look without a lock is all there is to do.
+  if not exists (select from helix.pulse p where p.next_at < clock_timestamp()) then
+    return null;
+  end if;
   select array_agg(d.duty) into v_due from (
     select p.duty from helix.pulse p where p.next_at < clock_timestamp()
     order by p.duty for update skip locked) d;
@@ -871,12 +1005,32 @@ $$;
 
 ALTER FUNCTION helix.enter() OWNER TO helix_engine;
 
+-- Name: enter_for(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.enter_for(p_tenant text) RETURNS text[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_tenants text[] := helix.enter();
+begin
+  if p_tenant <> all (v_tenants) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not act for tenant %L', session_user, p_tenant),
+      hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
+  end if;
+  return v_tenants;
+end
+$$;
+
+ALTER FUNCTION helix.enter_for(p_tenant text) OWNER TO helix_engine;
+
 -- Name: erase_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_mine bigint[];
@@ -922,13 +1076,11 @@ CREATE FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integ
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(
-    coalesce(p_before, ''::bytea) || int8send(p_batch) || int4send(p_version)
-    || timestamptz_send(p_at) || int2send(p_attempt) || int4send(coalesce(p_epoch, -2147483648))
-    || int8send(coalesce(p_number, -9223372036854775808)) || boolsend(p_late)
-    || int4send(coalesce(octet_length(p_detail), -1)) || convert_to(coalesce(p_detail, ''), 'UTF8')
-    || helix.framed(p_tenant) || helix.framed(p_actor)
-    || convert_to(coalesce(p_from::text, '') || '>' || p_to::text || '>'
-                  || p_reason::text || '>' || p_xid::text, 'UTF8'))
+    coalesce(p_before, ''::bytea) || timestamptz_send(p_at) || convert_to(concat_ws('>',
+      p_batch, p_version, p_attempt, coalesce(p_epoch::text, ''), coalesce(p_number::text, ''),
+      p_late, coalesce(p_from::text, ''), p_to, p_reason, p_xid, octet_length(p_tenant), p_tenant,
+      octet_length(p_actor), p_actor, coalesce(octet_length(p_detail)::text, ''),
+      coalesce(p_detail, '')), 'UTF8'))
 $$;
 
 ALTER FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) OWNER TO helix_engine;
@@ -1002,7 +1154,7 @@ declare
   v_partitions bigint;
 begin
   select count(*) into v_partitions from pg_inherits where inhparent = 'helix.event'::regclass;
-  if (select last_value from helix.batch_id) > (v_partitions - 1) * helix.event_partition_size() then
+  if (select last_value from helix.batch_id) > (v_partitions - 0.1) * helix.event_partition_size() then
     perform helix.add_event_partition();
   end if;
 end
@@ -1064,35 +1216,40 @@ $$;
 
 ALTER FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) OWNER TO helix_engine;
 
--- Name: fits(helix.requirement_class, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
 
-CREATE FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) RETURNS boolean
+CREATE TABLE helix.lane (
+    id integer NOT NULL,
+    queue text NOT NULL,
+    class integer NOT NULL,
+    priority smallint NOT NULL,
+    gpus integer NOT NULL,
+    gpu_vram_gb real NOT NULL,
+    cpu_cores real NOT NULL,
+    ram_gb real NOT NULL,
+    disk_gb real NOT NULL,
+    labels jsonb NOT NULL,
+    served bigint DEFAULT 0 NOT NULL,
+    served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
+);
+
+ALTER TABLE helix.lane OWNER TO helix_owner;
+
+-- Name: fitting_lanes(text[], helix.resources, integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]) RETURNS SETOF helix.lane
     LANGUAGE sql STABLE
     AS $$
-  select p_class.id = 0
-      or (p_class.gpus <= p_free.gpus and p_class.gpu_vram_gb <= p_free.gpu_vram_gb
-          and p_class.cpu_cores <= p_free.cpu_cores and p_class.ram_gb <= p_free.ram_gb
-          and p_class.disk_gb <= p_free.disk_gb and p_class.labels <@ p_free.labels)
-$$;
-
-ALTER FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) OWNER TO helix_engine;
-
--- Name: fitting_lanes(text[], helix.resources, integer[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
-    LANGUAGE sql STABLE
-    AS $$
-  select l.id, l.priority, l.served_at, c,
-         case when h.turn is null then -1 else h.turn end,
-         case when h.batch is null then -1 else h.batch end
-  from helix.lane l
-  join helix.requirement_class c on c.id = l.class and helix.fits(c, p_free)
-  left join unnest(p_hint_lane, p_hint_turn, p_hint_batch) as h (lane, turn, batch)
-    on h.lane = l.id
+  select l.* from helix.lane l
   where l.queue = any (p_queues) and l.id <> all (p_dry)
+    -- Class 0 asks for nothing, and a worker may have named nothing.
+    and (l.class = 0
+         or (l.gpus <= p_free.gpus and l.gpu_vram_gb <= p_free.gpu_vram_gb
+             and l.cpu_cores <= p_free.cpu_cores and l.ram_gb <= p_free.ram_gb
+             and l.disk_gb <= p_free.disk_gb and l.labels <@ p_free.labels))
 $$;
 
-ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]) OWNER TO helix_engine;
 
 -- Name: forget_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1143,19 +1300,6 @@ CREATE FUNCTION helix.framed_parts(p_parts text[]) RETURNS bytea
 $$;
 
 ALTER FUNCTION helix.framed_parts(p_parts text[]) OWNER TO helix_engine;
-
--- Name: free_after(helix.resources, helix.requirement_class, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) RETURNS helix.resources
-    LANGUAGE sql STABLE
-    AS $$
-  select row(p_free.gpus - p_taken * p_class.gpus, p_free.gpu_vram_gb,
-             p_free.cpu_cores - p_taken * p_class.cpu_cores,
-             p_free.ram_gb - p_taken * p_class.ram_gb,
-             p_free.disk_gb - p_taken * p_class.disk_gb, p_free.labels)::helix.resources
-$$;
-
-ALTER FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) OWNER TO helix_engine;
 
 -- Name: fresh_pads(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1269,28 +1413,32 @@ $$;
 
 ALTER FUNCTION helix.hello_v1(p_worker text, p_free jsonb) OWNER TO helix_engine;
 
+-- Name: hinted(bigint[], integer[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    AS $$
+  select case when p_hint[array_position(p_hint_lane, p_lane)] is null then -1
+              else p_hint[array_position(p_hint_lane, p_lane)] end
+$$;
+
+ALTER FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) OWNER TO helix_engine;
+
 -- Name: hold(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) RETURNS record
+CREATE FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
-  if cardinality(p_batch) = 1 then
-    -- Workers that run one batch after the other live on this line.
-    select array[1], array[a.batch] into place, batch from helix.active a
-    where a.batch = p_batch[1] and a.epoch = p_epoch[1] and a.nonce = p_nonce[1]
-      and a.number = p_number[1] for update;
-    place := coalesce(place, '{}');
-    batch := coalesce(batch, '{}');
-    return;
-  end if;
   -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
   -- hundred with a hundred.
   with locked as materialized (
-    select a.batch, a.epoch, a.nonce, a.number from helix.active a
+    select a.batch, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
     where a.batch = any (p_batch) order by a.batch for update
   )
-  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}') into place, batch
+  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}'),
+         exists (select from locked l where l.limit_key is not null)
+  into place, batch, limited
   from (select distinct on (u.batch) u.place::integer, u.batch
         from (select g.batch, g.place,
                      (g.batch, g.epoch, g.nonce, g.number) in (
@@ -1302,7 +1450,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) OWNER TO helix_engine;
 
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1458,6 +1606,17 @@ $$;
 
 ALTER FUNCTION helix.key_text(p_key bytea) OWNER TO helix_engine;
 
+-- Name: key_within(bytea, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select '\x01'::bytea
+         || sha256(p_scope || helix.framed_identity(p_identity) || helix.framed(p_revision))
+$$;
+
+ALTER FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) OWNER TO helix_engine;
+
 -- Name: lane_of(text, integer, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) RETURNS integer
@@ -1469,7 +1628,10 @@ begin
   select id into v_lane from helix.lane l
   where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
   if not found then
-    insert into helix.lane (queue, class, priority) values (p_queue, p_class, p_priority)
+    insert into helix.lane (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
+                            labels)
+    select p_queue, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels
+    from helix.requirement_class c where c.id = p_class
     on conflict do nothing;
     select id into v_lane from helix.lane l
     where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
@@ -1482,27 +1644,31 @@ ALTER FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint)
 
 -- Name: lanes_for(text[], text[], helix.resources, integer[], integer[], bigint[], bigint[], bigint[], integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer) RETURNS TABLE(id integer, priority smallint, served_at timestamp with time zone, class helix.requirement_class, turn bigint, batch bigint)
+CREATE FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[], p_most integer) RETURNS TABLE(id integer, queue text, priority smallint, served_at timestamp with time zone, gpus integer, cpu_cores real, ram_gb real, disk_gb real, turn bigint, batch bigint)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
   if p_tenants is null then
     return query
-      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
-                                              p_hint_batch)
-            order by priority, random() offset 0) f
+      select f.*
+      from (select l.id, l.queue, l.priority, l.served_at, l.gpus, l.cpu_cores, l.ram_gb, l.disk_gb,
+                   helix.hinted(p_hint_turn, p_hint_lane, l.id) as turn,
+                   helix.hinted(p_hint_batch, p_hint_lane, l.id) as batch
+            from helix.fitting_lanes(p_queues, p_free, p_dry) l
+            order by l.priority + random() offset 0) f
       where exists (select from helix.ready r
                     where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
                       and r.batch <> all (p_passed))
       limit p_most;
   else
     return query
-      select f.id, f.priority, f.served_at, f.class, f.turn, f.batch
-      from (select * from helix.fitting_lanes(p_queues, p_free, p_dry, p_hint_lane, p_hint_turn,
-                                              p_hint_batch)
-            order by priority, random() offset 0) f
+      select f.*
+      from (select l.id, l.queue, l.priority, l.served_at, l.gpus, l.cpu_cores, l.ram_gb, l.disk_gb,
+                   helix.hinted(p_hint_turn, p_hint_lane, l.id) as turn,
+                   helix.hinted(p_hint_batch, p_hint_lane, l.id) as batch
+            from helix.fitting_lanes(p_queues, p_free, p_dry) l
+            order by l.priority + random() offset 0) f
       where exists (select from unnest(p_tenants) as mine (tenant)
                     where exists (select from helix.ready r
                                   where r.lane = f.id and r.tenant = mine.tenant
@@ -1549,40 +1715,6 @@ $$;
 
 ALTER FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) OWNER TO helix_engine;
 
--- Name: lease_out(bigint[], text, uuid, integer, bigint, real, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) RETURNS SETOF helix.lease
-    LANGUAGE plpgsql
-    AS $$
-begin
-  return query
-  with taken as (
-    delete from helix.ready r using helix.lane l, helix.queue q
-    where r.batch = any (p_batch) and l.id = r.lane and q.tenant = r.tenant and q.name = l.queue
-    returning r.*, l.queue, coalesce(p_lease_seconds, q.lease_seconds) as lease_seconds
-  ),
-  leased as (
-    insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
-                              nonce, worker, deadline, lane, turn, queue, lease_seconds, request,
-                              limit_key)
-    select t.batch, t.tenant, case when p_start then 'RUNNING' else 'ASSIGNED' end::helix.state,
-           t.version + 1 + p_start::int, t.attempt + 1, p_epoch, nextval('helix.lease_number'),
-           p_worker, case when p_start then 'started' else 'claimed' end::helix.reason, p_nonce,
-           p_worker, clock_timestamp() + make_interval(secs => t.lease_seconds), t.lane, t.turn,
-           t.queue, t.lease_seconds, p_request, t.limit_key
-    from taken t
-    returning batch, state, tenant, queue, attempt, number, deadline, lease_seconds, lane, turn
-  )
-  select 'leased', l.batch, null::text, false, l.state, helix.public_id(b.key), b.key,
-         l.tenant, l.queue, b.identity, b.revision, b.payload::text, l.attempt, p_epoch, p_nonce,
-         l.number,
-         l.deadline, l.lease_seconds, l.lane, l.turn
-  from leased l join helix.batch b on b.id = l.batch;
-end
-$$;
-
-ALTER FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) OWNER TO helix_engine;
-
 -- Name: leases_of(text, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid) RETURNS SETOF helix.lease
@@ -1590,7 +1722,7 @@ CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid) RETURNS SETOF hel
     AS $$
 begin
   return query
-    select 'leased', a.batch, null::text, false, a.state, helix.public_id(b.key), b.key,
+    select 'leased', a.batch, null::text, false, a.state, b.key,
            a.tenant, a.queue, b.identity, b.revision, b.payload::text, a.attempt, a.epoch, a.nonce,
            a.number,
            a.deadline, a.lease_seconds, a.lane, a.turn
@@ -1622,6 +1754,21 @@ CREATE FUNCTION helix.locate(p_ids uuid[]) RETURNS TABLE(public_id uuid, batch b
 $$;
 
 ALTER FUNCTION helix.locate(p_ids uuid[]) OWNER TO helix_engine;
+
+-- Name: lock_keys(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.lock_keys(p_batch bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  perform from helix.key_limit k
+  where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
+                                       where a.batch = any (p_batch) and a.limit_key is not null)
+  order by k.tenant, k.queue, k.key for update;
+end
+$$;
+
+ALTER FUNCTION helix.lock_keys(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: make_ready(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1722,8 +1869,7 @@ CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text,
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   insert into helix.decision (tenant, queue, kind, actor, detail)
   select p_tenant, p_queue, 'refused', coalesce(p_actor, session_user),
          jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
@@ -1756,43 +1902,47 @@ $$;
 
 ALTER FUNCTION helix.note_served(p_batch bigint[]) OWNER TO helix_engine;
 
--- Name: pick(integer[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: pick(integer[], text[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, lane integer, turn bigint, plain boolean)
+CREATE FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, lane integer, queue text, lease_seconds real, plain boolean)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
   if p_tenants is null then
     return query
-      select r.batch, r.lane, r.turn, helix.is_plain(r.limit_key, r.expires_at, (
-               select q.paused from helix.lane l
-               join helix.queue q on q.tenant = r.tenant and q.name = l.queue where l.id = r.lane))
-      from unnest(p_lane, p_share, p_turn, p_batch) as u (lane, share, turn, batch)
+      select r.batch, u.lane, u.queue, q.lease_seconds,
+             helix.is_plain(r.limit_key, r.expires_at, q.paused)
+      from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
-        select n.batch, n.tenant, n.lane, n.turn, n.limit_key, n.expires_at from helix.ready n
+        select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
         where n.lane = u.lane and (n.turn, n.batch) > (u.turn, u.batch)
           and n.batch <> all (p_passed)
-        order by n.turn, n.batch limit u.share for update skip locked) r;
+        order by n.turn, n.batch limit u.share for update skip locked) r
+      -- Beside the rows and not joined to them: joined, the planner may start from the queues and
+      -- sort a whole lane for five rows.
+      cross join lateral (select s.lease_seconds, s.paused from helix.queue s
+                          where s.tenant = r.tenant and s.name = u.queue offset 0) q;
   else
     return query
-      select r.batch, r.lane, r.turn, helix.is_plain(r.limit_key, r.expires_at, (
-               select q.paused from helix.lane l
-               join helix.queue q on q.tenant = r.tenant and q.name = l.queue where l.id = r.lane))
-      from unnest(p_lane, p_share, p_turn, p_batch) as u (lane, share, turn, batch)
+      select r.batch, u.lane, u.queue, q.lease_seconds,
+             helix.is_plain(r.limit_key, r.expires_at, q.paused)
+      from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
         select one.* from unnest(p_tenants) as mine (tenant)
         cross join lateral (
-          select n.batch, n.tenant, n.lane, n.turn, n.limit_key, n.expires_at from helix.ready n
+          select n.batch, n.tenant, n.turn, n.limit_key, n.expires_at from helix.ready n
           where n.lane = u.lane and n.tenant = mine.tenant and n.turn >= u.turn
             and (n.turn, n.batch) > (u.turn, u.batch) and n.batch <> all (p_passed)
           order by n.turn limit u.share for update skip locked) one
-        order by one.turn, one.batch limit u.share) r;
+        order by one.turn, one.batch limit u.share) r
+      cross join lateral (select s.lease_seconds, s.paused from helix.queue s
+                          where s.tenant = r.tenant and s.name = u.queue offset 0) q;
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) OWNER TO helix_engine;
 
 -- Name: probe_fence_v1(bytea, integer, text, text, bigint, real, real, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1931,6 +2081,7 @@ CREATE FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integ
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 declare
@@ -2052,6 +2203,7 @@ CREATE FUNCTION helix.reap_v1(p_actor text, p_limit integer DEFAULT 1000) RETURN
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 begin
@@ -2067,57 +2219,28 @@ ALTER FUNCTION helix.reap_v1(p_actor text, p_limit integer) OWNER TO helix_engin
 CREATE FUNCTION helix.record() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
+declare
+  v_at  timestamptz := clock_timestamp();
+  v_xid xid8 := pg_current_xact_id();
 begin
-  -- A claim that starts its batches at once: two steps, two events, one statement. An update for
-  -- the second step cost a quarter of the claim.
-  if tg_table_name = 'active' and tg_op = 'INSERT'
-     and exists (select from arrived n where n.state = 'RUNNING')
-  then
-    with claimed as materialized (
-      select n.*, head.to_state as from_state, clock.at, clock.xid,
-             helix.event_hash(head.hash, n.batch, n.version - 1, n.tenant, head.to_state, 'ASSIGNED',
-                              clock.at, n.attempt, n.epoch, n.number, n.actor, 'claimed', n.detail,
-                              n.late, clock.xid) as hash
-      from arrived n
-      cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-      left join lateral (select e.version, e.to_state, e.hash from helix.event e
-                         where e.batch = n.batch order by e.version desc limit 1) head on true
-      left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
-      where n.version = head.version + 2 and a.to_state is not null
-         or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
-    )
-    insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
-                             number, actor, reason, detail, late, hash)
-    select c.batch, c.version - 1, c.tenant, c.from_state, 'ASSIGNED', c.at, c.xid, c.attempt,
-           c.epoch, c.number, c.actor, 'claimed', c.detail, c.late, c.hash
-    from claimed c
-    union all
-    select c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at, c.xid, c.attempt, c.epoch,
-           c.number, c.actor, c.reason, c.detail, c.late,
-           helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at,
-                            c.attempt, c.epoch, c.number, c.actor, c.reason, c.detail, c.late, c.xid)
-    from claimed c;
-    return null;
-  end if;
-
   -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
   -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                            number, actor, reason, detail, late, hash)
-  select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
-         n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
-                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-                          clock.xid)
+  select n.batch, n.version, n.tenant, head.to_state, n.state, v_at, v_xid, n.attempt, n.epoch,
+         n.number, n.actor, n.reason, n.detail, n.late,
+         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, v_at,
+                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late, v_xid)
   from arrived n
-  cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
   left join lateral (select e.version, e.to_state, e.hash from helix.event e
                      where e.batch = n.batch order by e.version desc limit 1) head on true
-  left join helix.arrow a on a.from_state is not distinct from head.to_state
-                         and a.to_state = n.state
+  left join helix.arrow a on a.from_state = head.to_state and a.to_state = n.state
   where case
+    -- The one arrow out of nothing; `is not distinct from` would find it in the table too, but not
+    -- through the index.
+    when head.version is null and n.version = 1 and n.state = 'PENDING' then true
     when head.version = n.version and head.to_state = n.state then false
-    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    when n.version = head.version + 1 and a.to_state is not null then true
     else helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version) end;
   return null;
 end
@@ -2149,6 +2272,45 @@ end
 $$;
 
 ALTER FUNCTION helix.record_fence() OWNER TO helix_engine;
+
+-- Name: record_leases(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.record_leases() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_at  timestamptz := clock_timestamp();
+  v_xid xid8 := pg_current_xact_id();
+begin
+  with claimed as materialized (
+    select n.*, n.version - first.skipped as first_version, head.to_state as from_state,
+           helix.event_hash(head.hash, n.batch, n.version - first.skipped, n.tenant, head.to_state,
+                            'ASSIGNED', v_at, n.attempt, n.epoch, n.number, n.actor, 'claimed',
+                            n.detail, n.late, v_xid) as hash
+    from arrived n
+    cross join lateral (select case n.state when 'RUNNING' then 1 else 0 end as skipped) first
+    left join lateral (select e.version, e.to_state, e.hash from helix.event e
+                       where e.batch = n.batch order by e.version desc limit 1) head on true
+    left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
+    where n.version = head.version + 1 + first.skipped and a.to_state is not null
+       or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
+  )
+  insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
+                           number, actor, reason, detail, late, hash)
+  select c.batch, c.first_version, c.tenant, c.from_state, 'ASSIGNED', v_at, v_xid, c.attempt,
+         c.epoch, c.number, c.actor, 'claimed', c.detail, c.late, c.hash
+  from claimed c
+  union all
+  select c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, v_xid, c.attempt, c.epoch, c.number,
+         c.actor, c.reason, c.detail, c.late,
+         helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, c.attempt,
+                          c.epoch, c.number, c.actor, c.reason, c.detail, c.late, v_xid)
+  from claimed c where c.state = 'RUNNING';
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.record_leases() OWNER TO helix_engine;
 
 -- Name: recover_fences(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2226,6 +2388,9 @@ CREATE FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch intege
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
@@ -2282,6 +2447,9 @@ CREATE FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
@@ -2381,12 +2549,12 @@ CREATE FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_old bigint[];
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   select array_agg(o.batch) into v_old from (
     select o.batch from helix.outcome o
     where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
@@ -2415,6 +2583,7 @@ CREATE FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) RETURN
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_actor text := coalesce(p_actor, session_user);
@@ -2700,8 +2869,7 @@ declare
   v_queue helix.queue;
   v_class integer;
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
   -- The row first, with defaults; then one update that serves new and old queues alike.
   insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
@@ -2739,61 +2907,64 @@ ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_p
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) RETURNS SETOF helix.answer
+CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) RETURNS helix.answer[]
     LANGUAGE plpgsql
     AS $$
 declare
-  v_now   timestamptz := clock_timestamp();
-  v_place integer[];   -- of the tokens that own their batch, parallel to
-  v_batch bigint[];    -- their batches
-  v_late  boolean[];
-  v_done  bigint[];
+  v_now     timestamptz := clock_timestamp();
+  v_held    record;      -- the tokens that own their batch: place and batch, in parallel
+  v_late    boolean;
+  v_done    bigint[];
+  v_answers helix.answer[] := '{}';
 begin
-  select h.place, h.batch into v_place, v_batch
-  from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
-  -- Completions free their limit keys in one statement and failures in another: each takes them in
-  -- order, but two calls with both could meet crosswise.
-  if 'failed' = any (p_outcome) and 'completed' = any (p_outcome) then
-    perform from helix.key_limit k
-    where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
-                                         where a.batch = any (v_batch) and a.limit_key is not null)
-    order by k.tenant, k.queue, k.key for update;
+  if cardinality(p_batch) = 1 and p_outcome[1] = 'completed' then
+    v_late := helix.complete_one(p_worker, p_batch[1], p_epoch[1], p_nonce[1], p_number[1],
+                                 p_result[1]);
+    if v_late is not null then
+      return array[(p_batch[1], 'ok', null, 'COMPLETED', v_late)::helix.answer];
+    end if;
   end if;
-  with completed as (
-    delete from helix.active a
-    where a.batch = any (v_batch) and a.state = 'RUNNING'
-      and p_outcome[v_place[array_position(v_batch, a.batch)]] = 'completed'
-    returning a.*, p_result[v_place[array_position(v_batch, a.batch)]] as given,
-              a.deadline < v_now as overdue
-  ),
-  kept as (
-    insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
-                               late, lane, queue, result, finished_at)
-    select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, c.epoch, c.number, p_worker,
-           'completed', c.overdue, c.lane, c.queue, c.given::json, v_now
-    from completed c
-    returning batch, late
-  )
-  select coalesce(array_agg(k.batch), '{}'), array_agg(k.late) into v_done, v_late from kept k;
-  return query
-    select d.batch, 'ok', null::text, 'COMPLETED'::helix.state, d.late
-    from unnest(v_done, v_late) as d (batch, late);
+  v_held := helix.hold(p_batch, p_epoch, p_nonce, p_number);
+  if v_held.limited then
+    perform helix.lock_keys(v_held.batch);
+  end if;
+  if 'completed' = any (p_outcome) then
+    with completed as (
+      delete from helix.active a using unnest(v_held.batch, v_held.place) as u (batch, place)
+      where a.batch = u.batch and a.state = 'RUNNING' and p_outcome[u.place] = 'completed'
+      returning a.*, p_result[u.place] as given
+    ),
+    kept as (
+      insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+                                 late, lane, queue, result, finished_at)
+      select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, c.epoch, c.number, p_worker,
+             'completed', c.deadline < v_now, c.lane, c.queue, c.given::json, v_now
+      from completed c
+      returning batch, late
+    )
+    select array_agg(k.batch),
+           array_agg((k.batch, 'ok', null, 'COMPLETED', k.late)::helix.answer)
+    into v_done, v_answers from kept k;
+  end if;
 
   if 'failed' = any (p_outcome) then
-    return query
-      select v.* from (
+    v_answers := v_answers || array(
+      select v from (
         select array_agg(p_batch[p]) as batch, array_agg(p_failure[p]) as failure,
                array_agg(p_detail[p]) as detail, array_agg(p_permanent[p]) as permanent,
                array_agg(p_after[p]) as after
-        from unnest(v_place) p where p_outcome[p] = 'failed') f
+        from unnest(v_held.place) p where p_outcome[p] = 'failed') f
       cross join lateral helix.vacate(f.batch, 'failed', p_worker, f.failure, f.detail, f.permanent,
-                                      f.after) v;
-    v_done := v_done || array(select p_batch[p] from unnest(v_place) p where p_outcome[p] = 'failed');
+                                      f.after) v);
+    v_done := v_done || array(select p_batch[p] from unnest(v_held.place) p
+                              where p_outcome[p] = 'failed');
   end if;
-  if cardinality(v_done) < cardinality(p_batch) then
-    return query select * from helix.judge_rest('settle', p_worker, v_done, p_batch, p_epoch,
-                                                p_nonce, p_number, p_outcome::helix.reason[]);
+  if coalesce(cardinality(v_done), 0) < cardinality(p_batch) then
+    v_answers := v_answers || array(
+      select j from helix.judge_rest('settle', p_worker, coalesce(v_done, '{}'), p_batch, p_epoch,
+                                     p_nonce, p_number, p_outcome::helix.reason[]) j);
   end if;
+  return v_answers;
 end
 $$;
 
@@ -2805,16 +2976,49 @@ CREATE FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 begin
   perform helix.enter();
-  return query select * from helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome,
-                                          p_result, p_failure, p_detail, p_permanent, p_after);
+  return query select * from unnest(helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number,
+                                                 p_outcome, p_result, p_failure, p_detail,
+                                                 p_permanent, p_after));
 end
 $$;
 
 ALTER FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
+
+-- Name: share_out(integer[], integer, helix.resources); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.share_out(p_lane integer[], p_each integer, p_free helix.resources) RETURNS integer[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_left  helix.resources := p_free;
+  v_lane  helix.lane;
+  v_fits  integer;
+  v_share integer[] := '{}';
+begin
+  for n in 1 .. cardinality(p_lane) loop
+    select * into v_lane from helix.lane l where l.id = p_lane[n];
+    v_fits := least(p_each, v_left.gpus / nullif(v_lane.gpus, 0),
+                    floor(v_left.cpu_cores / nullif(v_lane.cpu_cores, 0)),
+                    floor(v_left.ram_gb / nullif(v_lane.ram_gb, 0)),
+                    floor(v_left.disk_gb / nullif(v_lane.disk_gb, 0)));
+    v_left.gpus := v_left.gpus - v_fits * v_lane.gpus;
+    v_left.cpu_cores := v_left.cpu_cores - v_fits * v_lane.cpu_cores;
+    v_left.ram_gb := v_left.ram_gb - v_fits * v_lane.ram_gb;
+    v_left.disk_gb := v_left.disk_gb - v_fits * v_lane.disk_gb;
+    v_share := v_share || v_fits;
+  end loop;
+  return v_share;
+end
+$$;
+
+ALTER FUNCTION helix.share_out(p_lane integer[], p_each integer, p_free helix.resources) OWNER TO helix_engine;
 
 -- Name: start_v1(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2822,6 +3026,9 @@ CREATE FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
@@ -2907,21 +3114,19 @@ $$;
 
 ALTER FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
--- Name: submit_v1(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: submit_many(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[] DEFAULT NULL::text[], p_revision text[] DEFAULT NULL::text[], p_priority smallint[] DEFAULT NULL::smallint[], p_run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_expires_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_limit_key text[] DEFAULT NULL::text[], p_requires text[] DEFAULT NULL::text[]) RETURNS TABLE(place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state, payload text, note text, differs text[])
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
+CREATE FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) RETURNS SETOF helix.submitted
+    LANGUAGE plpgsql
     SET enable_nestloop TO 'off'
+    SET jit TO 'off'
     AS $$
-#variable_conflict use_column
 declare
   v_queue    helix.queue;
   v_secret   helix.secret;
-  v_actor    text := coalesce(p_actor, session_user);
   v_now      timestamptz := clock_timestamp();
   v_refused  text;
+  v_scope    bytea := helix.framed(p_tenant) || helix.framed(p_queue);
   v_key      bytea[];      -- by place; null where there is no identity and the queue wants one
   v_class    integer[];    -- by place; null where every submission has the queue's own
   v_lane     integer[];    -- by place, likewise
@@ -2933,8 +3138,6 @@ declare
   v_new      bytea[];
   v_print    bytea[];
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
@@ -2943,9 +3146,9 @@ begin
   end;
   if v_refused is not null then
     insert into helix.decision (tenant, queue, kind, actor, detail)
-    values (p_tenant, p_queue, 'refused', v_actor, v_refused);
+    values (p_tenant, p_queue, 'refused', p_actor, v_refused);
     return query
-      select n, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
+      select n, 'refused', null::uuid, null::helix.key, null::bytea, null::helix.state, null,
              v_refused, null::text[]
       from generate_series(1, cardinality(p_payload)) n;
     return;
@@ -2956,7 +3159,7 @@ begin
   -- one name of it before it is hashed.
   v_key := array(
     select case when u.identity is not null or v_queue.unknown = 'accept'
-                then helix.derive_key(p_tenant, p_queue, u.named, u.revision) end
+                then helix.key_within(v_scope, u.named, u.revision) end
     from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
                  coalesce(g.revision, '') as revision, g.place
           from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
@@ -2974,15 +3177,6 @@ begin
 
   if v_queue.closed then
     null;   -- Nothing new; what is known still answers below.
-  elsif cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
-    -- The race for one key, without the sorting and matching that many need.
-    insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-    values (v_key[1], nextval('helix.batch_id'), p_tenant,
-            sha256(v_secret.outer_pad
-                   || sha256(v_secret.inner_pad || convert_to(p_payload[1], 'UTF8'))), v_secret.id)
-    on conflict do nothing
-    returning array[1], array[i.batch], array[i.key], array[i.fingerprint]
-    into v_place, v_batch, v_new, v_print;
   else
     -- The race for many, sorted, so that two submitters of overlapping sets wait for each other in
     -- one direction. Of equal keys in one call the first place counts.
@@ -3009,20 +3203,18 @@ begin
   end if;
 
   if v_place is not null then
-    insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
-                             class, priority, run_at, expires_at, limit_key, actor, created_at)
-    select n.batch, n.key, p_tenant,
-           helix.derive_slot(p_tenant, coalesce(p_identity[n.place], n.batch::text)), p_queue,
-           p_identity[n.place], nullif(p_raw[n.place], p_identity[n.place]), p_profile,
-           coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
+    insert into helix.batch (id, key, tenant, queue, identity, raw, profile, revision, payload, class,
+                             priority, run_at, expires_at, limit_key, actor, created_at)
+    select n.batch, n.key, p_tenant, p_queue, p_identity[n.place],
+           nullif(p_raw[n.place], p_identity[n.place]), p_profile, coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
            coalesce(v_class[n.place], v_queue.class), coalesce(p_priority[n.place], 5),
-           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], v_actor, v_now
+           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], p_actor, v_now
     from unnest(v_place, v_batch, v_new) as n (place, batch, key);
 
     if not v_queue.paused then
       insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
                                expires_at)
-      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', n.lane,
+      select n.batch, p_tenant, 1, 0, p_actor, 'submitted', n.lane,
              n.turn + row_number() over (partition by n.lane order by n.place),
              p_limit_key[n.place], p_expires_at[n.place]
       from (select u.batch, u.place, coalesce(v_lane[u.place], v_usual) as lane,
@@ -3035,7 +3227,7 @@ begin
     if v_queue.paused or p_run_at is not null then
       insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
                                  due, limit_key, expires_at)
-      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
+      select n.batch, p_tenant, 1, 0, p_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
              p_queue, case when p_run_at[n.place] > v_now then 'delay' else 'paused' end::helix.cause,
              case when p_run_at[n.place] > v_now then p_run_at[n.place] end, p_limit_key[n.place],
              p_expires_at[n.place]
@@ -3049,7 +3241,7 @@ begin
       on conflict do nothing;
     end if;
     return query
-      select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
+      select n.place, 'new', helix.public_id(n.key), n.key::helix.key, n.print, 'PENDING'::helix.state,
              null::text, null::text, null::text[]
       from unnest(v_place, v_new, v_print) as n (place, key, print);
   end if;
@@ -3058,12 +3250,89 @@ begin
     -- A function, hence a new snapshot: the winners of the race have committed by now.
     return query
       select * from helix.answer_repeats(
-        p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
+        p_tenant, p_queue, p_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
              else 'expires_at is in the past' end);
   end if;
+end
+$$;
+
+ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
+
+-- Name: submit_one(text, text, text, text, text, text, text, text, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) RETURNS helix.submitted
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_to     record;
+  v_key    bytea;
+  v_print  bytea;
+  v_batch  bigint;
+begin
+  -- The queue, the lane of its usual work and the tenant's last turn in it, and the secret.
+  select q.class, l.id as lane, helix.turn_after(l.id, p_tenant) as turn,
+         s.id as secret, s.inner_pad, s.outer_pad
+  into v_to
+  from helix.queue q
+  join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority
+  cross join lateral (select * from helix.secret order by id desc limit 1) s
+  where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
+    and not q.closed and not q.paused;
+  if not found then
+    return null;
+  end if;
+  v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
+  v_print := sha256(v_to.outer_pad || sha256(v_to.inner_pad || convert_to(p_payload, 'UTF8')));
+  -- The race for the key.
+  insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
+  values (v_key, nextval('helix.batch_id'), p_tenant, v_print, v_to.secret)
+  on conflict do nothing
+  returning i.batch into v_batch;
+  if not found then
+    return null;
+  end if;
+  insert into helix.batch (id, key, tenant, queue, identity, raw, profile, revision, payload, class,
+                           priority, actor)
+  values (v_batch, v_key, p_tenant, p_queue, p_identity, nullif(p_raw, p_identity), p_profile,
+          p_revision, p_payload::json, v_to.class, p_priority, p_actor);
+  insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
+  values (v_batch, p_tenant, 1, 0, p_actor, 'submitted', v_to.lane, v_to.turn + 1);
+  return (1, 'new', helix.public_id(v_key), v_key, v_print, 'PENDING', null, null,
+          null)::helix.submitted;
+end
+$$;
+
+ALTER FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) OWNER TO helix_engine;
+
+-- Name: submit_v1(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[] DEFAULT NULL::text[], p_revision text[] DEFAULT NULL::text[], p_priority smallint[] DEFAULT NULL::smallint[], p_run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_expires_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_limit_key text[] DEFAULT NULL::text[], p_requires text[] DEFAULT NULL::text[]) RETURNS SETOF helix.submitted
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+  v_actor   text := coalesce(p_actor, session_user);
+  v_one     helix.submitted;
+begin
+  if cardinality(p_payload) = 1 and p_identity[1] is not null and p_requires is null
+     and p_run_at is null and p_expires_at is null and p_limit_key is null
+  then
+    v_one := helix.submit_one(p_tenant, p_queue, v_actor, p_profile, p_identity[1], p_payload[1],
+                              p_raw[1], coalesce(p_revision[1], ''), coalesce(p_priority[1], 5::smallint));
+    if v_one.place is not null then
+      return next v_one;
+      return;
+    end if;
+  end if;
+  return query
+    select * from helix.submit_many(
+      p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
+      p_run_at, p_expires_at, p_limit_key, p_requires);
 end
 $$;
 
@@ -3089,31 +3358,29 @@ $$;
 
 ALTER FUNCTION helix.tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) OWNER TO helix_engine;
 
--- Name: tend(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: tend(text, text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.tend(p_worker text, p_tenants text[]) RETURNS void
+CREATE FUNCTION helix.tend(p_worker text, p_tenants text[], p_due text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
-declare
-  v_due text[] := helix.duties_due();
 begin
-  if p_tenants is not null or 'reap' = any (v_due) then
+  if p_tenants is not null or 'reap' = any (p_due) then
     perform helix.reap(p_worker, 1000);
   end if;
-  if p_tenants is not null or 'promote' = any (v_due) then
+  if p_tenants is not null or 'promote' = any (p_due) then
     perform helix.promote(1000);
   end if;
-  if p_tenants is not null or 'expire' = any (v_due) then
+  if p_tenants is not null or 'expire' = any (p_due) then
     perform helix.expire_due(p_worker, 1000);
   end if;
-  if 'sweep' = any (v_due) then
+  if 'sweep' = any (p_due) then
     perform helix.extend_ledger();
     delete from helix.request r where r.at < clock_timestamp() - interval '1 day';
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.tend(p_worker text, p_tenants text[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.tend(p_worker text, p_tenants text[], p_due text[]) OWNER TO helix_engine;
 
 -- Name: tend_fences(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3231,6 +3498,7 @@ CREATE FUNCTION helix.vacate(p_batch bigint[], p_reason helix.reason, p_actor te
 declare
   v_now timestamptz := clock_timestamp();
 begin
+  perform helix.lock_keys(p_batch);
   return query
   with ended as materialized (
     select a.*, u.failure as failure_class, u.detail as failure_detail,
@@ -3294,7 +3562,7 @@ ALTER FUNCTION helix.vacate(p_batch bigint[], p_reason helix.reason, p_actor tex
 
 CREATE TABLE helix.active (
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     state helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
@@ -3314,8 +3582,7 @@ CREATE TABLE helix.active (
     request uuid NOT NULL,
     limit_key text,
     claimed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT active_state_check CHECK ((state = ANY (ARRAY['ASSIGNED'::helix.state, 'RUNNING'::helix.state]))),
-    CONSTRAINT active_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT active_state_check CHECK ((state = ANY (ARRAY['ASSIGNED'::helix.state, 'RUNNING'::helix.state])))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05');
 
@@ -3336,30 +3603,23 @@ ALTER TABLE helix.arrow OWNER TO helix_owner;
 
 CREATE TABLE helix.batch (
     id bigint NOT NULL,
-    key bytea NOT NULL,
-    tenant text NOT NULL,
-    slot smallint NOT NULL,
+    key helix.key NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     queue text NOT NULL,
-    identity text,
+    identity helix.identity_text,
     raw text,
     profile text NOT NULL,
-    revision text DEFAULT ''::text NOT NULL,
-    payload json,
+    revision helix.short_text DEFAULT ''::text NOT NULL,
+    payload helix.document,
     class integer NOT NULL,
-    priority smallint NOT NULL,
+    priority helix.priority NOT NULL,
     run_at timestamp with time zone,
     expires_at timestamp with time zone,
-    limit_key text,
+    limit_key helix.limit_key,
     run bigint,
     actor text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT batch_identity_assigned CHECK (unicode_assigned(identity)),
-    CONSTRAINT batch_identity_check CHECK (((identity IS NFC NORMALIZED) AND ((octet_length(identity) >= 1) AND (octet_length(identity) <= 4096)))),
-    CONSTRAINT batch_limit_key_check CHECK (((octet_length(limit_key) >= 1) AND (octet_length(limit_key) <= 255))),
-    CONSTRAINT batch_payload_check CHECK ((octet_length((payload)::text) <= 1048576)),
-    CONSTRAINT batch_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
-    CONSTRAINT batch_revision_check CHECK ((octet_length(revision) <= 255)),
-    CONSTRAINT batch_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT batch_identity_assigned CHECK (unicode_assigned((identity)::text))
 );
 
 ALTER TABLE ONLY helix.batch FORCE ROW LEVEL SECURITY;
@@ -3382,15 +3642,13 @@ ALTER SEQUENCE helix.batch_id OWNER TO helix_owner;
 CREATE TABLE helix.decision (
     id bigint NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     queue text NOT NULL,
     kind text NOT NULL,
     batch bigint,
     actor text NOT NULL,
-    detail text,
-    CONSTRAINT decision_detail_check CHECK ((octet_length(detail) <= 65536)),
-    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text]))),
-    CONSTRAINT decision_tenant_check CHECK ((tenant <> ''::text))
+    detail helix.long_text,
+    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text])))
 );
 
 ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
@@ -3424,7 +3682,7 @@ ALTER TABLE helix.epoch OWNER TO helix_owner;
 CREATE TABLE helix.event (
     batch bigint NOT NULL,
     version integer NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     from_state helix.state,
     to_state helix.state NOT NULL,
     at timestamp with time zone NOT NULL,
@@ -3436,8 +3694,7 @@ CREATE TABLE helix.event (
     reason helix.reason NOT NULL,
     detail text,
     late boolean NOT NULL,
-    hash bytea NOT NULL,
-    CONSTRAINT event_tenant_check CHECK ((tenant <> ''::text))
+    hash bytea NOT NULL
 )
 PARTITION BY RANGE (batch);
 
@@ -3450,7 +3707,7 @@ ALTER TABLE helix.event OWNER TO helix_owner;
 CREATE TABLE helix.event_0000 (
     batch bigint CONSTRAINT event_batch_not_null NOT NULL,
     version integer CONSTRAINT event_version_not_null NOT NULL,
-    tenant text CONSTRAINT event_tenant_not_null NOT NULL,
+    tenant helix.tenant_name CONSTRAINT event_tenant_not_null NOT NULL,
     from_state helix.state,
     to_state helix.state CONSTRAINT event_to_state_not_null NOT NULL,
     at timestamp with time zone CONSTRAINT event_at_not_null NOT NULL,
@@ -3462,38 +3719,12 @@ CREATE TABLE helix.event_0000 (
     reason helix.reason CONSTRAINT event_reason_not_null NOT NULL,
     detail text,
     late boolean CONSTRAINT event_late_not_null NOT NULL,
-    hash bytea CONSTRAINT event_hash_not_null NOT NULL,
-    CONSTRAINT event_tenant_check CHECK ((tenant <> ''::text))
+    hash bytea CONSTRAINT event_hash_not_null NOT NULL
 );
 
 ALTER TABLE ONLY helix.event_0000 FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.event_0000 OWNER TO helix_owner;
-
--- Name: event_0001; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.event_0001 (
-    batch bigint CONSTRAINT event_batch_not_null NOT NULL,
-    version integer CONSTRAINT event_version_not_null NOT NULL,
-    tenant text CONSTRAINT event_tenant_not_null NOT NULL,
-    from_state helix.state,
-    to_state helix.state CONSTRAINT event_to_state_not_null NOT NULL,
-    at timestamp with time zone CONSTRAINT event_at_not_null NOT NULL,
-    xid xid8 DEFAULT pg_current_xact_id() CONSTRAINT event_xid_not_null NOT NULL,
-    attempt smallint CONSTRAINT event_attempt_not_null NOT NULL,
-    epoch integer,
-    number bigint,
-    actor text CONSTRAINT event_actor_not_null NOT NULL,
-    reason helix.reason CONSTRAINT event_reason_not_null NOT NULL,
-    detail text,
-    late boolean CONSTRAINT event_late_not_null NOT NULL,
-    hash bytea CONSTRAINT event_hash_not_null NOT NULL,
-    CONSTRAINT event_tenant_check CHECK ((tenant <> ''::text))
-);
-
-ALTER TABLE ONLY helix.event_0001 FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.event_0001 OWNER TO helix_owner;
 
 -- Name: fence_arrow; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -3562,13 +3793,11 @@ ALTER TABLE helix.fence_event OWNER TO helix_owner;
 -- Name: identity; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.identity (
-    key bytea NOT NULL,
+    key helix.key NOT NULL,
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     fingerprint bytea NOT NULL,
-    secret smallint NOT NULL,
-    CONSTRAINT identity_key_check CHECK ((octet_length(key) = 33)),
-    CONSTRAINT identity_tenant_check CHECK ((tenant <> ''::text))
+    secret smallint NOT NULL
 );
 
 ALTER TABLE ONLY helix.identity FORCE ROW LEVEL SECURITY;
@@ -3578,31 +3807,17 @@ ALTER TABLE helix.identity OWNER TO helix_owner;
 -- Name: key_limit; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.key_limit (
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     queue text NOT NULL,
     key text NOT NULL,
     held integer DEFAULT 0 NOT NULL,
-    CONSTRAINT key_limit_held_check CHECK ((held >= 0)),
-    CONSTRAINT key_limit_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT key_limit_held_check CHECK ((held >= 0))
 )
 WITH (fillfactor='50');
 
 ALTER TABLE ONLY helix.key_limit FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.key_limit OWNER TO helix_owner;
-
--- Name: lane; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.lane (
-    id integer NOT NULL,
-    queue text NOT NULL,
-    class integer NOT NULL,
-    priority smallint NOT NULL,
-    served bigint DEFAULT 0 NOT NULL,
-    served_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL
-);
-
-ALTER TABLE helix.lane OWNER TO helix_owner;
 
 -- Name: lane_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
@@ -3630,7 +3845,7 @@ ALTER SEQUENCE helix.lease_number OWNER TO helix_owner;
 
 CREATE TABLE helix.outcome (
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     state helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
@@ -3638,18 +3853,14 @@ CREATE TABLE helix.outcome (
     number bigint,
     actor text NOT NULL,
     reason helix.reason NOT NULL,
-    detail text,
+    detail helix.long_text,
     late boolean DEFAULT false NOT NULL,
     lane integer NOT NULL,
     queue text NOT NULL,
-    failure text,
-    result json,
+    failure helix.short_text,
+    result helix.document,
     finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT outcome_detail_check CHECK ((octet_length(detail) <= 65536)),
-    CONSTRAINT outcome_failure_check CHECK ((octet_length(failure) <= 255)),
-    CONSTRAINT outcome_result_check CHECK ((octet_length((result)::text) <= 1048576)),
-    CONSTRAINT outcome_state_check CHECK ((state = ANY (ARRAY['COMPLETED'::helix.state, 'FAILED'::helix.state, 'CANCELLED'::helix.state]))),
-    CONSTRAINT outcome_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT outcome_state_check CHECK ((state = ANY (ARRAY['COMPLETED'::helix.state, 'FAILED'::helix.state, 'CANCELLED'::helix.state])))
 );
 
 ALTER TABLE ONLY helix.outcome FORCE ROW LEVEL SECURITY;
@@ -3660,7 +3871,7 @@ ALTER TABLE helix.outcome OWNER TO helix_owner;
 
 CREATE TABLE helix.ready (
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
@@ -3674,8 +3885,7 @@ CREATE TABLE helix.ready (
     turn bigint NOT NULL,
     limit_key text,
     expires_at timestamp with time zone,
-    CONSTRAINT ready_state_check CHECK ((state = 'PENDING'::helix.state)),
-    CONSTRAINT ready_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT ready_state_check CHECK ((state = 'PENDING'::helix.state))
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05');
 
@@ -3687,7 +3897,7 @@ ALTER TABLE helix.ready OWNER TO helix_owner;
 
 CREATE TABLE helix.waiting (
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
@@ -3705,8 +3915,7 @@ CREATE TABLE helix.waiting (
     expires_at timestamp with time zone,
     CONSTRAINT waiting_check CHECK (((cause <> 'limit'::helix.cause) OR (limit_key IS NOT NULL))),
     CONSTRAINT waiting_check1 CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
-    CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state)),
-    CONSTRAINT waiting_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state))
 );
 
 ALTER TABLE ONLY helix.waiting FORCE ROW LEVEL SECURITY;
@@ -3718,7 +3927,7 @@ ALTER TABLE helix.waiting OWNER TO helix_owner;
 CREATE VIEW helix.overview WITH (security_invoker='true') AS
  SELECT b.id,
     b.key,
-    helix.public_id(b.key) AS public_id,
+    helix.public_id((b.key)::bytea) AS public_id,
     b.tenant,
     b.queue,
     b.identity,
@@ -3751,7 +3960,7 @@ CREATE VIEW helix.overview WITH (security_invoker='true') AS
     o.finished_at,
     o.failure,
     o.late,
-    COALESCE(o.detail, r.detail, w.detail) AS detail
+    COALESCE((o.detail)::text, r.detail, w.detail) AS detail
    FROM ((((helix.batch b
      LEFT JOIN helix.outcome o ON ((o.batch = b.id)))
      LEFT JOIN helix.active a ON ((a.batch = b.id)))
@@ -3778,7 +3987,7 @@ CREATE TABLE helix.refusal (
     epoch integer NOT NULL,
     number bigint NOT NULL,
     operation text NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     worker text NOT NULL,
     owner text,
     owner_number bigint,
@@ -3787,8 +3996,7 @@ CREATE TABLE helix.refusal (
     times integer DEFAULT 1 NOT NULL,
     first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     last_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text]))),
-    CONSTRAINT refusal_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text])))
 );
 
 ALTER TABLE ONLY helix.refusal FORCE ROW LEVEL SECURITY;
@@ -3806,6 +4014,25 @@ WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000')
 
 ALTER TABLE helix.request OWNER TO helix_owner;
 
+-- Name: requirement_class; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.requirement_class (
+    id integer NOT NULL,
+    requires jsonb NOT NULL,
+    gpus integer DEFAULT 0 NOT NULL,
+    gpu_vram_gb real DEFAULT 0 NOT NULL,
+    cpu_cores real DEFAULT 0 NOT NULL,
+    ram_gb real DEFAULT 0 NOT NULL,
+    disk_gb real DEFAULT 0 NOT NULL,
+    labels jsonb DEFAULT '{}'::jsonb NOT NULL,
+    CONSTRAINT requirement_class_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT requirement_class_requires_check CHECK ((octet_length((requires)::text) <= 2048))
+);
+
+ALTER TABLE ONLY helix.requirement_class FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.requirement_class OWNER TO helix_owner;
+
 -- Name: requirement_class_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.requirement_class ALTER COLUMN id ADD GENERATED BY DEFAULT AS IDENTITY (
@@ -3821,14 +4048,13 @@ ALTER TABLE helix.requirement_class ALTER COLUMN id ADD GENERATED BY DEFAULT AS 
 
 CREATE TABLE helix.retired (
     batch bigint NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     state helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
     hash bytea NOT NULL,
     finished_at timestamp with time zone NOT NULL,
-    retired_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT retired_tenant_check CHECK ((tenant <> ''::text))
+    retired_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
 ALTER TABLE ONLY helix.retired FORCE ROW LEVEL SECURITY;
@@ -3917,10 +4143,6 @@ ALTER TABLE helix_migration.revision OWNER TO helix_owner;
 
 ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0000 FOR VALUES FROM ('0') TO ('100000000');
 
--- Name: event_0001; Type: TABLE ATTACH; Schema: helix; Owner: helix_owner
-
-ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0001 FOR VALUES FROM ('100000000') TO ('200000000');
-
 -- Name: active active_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.active
@@ -3955,11 +4177,6 @@ ALTER TABLE ONLY helix.event
 
 ALTER TABLE ONLY helix.event_0000
     ADD CONSTRAINT event_0000_pkey PRIMARY KEY (batch, version);
-
--- Name: event_0001 event_0001_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
-
-ALTER TABLE ONLY helix.event_0001
-    ADD CONSTRAINT event_0001_pkey PRIMARY KEY (batch, version);
 
 -- Name: fence_arrow fence_arrow_from_state_to_state_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -4086,7 +4303,7 @@ CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at
 
 -- Name: batch_revision; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE (revision <> ''::text);
+CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE ((revision)::text <> ''::text);
 
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -4156,10 +4373,6 @@ CREATE INDEX waiting_paused ON helix.waiting USING btree (tenant, queue, batch) 
 
 ALTER INDEX helix.event_pkey ATTACH PARTITION helix.event_0000_pkey;
 
--- Name: event_0001_pkey; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
-
-ALTER INDEX helix.event_pkey ATTACH PARTITION helix.event_0001_pkey;
-
 -- Name: active a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.active FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -4201,12 +4414,6 @@ ALTER TABLE helix.event ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.event_0000 FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
 
 ALTER TABLE helix.event_0000 ENABLE ALWAYS TRIGGER a_guard;
-
--- Name: event_0001 a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
-
-CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.event_0001 FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
-
-ALTER TABLE helix.event_0001 ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: fence a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -4364,12 +4571,6 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.event_0000 FOR EACH STA
 
 ALTER TABLE helix.event_0000 ENABLE ALWAYS TRIGGER a_guard_truncate;
 
--- Name: event_0001 a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
-
-CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.event_0001 FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_ledger();
-
-ALTER TABLE helix.event_0001 ENABLE ALWAYS TRIGGER a_guard_truncate;
-
 -- Name: fence a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -4484,21 +4685,21 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.worker FOR EACH STATEME
 
 ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard_truncate;
 
--- Name: active count_limits; Type: TRIGGER; Schema: helix; Owner: helix_owner
+-- Name: active count_lease; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER count_limits AFTER INSERT ON helix.active REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION helix.count_limits();
+CREATE TRIGGER count_lease AFTER INSERT ON helix.active FOR EACH ROW WHEN ((new.limit_key IS NOT NULL)) EXECUTE FUNCTION helix.count_lease();
 
-ALTER TABLE helix.active ENABLE ALWAYS TRIGGER count_limits;
+ALTER TABLE helix.active ENABLE ALWAYS TRIGGER count_lease;
 
--- Name: active count_limits_freed; Type: TRIGGER; Schema: helix; Owner: helix_owner
+-- Name: active count_lease_ended; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER count_limits_freed AFTER DELETE ON helix.active REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION helix.count_limits();
+CREATE TRIGGER count_lease_ended AFTER DELETE ON helix.active FOR EACH ROW WHEN ((old.limit_key IS NOT NULL)) EXECUTE FUNCTION helix.count_lease();
 
-ALTER TABLE helix.active ENABLE ALWAYS TRIGGER count_limits_freed;
+ALTER TABLE helix.active ENABLE ALWAYS TRIGGER count_lease_ended;
 
 -- Name: active record; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER record AFTER INSERT ON helix.active REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record();
+CREATE TRIGGER record AFTER INSERT ON helix.active REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record_leases();
 
 ALTER TABLE helix.active ENABLE ALWAYS TRIGGER record;
 
@@ -4574,27 +4775,23 @@ CREATE POLICY engine_classes ON helix.requirement_class TO helix_engine USING (t
 
 -- Name: active engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.active TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.active TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: batch engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.batch TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.batch TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: decision engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: event engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: event_0000 engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.event_0000 TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
-
--- Name: event_0001 engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
-
-CREATE POLICY engine_scope ON helix.event_0001 TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.event_0000 TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: fence engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -4610,15 +4807,15 @@ CREATE POLICY engine_scope ON helix.fence_event TO helix_engine USING (((current
 
 -- Name: identity engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.identity TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.identity TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: key_limit engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.key_limit TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.key_limit TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: outcome engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.outcome TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.outcome TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: queue engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -4626,19 +4823,19 @@ CREATE POLICY engine_scope ON helix.queue TO helix_engine USING (((current_setti
 
 -- Name: ready engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.ready TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.ready TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: refusal engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.refusal TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.refusal TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: retired engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.retired TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.retired TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: waiting engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.waiting TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.waiting TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: event; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -4647,10 +4844,6 @@ ALTER TABLE helix.event ENABLE ROW LEVEL SECURITY;
 -- Name: event_0000; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.event_0000 ENABLE ROW LEVEL SECURITY;
-
--- Name: event_0001; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
-
-ALTER TABLE helix.event_0001 ENABLE ROW LEVEL SECURITY;
 
 -- Name: fence; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -4720,27 +4913,23 @@ ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
 
 -- Name: active session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.active FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.active FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: batch session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.batch FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.batch FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: decision session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.decision FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.decision FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: event session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.event FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.event FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: event_0000 session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.event_0000 FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
-
--- Name: event_0001 session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
-
-CREATE POLICY session_tenants ON helix.event_0001 FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.event_0000 FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: fence session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -4756,15 +4945,15 @@ CREATE POLICY session_tenants ON helix.fence_event FOR SELECT TO helix_client, h
 
 -- Name: identity session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.identity FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.identity FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: key_limit session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.key_limit FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.key_limit FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: outcome session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.outcome FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.outcome FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: queue session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -4772,19 +4961,19 @@ CREATE POLICY session_tenants ON helix.queue FOR SELECT TO helix_client, helix_o
 
 -- Name: ready session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.ready FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.ready FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: refusal session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.refusal FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.refusal FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: retired session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.retired FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.retired FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: waiting session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.waiting FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.waiting FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: waiting; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -4828,15 +5017,13 @@ REVOKE ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text
 GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
 
--- Name: TABLE requirement_class; Type: ACL; Schema: helix; Owner: helix_owner
+-- Name: FUNCTION choose(p_worker text, p_queues text[], p_tenants text[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.requirement_class TO helix_engine;
-GRANT SELECT ON TABLE helix.requirement_class TO helix_client;
-GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
+REVOKE ALL ON FUNCTION helix.choose(p_worker text, p_queues text[], p_tenants text[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION capacity(p_class helix.requirement_class, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.capacity(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4854,17 +5041,17 @@ GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues tex
 
 REVOKE ALL ON FUNCTION helix.class_of(p_requires jsonb) FROM PUBLIC;
 
--- Name: FUNCTION count_limits(); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION complete_one(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.count_limits() FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.complete_one(p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text) FROM PUBLIC;
+
+-- Name: FUNCTION count_lease(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_lease() FROM PUBLIC;
 
 -- Name: FUNCTION current_epoch(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.current_epoch() FROM PUBLIC;
-
--- Name: FUNCTION demand_tenant(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.demand_tenant(p_tenant text) FROM PUBLIC;
 
 -- Name: FUNCTION derive_fence_key(p_tenant text, p_name text, p_identity text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -4877,12 +5064,6 @@ GRANT ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_ident
 REVOKE ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_client;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operator;
-
--- Name: FUNCTION derive_slot(p_tenant text, p_identity text); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) TO helix_client;
-GRANT ALL ON FUNCTION helix.derive_slot(p_tenant text, p_identity text) TO helix_operator;
 
 -- Name: TABLE fence; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -5049,6 +5230,10 @@ REVOKE ALL ON FUNCTION helix.enclose(p_table regclass, p_guard regproc) FROM PUB
 
 REVOKE ALL ON FUNCTION helix.enter() FROM PUBLIC;
 
+-- Name: FUNCTION enter_for(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.enter_for(p_tenant text) FROM PUBLIC;
+
 -- Name: FUNCTION erase_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
@@ -5096,13 +5281,14 @@ GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
 
 REVOKE ALL ON FUNCTION helix.fingerprint(p_secret helix.secret, p_payload text) FROM PUBLIC;
 
--- Name: FUNCTION fits(p_class helix.requirement_class, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
 
-REVOKE ALL ON FUNCTION helix.fits(p_class helix.requirement_class, p_free helix.resources) FROM PUBLIC;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
+GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
--- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[], p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION forget_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5125,10 +5311,6 @@ GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_operator;
 REVOKE ALL ON FUNCTION helix.framed_parts(p_parts text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_client;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operator;
-
--- Name: FUNCTION free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.free_after(p_free helix.resources, p_class helix.requirement_class, p_taken integer) FROM PUBLIC;
 
 -- Name: FUNCTION fresh_pads(OUT inner_pad bytea, OUT outer_pad bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5153,9 +5335,13 @@ REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_operator;
 GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_client;
 
--- Name: FUNCTION hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) FROM PUBLIC;
+
+-- Name: FUNCTION hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) FROM PUBLIC;
 
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5179,6 +5365,12 @@ REVOKE ALL ON FUNCTION helix.key_text(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operator;
 
+-- Name: FUNCTION key_within(p_scope bytea, p_identity text, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_client;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_operator;
+
 -- Name: FUNCTION lane_of(p_queue text, p_class integer, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.lane_of(p_queue text, p_class integer, p_priority smallint) FROM PUBLIC;
@@ -5191,10 +5383,6 @@ REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free
 
 REVOKE ALL ON FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.lease_out(p_batch bigint[], p_worker text, p_request uuid, p_epoch integer, p_nonce bigint, p_lease_seconds real, p_start boolean) FROM PUBLIC;
-
 -- Name: FUNCTION leases_of(p_worker text, p_request uuid); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.leases_of(p_worker text, p_request uuid) FROM PUBLIC;
@@ -5204,6 +5392,10 @@ REVOKE ALL ON FUNCTION helix.leases_of(p_worker text, p_request uuid) FROM PUBLI
 REVOKE ALL ON FUNCTION helix.locate(p_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.locate(p_ids uuid[]) TO helix_client;
 GRANT ALL ON FUNCTION helix.locate(p_ids uuid[]) TO helix_operator;
+
+-- Name: FUNCTION lock_keys(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.lock_keys(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION make_ready(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5235,9 +5427,9 @@ GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor
 
 REVOKE ALL ON FUNCTION helix.note_served(p_batch bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5298,6 +5490,10 @@ REVOKE ALL ON FUNCTION helix.record() FROM PUBLIC;
 -- Name: FUNCTION record_fence(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.record_fence() FROM PUBLIC;
+
+-- Name: FUNCTION record_leases(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.record_leases() FROM PUBLIC;
 
 -- Name: FUNCTION recover_fences(p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5394,6 +5590,10 @@ REVOKE ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch 
 GRANT ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) TO helix_client;
 
+-- Name: FUNCTION share_out(p_lane integer[], p_each integer, p_free helix.resources); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.share_out(p_lane integer[], p_each integer, p_free helix.resources) FROM PUBLIC;
+
 -- Name: FUNCTION start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
@@ -5412,6 +5612,14 @@ REVOKE ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_client;
 
+-- Name: FUNCTION submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
+
+-- Name: FUNCTION submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) FROM PUBLIC;
+
 -- Name: FUNCTION submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
@@ -5422,9 +5630,9 @@ GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text,
 
 REVOKE ALL ON FUNCTION helix.tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) FROM PUBLIC;
 
--- Name: FUNCTION tend(p_worker text, p_tenants text[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION tend(p_worker text, p_tenants text[], p_due text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.tend(p_worker text, p_tenants text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.tend(p_worker text, p_tenants text[], p_due text[]) FROM PUBLIC;
 
 -- Name: FUNCTION tend_fences(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5594,10 +5802,6 @@ GRANT SELECT ON TABLE helix.event TO helix_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.event_0000 TO helix_engine;
 
--- Name: TABLE event_0001; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.event_0001 TO helix_engine;
-
 -- Name: TABLE fence_arrow; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT ON TABLE helix.fence_arrow TO helix_engine;
@@ -5631,11 +5835,6 @@ GRANT SELECT ON TABLE helix.identity TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.key_limit TO helix_engine;
 GRANT SELECT ON TABLE helix.key_limit TO helix_client;
 GRANT SELECT ON TABLE helix.key_limit TO helix_operator;
-
--- Name: TABLE lane; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.lane TO helix_engine;
-GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
 -- Name: SEQUENCE lane_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -5682,6 +5881,12 @@ GRANT SELECT ON TABLE helix.refusal TO helix_operator;
 -- Name: TABLE request; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.request TO helix_engine;
+
+-- Name: TABLE requirement_class; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.requirement_class TO helix_engine;
+GRANT SELECT ON TABLE helix.requirement_class TO helix_client;
+GRANT SELECT ON TABLE helix.requirement_class TO helix_operator;
 
 -- Name: SEQUENCE requirement_class_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
 

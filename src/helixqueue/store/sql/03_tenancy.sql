@@ -74,18 +74,19 @@ begin
 end
 $$;
 
--- May the caller act for this tenant? Functions that are handed a tenant ask before anything else,
--- so that a stranger gets a clear refusal instead of an empty answer.
-create function helix.demand_tenant(p_tenant text) returns void
-language plpgsql stable as $$
+-- `enter` for functions that are handed a tenant: may the caller act for it? Asked before anything
+-- else, so that a stranger gets a clear refusal instead of an empty answer.
+create function helix.enter_for(p_tenant text) returns text[]
+language plpgsql as $$
 declare
-  v_scope text := current_setting('helix.scope', true);
+  v_tenants text[] := helix.enter();
 begin
-  if v_scope <> '*' and p_tenant <> all (string_to_array(v_scope, ',')) then
+  if p_tenant <> all (v_tenants) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not act for tenant %L', session_user, p_tenant),
       hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
   end if;
+  return v_tenants;
 end
 $$;
 

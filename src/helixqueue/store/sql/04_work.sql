@@ -68,9 +68,9 @@ insert into helix.requirement_class (id, requires) values (0, '{}');
 -- THE ARBITER of G1. Written once, never changed, and it outlives the batch: a repeat after
 -- retention meets its key here. There is no foreign key because the batch may be gone.
 create table helix.identity (
-  key         bytea primary key check (octet_length(key) = 33),  -- version byte + SHA-256
+  key         helix.key primary key,
   batch       bigint not null,
-  tenant      text not null check (tenant <> ''),
+  tenant      helix.tenant_name not null,
   fingerprint bytea not null,     -- HMAC-SHA256 of the payload's canonical text
   secret      smallint not null   -- which key made it, so that rotation causes no false conflict
 );
@@ -80,22 +80,19 @@ create sequence helix.batch_id;
 -- Insert-only; `erase` may empty payload, and leaves a decision row.
 create table helix.batch (
   id         bigint primary key,  -- internal: dense and small; the public id comes from the key
-  key        bytea not null,
-  tenant     text not null check (tenant <> ''),
-  slot       smallint not null,   -- hash of tenant and identity, for moving tenants later
+  key        helix.key not null,
+  tenant     helix.tenant_name not null,
   queue      text not null,
-  -- Canonical parts joined by U+001F, which no profile lets into an identity. Null: no identity.
-  identity   text check (identity is nfc normalized and octet_length(identity) between 1 and 4096),
+  identity   helix.identity_text, -- null: it came without one
   raw        text,                -- as it came, where that differs from the canonical form
   profile    text not null,
-  revision   text not null default '' check (octet_length(revision) <= 255),
-  -- RFC 8785 text. Type json and not jsonb: it keeps the very bytes the fingerprint was made of.
-  payload    json check (octet_length(payload::text) <= 1048576),
+  revision   helix.short_text not null default '',
+  payload    helix.document,      -- RFC 8785 text
   class      integer not null,
-  priority   smallint not null check (priority between 0 and 9),  -- 0 goes first
+  priority   helix.priority not null,
   run_at     timestamptz,
   expires_at timestamptz,
-  limit_key  text check (octet_length(limit_key) between 1 and 255),
+  limit_key  helix.limit_key,
   run        bigint,
   actor      text not null,
   created_at timestamptz not null default clock_timestamp()
@@ -122,7 +119,7 @@ language sql immutable strict parallel safe as $$
                          8, get_byte(p_key, 9) & 63 | 128), 'hex')::uuid;
 $$;
 
--- The next four are written so that PostgreSQL inlines them (one expression, no sub-select, not
+-- The next three are written so that PostgreSQL inlines them (one expression, no sub-select, not
 -- more constant than convert_to, which is STABLE): called as functions they cost 90 us a batch.
 
 -- Text behind its 4-byte big-endian length: no two lists of texts encode to the same bytes.
@@ -149,18 +146,17 @@ language sql stable parallel safe as $$
               else helix.framed_parts(string_to_array(p_identity, E'\x1f')) end
 $$;
 
+-- A key, where tenant and queue have been framed already: once for a thousand rows.
+create function helix.key_within(p_scope bytea, p_identity text, p_revision text)
+returns bytea language sql stable parallel safe as $$
+  select '\x01'::bytea
+         || sha256(p_scope || helix.framed_identity(p_identity) || helix.framed(p_revision))
+$$;
+
 -- The key of G1, made by the database itself, so that no client in any language can get it wrong.
 create function helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text)
 returns bytea language sql stable parallel safe as $$
-  select '\x01'::bytea || sha256(helix.framed(p_tenant) || helix.framed(p_queue)
-                                 || helix.framed_identity(p_identity) || helix.framed(p_revision))
-$$;
-
--- One of 1024 slots, by hash: the unit in which tenants' work can be moved to another database.
-create function helix.derive_slot(p_tenant text, p_identity text) returns smallint
-language sql stable parallel safe as $$
-  select (('x' || encode(substr(sha256(helix.framed(p_tenant) || helix.framed_identity(p_identity)),
-                                1, 2), 'hex'))::bit(16)::int % 1024)::smallint
+  select helix.key_within(helix.framed(p_tenant) || helix.framed(p_queue), p_identity, p_revision)
 $$;
 
 -- HMAC-SHA256 written out (RFC 2104).

@@ -13,6 +13,14 @@ create table helix.lane (
   queue     text not null,
   class     integer not null,
   priority  smallint not null,
+  -- What its class asks for, copied here because a class never changes: a claim compares its lanes
+  -- with what a worker has free, and looking each class up was a seventh of it.
+  gpus        integer not null,
+  gpu_vram_gb real    not null,
+  cpu_cores   real    not null,
+  ram_gb      real    not null,
+  disk_gb     real    not null,
+  labels      jsonb   not null,
   -- The turn that claims have reached, written at most once a second: a new arrival is placed
   -- here, not behind the backlog of a tenant that came earlier.
   served    bigint not null default 0,
@@ -25,7 +33,7 @@ create table helix.lane (
 -- (start-time fair queuing), and a claim stays one index range scan.
 create table helix.ready (
   batch      bigint not null,
-  tenant     text not null check (tenant <> ''),
+  tenant     helix.tenant_name not null,
   state      helix.state not null default 'PENDING' check (state = 'PENDING'),
   version    integer not null,
   attempt    smallint not null,
@@ -54,7 +62,7 @@ create index ready_expiry on helix.ready (expires_at) where expires_at is not nu
 -- there every claim would have to step over it.
 create table helix.waiting (
   batch      bigint primary key,
-  tenant     text not null check (tenant <> ''),
+  tenant     helix.tenant_name not null,
   state      helix.state not null default 'PENDING' check (state = 'PENDING'),
   version    integer not null,
   attempt    smallint not null,
@@ -83,7 +91,7 @@ create index waiting_expiry on helix.waiting (expires_at) where expires_at is no
 -- fillfactor leaves room for the start and the renewals to stay on their page.
 create table helix.active (
   batch     bigint primary key,
-  tenant    text not null check (tenant <> ''),
+  tenant    helix.tenant_name not null,
   state     helix.state not null check (state in ('ASSIGNED', 'RUNNING')),
   version   integer not null,
   attempt   smallint not null,
@@ -111,7 +119,7 @@ create index active_deadline on helix.active (deadline);
 -- COMPLETED, FAILED, CANCELLED.
 create table helix.outcome (
   batch       bigint primary key,
-  tenant      text not null check (tenant <> ''),
+  tenant      helix.tenant_name not null,
   state       helix.state not null check (state in ('COMPLETED', 'FAILED', 'CANCELLED')),
   version     integer not null,
   attempt     smallint not null,
@@ -119,12 +127,12 @@ create table helix.outcome (
   number      bigint,
   actor       text not null,
   reason      helix.reason not null,
-  detail      text check (octet_length(detail) <= 65536),
+  detail      helix.long_text,
   late        boolean not null default false,
   lane        integer not null,
   queue       text not null,
-  failure     text check (octet_length(failure) <= 255),  -- class of a failure, null otherwise
-  result      json check (octet_length(result::text) <= 1048576),
+  failure     helix.short_text,   -- class of a failure, null otherwise
+  result      helix.document,
   finished_at timestamptz not null default clock_timestamp()
 );
 -- Retention walks finished batches from the oldest, people read them from the newest.
@@ -132,7 +140,7 @@ create index outcome_age on helix.outcome (tenant, queue, state, finished_at);
 
 -- How many leases each limit key has now; kept by trigger, locked by claim.
 create table helix.key_limit (
-  tenant text not null check (tenant <> ''),
+  tenant helix.tenant_name not null,
   queue  text not null,
   key    text not null,
   held   integer not null default 0 check (held >= 0),

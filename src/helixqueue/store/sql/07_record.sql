@@ -4,58 +4,65 @@
 
 create function helix.record() returns trigger
 language plpgsql as $$
+declare
+  v_at  timestamptz := clock_timestamp();
+  v_xid xid8 := pg_current_xact_id();
 begin
-  -- A claim that starts its batches at once: two steps, two events, one statement. An update for
-  -- the second step cost a quarter of the claim.
-  if tg_table_name = 'active' and tg_op = 'INSERT'
-     and exists (select from arrived n where n.state = 'RUNNING')
-  then
-    with claimed as materialized (
-      select n.*, head.to_state as from_state, clock.at, clock.xid,
-             helix.event_hash(head.hash, n.batch, n.version - 1, n.tenant, head.to_state, 'ASSIGNED',
-                              clock.at, n.attempt, n.epoch, n.number, n.actor, 'claimed', n.detail,
-                              n.late, clock.xid) as hash
-      from arrived n
-      cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
-      left join lateral (select e.version, e.to_state, e.hash from helix.event e
-                         where e.batch = n.batch order by e.version desc limit 1) head on true
-      left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
-      where n.version = head.version + 2 and a.to_state is not null
-         or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
-    )
-    insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
-                             number, actor, reason, detail, late, hash)
-    select c.batch, c.version - 1, c.tenant, c.from_state, 'ASSIGNED', c.at, c.xid, c.attempt,
-           c.epoch, c.number, c.actor, 'claimed', c.detail, c.late, c.hash
-    from claimed c
-    union all
-    select c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at, c.xid, c.attempt, c.epoch,
-           c.number, c.actor, c.reason, c.detail, c.late,
-           helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, c.at,
-                            c.attempt, c.epoch, c.number, c.actor, c.reason, c.detail, c.late, c.xid)
-    from claimed c;
-    return null;
-  end if;
-
   -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
   -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                            number, actor, reason, detail, late, hash)
-  select n.batch, n.version, n.tenant, head.to_state, n.state, clock.at, clock.xid, n.attempt,
-         n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, clock.at,
-                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
-                          clock.xid)
+  select n.batch, n.version, n.tenant, head.to_state, n.state, v_at, v_xid, n.attempt, n.epoch,
+         n.number, n.actor, n.reason, n.detail, n.late,
+         helix.event_hash(head.hash, n.batch, n.version, n.tenant, head.to_state, n.state, v_at,
+                          n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late, v_xid)
   from arrived n
-  cross join (select clock_timestamp() as at, pg_current_xact_id() as xid) clock
   left join lateral (select e.version, e.to_state, e.hash from helix.event e
                      where e.batch = n.batch order by e.version desc limit 1) head on true
-  left join helix.arrow a on a.from_state is not distinct from head.to_state
-                         and a.to_state = n.state
+  left join helix.arrow a on a.from_state = head.to_state and a.to_state = n.state
   where case
+    -- The one arrow out of nothing; `is not distinct from` would find it in the table too, but not
+    -- through the index.
+    when head.version is null and n.version = 1 and n.state = 'PENDING' then true
     when head.version = n.version and head.to_state = n.state then false
-    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    when n.version = head.version + 1 and a.to_state is not null then true
     else helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version) end;
+  return null;
+end
+$$;
+
+-- `record` for new leases. A claim that starts its batches at once takes two steps: two events, one
+-- statement (an update for the second step cost a quarter of the claim).
+create function helix.record_leases() returns trigger
+language plpgsql as $$
+declare
+  v_at  timestamptz := clock_timestamp();
+  v_xid xid8 := pg_current_xact_id();
+begin
+  with claimed as materialized (
+    select n.*, n.version - first.skipped as first_version, head.to_state as from_state,
+           helix.event_hash(head.hash, n.batch, n.version - first.skipped, n.tenant, head.to_state,
+                            'ASSIGNED', v_at, n.attempt, n.epoch, n.number, n.actor, 'claimed',
+                            n.detail, n.late, v_xid) as hash
+    from arrived n
+    cross join lateral (select case n.state when 'RUNNING' then 1 else 0 end as skipped) first
+    left join lateral (select e.version, e.to_state, e.hash from helix.event e
+                       where e.batch = n.batch order by e.version desc limit 1) head on true
+    left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
+    where n.version = head.version + 1 + first.skipped and a.to_state is not null
+       or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
+  )
+  insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
+                           number, actor, reason, detail, late, hash)
+  select c.batch, c.first_version, c.tenant, c.from_state, 'ASSIGNED', v_at, v_xid, c.attempt,
+         c.epoch, c.number, c.actor, 'claimed', c.detail, c.late, c.hash
+  from claimed c
+  union all
+  select c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, v_xid, c.attempt, c.epoch, c.number,
+         c.actor, c.reason, c.detail, c.late,
+         helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, c.attempt,
+                          c.epoch, c.number, c.actor, c.reason, c.detail, c.late, v_xid)
+  from claimed c where c.state = 'RUNNING';
   return null;
 end
 $$;
@@ -74,33 +81,32 @@ begin
 end
 $$;
 
--- Leases under a limit key are counted where they come and go, so the count cannot drift.
-create function helix.count_limits() returns trigger
+-- Leases under a limit key are counted where they come and go, so the count cannot drift. Row by row,
+-- because most rows have no key and a row trigger's WHEN costs them nothing. The rows of key_limit
+-- are locked in order before (set_aside, lock_keys): two statements must not meet crosswise here.
+create function helix.count_lease() returns trigger
 language plpgsql as $$
 begin
-  if not exists (select from changed where limit_key is not null) then
-    return null;
-  end if;
   if tg_op = 'INSERT' then
-    update helix.key_limit k set held = k.held + more.n
-    from (select c.tenant, c.queue, c.limit_key, count(*) as n from changed c
-          where c.limit_key is not null group by 1, 2, 3) more
-    where (k.tenant, k.queue, k.key) = (more.tenant, more.queue, more.limit_key);
-    return null;
+    update helix.key_limit k set held = k.held + 1
+    where k.tenant = new.tenant and k.queue = new.queue and k.key = new.limit_key;
+  else
+    update helix.key_limit k set held = k.held - 1
+    where k.tenant = old.tenant and k.queue = old.queue and k.key = old.limit_key;
+    perform helix.unblock(old.tenant, old.queue, old.limit_key);
   end if;
-  -- Locked in key order: two settlements that free overlapping keys must not meet crosswise.
-  perform from helix.key_limit k
-  where (k.tenant, k.queue, k.key) in (select c.tenant, c.queue, c.limit_key from changed c
-                                       where c.limit_key is not null)
-  order by k.tenant, k.queue, k.key for update;
-  update helix.key_limit k set held = k.held - fewer.n
-  from (select c.tenant, c.queue, c.limit_key, count(*) as n from changed c
-        where c.limit_key is not null group by 1, 2, 3) fewer
-  where (k.tenant, k.queue, k.key) = (fewer.tenant, fewer.queue, fewer.limit_key);
-  perform helix.unblock(freed.tenant, freed.queue, freed.limit_key)
-  from (select distinct c.tenant, c.queue, c.limit_key from changed c
-        where c.limit_key is not null) freed;
   return null;
+end
+$$;
+
+-- Locks the limit keys of these leases in key order, for a statement that will end several.
+create function helix.lock_keys(p_batch bigint[]) returns void
+language plpgsql as $$
+begin
+  perform from helix.key_limit k
+  where (k.tenant, k.queue, k.key) in (select a.tenant, a.queue, a.limit_key from helix.active a
+                                       where a.batch = any (p_batch) and a.limit_key is not null)
+  order by k.tenant, k.queue, k.key for update;
 end
 $$;
 
@@ -110,7 +116,7 @@ create trigger record after insert on helix.ready
 create trigger record after insert on helix.waiting
   referencing new table as arrived for each statement execute function helix.record();
 create trigger record after insert on helix.active
-  referencing new table as arrived for each statement execute function helix.record();
+  referencing new table as arrived for each statement execute function helix.record_leases();
 create trigger record after insert on helix.outcome
   referencing new table as arrived for each statement execute function helix.record();
 -- An update may raise the version (a start) or not touch it (a renewal, an erasure); what it may not
@@ -125,7 +131,7 @@ create trigger record_update after update on helix.outcome
   referencing new table as arrived for each statement execute function helix.record();
 
 -- A lease takes a place under its limit key while its row is in active, and no longer.
-create trigger count_limits after insert on helix.active
-  referencing new table as changed for each statement execute function helix.count_limits();
-create trigger count_limits_freed after delete on helix.active
-  referencing old table as changed for each statement execute function helix.count_limits();
+create trigger count_lease after insert on helix.active
+  for each row when (new.limit_key is not null) execute function helix.count_lease();
+create trigger count_lease_ended after delete on helix.active
+  for each row when (old.limit_key is not null) execute function helix.count_lease();

@@ -129,6 +129,6 @@ begin
                                    else 'helix.guard' end::regproc);
     perform helix.always_on(v_table);
   end loop;
-  perform helix.add_event_partition() from generate_series(1, 2);
+  perform helix.add_event_partition();
 end
 $$;

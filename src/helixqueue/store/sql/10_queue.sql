@@ -16,8 +16,7 @@ declare
   v_queue helix.queue;
   v_class integer;
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
   -- The row first, with defaults; then one update that serves new and old queues alike.
   insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
@@ -104,7 +103,10 @@ begin
   select id into v_lane from helix.lane l
   where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
   if not found then
-    insert into helix.lane (queue, class, priority) values (p_queue, p_class, p_priority)
+    insert into helix.lane (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
+                            labels)
+    select p_queue, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels
+    from helix.requirement_class c where c.id = p_class
     on conflict do nothing;
     select id into v_lane from helix.lane l
     where l.queue = p_queue and l.class = p_class and l.priority = p_priority;

@@ -6,29 +6,115 @@
 -- makes both, the database makes the key and the fingerprint.
 -- Answers carry `place`, the position in the input: new | duplicate | conflict | refused.
 
+-- The answer to one submission.
+create type helix.submitted as (
+  place       integer,
+  decision    text,
+  batch       uuid,
+  key         helix.key,
+  fingerprint bytea,
+  state       helix.state,
+  payload     text,      -- a conflict's stored payload, for the diff
+  note        text,      -- why refused
+  differs     text[]     -- options of a duplicate that differ from the first submission, which wins
+);
+
+-- Submits: the short way for one, or the long way.
 create function helix.submit_v1(
   p_tenant text, p_queue text, p_actor text, p_profile text,
   p_identity text[], p_payload text[], p_raw text[] default null, p_revision text[] default null,
   p_priority smallint[] default null, p_run_at timestamptz[] default null,
   p_expires_at timestamptz[] default null, p_limit_key text[] default null,
   p_requires text[] default null
-) returns table (
-  place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state,
-  payload text,      -- a conflict's stored payload, for the diff
-  note text,         -- why refused
-  differs text[]     -- options of a duplicate that differ from the first submission, which wins
-)
+) returns setof helix.submitted
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+  v_actor   text := coalesce(p_actor, session_user);
+  v_one     helix.submitted;
+begin
+  if cardinality(p_payload) = 1 and p_identity[1] is not null and p_requires is null
+     and p_run_at is null and p_expires_at is null and p_limit_key is null
+  then
+    v_one := helix.submit_one(p_tenant, p_queue, v_actor, p_profile, p_identity[1], p_payload[1],
+                              p_raw[1], coalesce(p_revision[1], ''), coalesce(p_priority[1], 5::smallint));
+    if v_one.place is not null then
+      return next v_one;
+      return;
+    end if;
+  end if;
+  return query
+    select * from helix.submit_many(
+      p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
+      p_run_at, p_expires_at, p_limit_key, p_requires);
+end
+$$;
+
+-- One submission that is new, has an identity and asks for nothing special, in four statements.
+-- Whatever is not so is null here and takes the long way, which does all over again: a race that is
+-- lost here is lost there too.
+create function helix.submit_one(
+  p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text,
+  p_raw text, p_revision text, p_priority smallint
+) returns helix.submitted
+language plpgsql as $$
+declare
+  v_to     record;
+  v_key    bytea;
+  v_print  bytea;
+  v_batch  bigint;
+begin
+  -- The queue, the lane of its usual work and the tenant's last turn in it, and the secret.
+  select q.class, l.id as lane, helix.turn_after(l.id, p_tenant) as turn,
+         s.id as secret, s.inner_pad, s.outer_pad
+  into v_to
+  from helix.queue q
+  join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority
+  cross join lateral (select * from helix.secret order by id desc limit 1) s
+  where q.tenant = p_tenant and q.name = p_queue and q.profile = p_profile
+    and not q.closed and not q.paused;
+  if not found then
+    return null;
+  end if;
+  v_key := helix.derive_key(p_tenant, p_queue, p_identity, p_revision);
+  v_print := sha256(v_to.outer_pad || sha256(v_to.inner_pad || convert_to(p_payload, 'UTF8')));
+  -- The race for the key.
+  insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
+  values (v_key, nextval('helix.batch_id'), p_tenant, v_print, v_to.secret)
+  on conflict do nothing
+  returning i.batch into v_batch;
+  if not found then
+    return null;
+  end if;
+  insert into helix.batch (id, key, tenant, queue, identity, raw, profile, revision, payload, class,
+                           priority, actor)
+  values (v_batch, v_key, p_tenant, p_queue, p_identity, nullif(p_raw, p_identity), p_profile,
+          p_revision, p_payload::json, v_to.class, p_priority, p_actor);
+  insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
+  values (v_batch, p_tenant, 1, 0, p_actor, 'submitted', v_to.lane, v_to.turn + 1);
+  return (1, 'new', helix.public_id(v_key), v_key, v_print, 'PENDING', null, null,
+          null)::helix.submitted;
+end
+$$;
+
+-- Any number of submissions of any kind.
+create function helix.submit_many(
+  p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[],
+  p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamptz[],
+  p_expires_at timestamptz[], p_limit_key text[], p_requires text[]
+) returns setof helix.submitted
+language plpgsql
 -- The planner takes an array for ten rows and would join a thousand with each other one by one.
-set enable_nestloop = off as $$
-#variable_conflict use_column
+set enable_nestloop = off
+-- On PostgreSQL 15 to 17 a disabled path counts as enormously dear, and dear plans are compiled.
+set jit = off as $$
 declare
   v_queue    helix.queue;
   v_secret   helix.secret;
-  v_actor    text := coalesce(p_actor, session_user);
   v_now      timestamptz := clock_timestamp();
   v_refused  text;
+  v_scope    bytea := helix.framed(p_tenant) || helix.framed(p_queue);
   v_key      bytea[];      -- by place; null where there is no identity and the queue wants one
   v_class    integer[];    -- by place; null where every submission has the queue's own
   v_lane     integer[];    -- by place, likewise
@@ -40,8 +126,6 @@ declare
   v_new      bytea[];
   v_print    bytea[];
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
@@ -50,9 +134,9 @@ begin
   end;
   if v_refused is not null then
     insert into helix.decision (tenant, queue, kind, actor, detail)
-    values (p_tenant, p_queue, 'refused', v_actor, v_refused);
+    values (p_tenant, p_queue, 'refused', p_actor, v_refused);
     return query
-      select n, 'refused', null::uuid, null::bytea, null::bytea, null::helix.state, null,
+      select n, 'refused', null::uuid, null::helix.key, null::bytea, null::helix.state, null,
              v_refused, null::text[]
       from generate_series(1, cardinality(p_payload)) n;
     return;
@@ -63,7 +147,7 @@ begin
   -- one name of it before it is hashed.
   v_key := array(
     select case when u.identity is not null or v_queue.unknown = 'accept'
-                then helix.derive_key(p_tenant, p_queue, u.named, u.revision) end
+                then helix.key_within(v_scope, u.named, u.revision) end
     from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
                  coalesce(g.revision, '') as revision, g.place
           from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
@@ -81,15 +165,6 @@ begin
 
   if v_queue.closed then
     null;   -- Nothing new; what is known still answers below.
-  elsif cardinality(p_payload) = 1 and v_key[1] is not null and p_expires_at is null then
-    -- The race for one key, without the sorting and matching that many need.
-    insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-    values (v_key[1], nextval('helix.batch_id'), p_tenant,
-            sha256(v_secret.outer_pad
-                   || sha256(v_secret.inner_pad || convert_to(p_payload[1], 'UTF8'))), v_secret.id)
-    on conflict do nothing
-    returning array[1], array[i.batch], array[i.key], array[i.fingerprint]
-    into v_place, v_batch, v_new, v_print;
   else
     -- The race for many, sorted, so that two submitters of overlapping sets wait for each other in
     -- one direction. Of equal keys in one call the first place counts.
@@ -116,20 +191,18 @@ begin
   end if;
 
   if v_place is not null then
-    insert into helix.batch (id, key, tenant, slot, queue, identity, raw, profile, revision, payload,
-                             class, priority, run_at, expires_at, limit_key, actor, created_at)
-    select n.batch, n.key, p_tenant,
-           helix.derive_slot(p_tenant, coalesce(p_identity[n.place], n.batch::text)), p_queue,
-           p_identity[n.place], nullif(p_raw[n.place], p_identity[n.place]), p_profile,
-           coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
+    insert into helix.batch (id, key, tenant, queue, identity, raw, profile, revision, payload, class,
+                             priority, run_at, expires_at, limit_key, actor, created_at)
+    select n.batch, n.key, p_tenant, p_queue, p_identity[n.place],
+           nullif(p_raw[n.place], p_identity[n.place]), p_profile, coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
            coalesce(v_class[n.place], v_queue.class), coalesce(p_priority[n.place], 5),
-           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], v_actor, v_now
+           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], p_actor, v_now
     from unnest(v_place, v_batch, v_new) as n (place, batch, key);
 
     if not v_queue.paused then
       insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
                                expires_at)
-      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', n.lane,
+      select n.batch, p_tenant, 1, 0, p_actor, 'submitted', n.lane,
              n.turn + row_number() over (partition by n.lane order by n.place),
              p_limit_key[n.place], p_expires_at[n.place]
       from (select u.batch, u.place, coalesce(v_lane[u.place], v_usual) as lane,
@@ -142,7 +215,7 @@ begin
     if v_queue.paused or p_run_at is not null then
       insert into helix.waiting (batch, tenant, version, attempt, actor, reason, lane, queue, cause,
                                  due, limit_key, expires_at)
-      select n.batch, p_tenant, 1, 0, v_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
+      select n.batch, p_tenant, 1, 0, p_actor, 'submitted', coalesce(v_lane[n.place], v_usual),
              p_queue, case when p_run_at[n.place] > v_now then 'delay' else 'paused' end::helix.cause,
              case when p_run_at[n.place] > v_now then p_run_at[n.place] end, p_limit_key[n.place],
              p_expires_at[n.place]
@@ -156,7 +229,7 @@ begin
       on conflict do nothing;
     end if;
     return query
-      select n.place, 'new', helix.public_id(n.key), n.key, n.print, 'PENDING'::helix.state,
+      select n.place, 'new', helix.public_id(n.key), n.key::helix.key, n.print, 'PENDING'::helix.state,
              null::text, null::text, null::text[]
       from unnest(v_place, v_new, v_print) as n (place, key, print);
   end if;
@@ -165,7 +238,7 @@ begin
     -- A function, hence a new snapshot: the winners of the race have committed by now.
     return query
       select * from helix.answer_repeats(
-        p_tenant, p_queue, v_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
+        p_tenant, p_queue, p_actor, v_key, coalesce(v_place, '{}'), p_payload, p_priority, p_run_at,
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
@@ -215,12 +288,8 @@ create function helix.answer_repeats(
   p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[],
   p_priority smallint[], p_run_at timestamptz[], p_expires_at timestamptz[], p_limit_key text[],
   p_class integer[], p_why text
-) returns table (
-  place integer, decision text, batch uuid, key bytea, fingerprint bytea, state helix.state,
-  payload text, note text, differs text[]
-)
+) returns setof helix.submitted
 language plpgsql as $$
-#variable_conflict use_column
 begin
   return query
     with known as materialized (
@@ -272,8 +341,7 @@ create function helix.note_refused_v1(
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   insert into helix.decision (tenant, queue, kind, actor, detail)
   select p_tenant, p_queue, 'refused', coalesce(p_actor, session_user),
          jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text

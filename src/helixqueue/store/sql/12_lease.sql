@@ -46,6 +46,10 @@ language plpgsql as $$
 declare
   v_due text[];
 begin
+  -- Mostly none is, and then a look without a lock is all there is to do.
+  if not exists (select from helix.pulse p where p.next_at < clock_timestamp()) then
+    return null;
+  end if;
   select array_agg(d.duty) into v_due from (
     select p.duty from helix.pulse p where p.next_at < clock_timestamp()
     order by p.duty for update skip locked) d;
@@ -67,6 +71,7 @@ language plpgsql as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
+  perform helix.lock_keys(p_batch);
   return query
   with ended as materialized (
     select a.*, u.failure as failure_class, u.detail as failure_detail,
@@ -184,28 +189,22 @@ $$;
 
 -- The rows of these batches, locked in the common order (by batch, waiting: whoever holds several has
 -- taken them in this order), and which of the tokens own theirs: their places in the arrays, each
--- batch once, and the batches. From here to the end of the transaction nobody can change that.
+-- batch once, and the batches; and whether any has a limit key. From here to the end of the
+-- transaction nobody can change that.
 create function helix.hold(
   p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
-  out place integer[], out batch bigint[]
+  out place integer[], out batch bigint[], out limited boolean
 ) language plpgsql as $$
 begin
-  if cardinality(p_batch) = 1 then
-    -- Workers that run one batch after the other live on this line.
-    select array[1], array[a.batch] into place, batch from helix.active a
-    where a.batch = p_batch[1] and a.epoch = p_epoch[1] and a.nonce = p_nonce[1]
-      and a.number = p_number[1] for update;
-    place := coalesce(place, '{}');
-    batch := coalesce(batch, '{}');
-    return;
-  end if;
   -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
   -- hundred with a hundred.
   with locked as materialized (
-    select a.batch, a.epoch, a.nonce, a.number from helix.active a
+    select a.batch, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
     where a.batch = any (p_batch) order by a.batch for update
   )
-  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}') into place, batch
+  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}'),
+         exists (select from locked l where l.limit_key is not null)
+  into place, batch, limited
   from (select distinct on (u.batch) u.place::integer, u.batch
         from (select g.batch, g.place,
                      (g.batch, g.epoch, g.nonce, g.number) in (

@@ -5,21 +5,19 @@
 -- Duties that every claim shares, so that nothing stays stuck while anybody claims (G6). Sessions
 -- that see all tenants take turns; one that is bound to some can only do a duty for those, so it
 -- does not wait for its turn.
-create function helix.tend(p_worker text, p_tenants text[]) returns void
+create function helix.tend(p_worker text, p_tenants text[], p_due text[]) returns void
 language plpgsql as $$
-declare
-  v_due text[] := helix.duties_due();
 begin
-  if p_tenants is not null or 'reap' = any (v_due) then
+  if p_tenants is not null or 'reap' = any (p_due) then
     perform helix.reap(p_worker, 1000);
   end if;
-  if p_tenants is not null or 'promote' = any (v_due) then
+  if p_tenants is not null or 'promote' = any (p_due) then
     perform helix.promote(1000);
   end if;
-  if p_tenants is not null or 'expire' = any (v_due) then
+  if p_tenants is not null or 'expire' = any (p_due) then
     perform helix.expire_due(p_worker, 1000);
   end if;
-  if 'sweep' = any (v_due) then
+  if 'sweep' = any (p_due) then
     perform helix.extend_ledger();
     delete from helix.request r where r.at < clock_timestamp() - interval '1 day';
   end if;
@@ -66,7 +64,8 @@ $$;
 -- For a service that reaps on its own clock; claims reap anyway.
 create function helix.reap_v1(p_actor text, p_limit integer default 1000) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
 begin
   perform helix.enter();
   return helix.reap(p_actor, least(p_limit, 10000));
@@ -210,14 +209,15 @@ begin
 end
 $$;
 
--- Keeps two empty partitions ahead of the batch counter.
+-- Adds the next partition of the ledger when the last is nine tenths full: ten million batches ahead,
+-- and no earlier, because every step of a batch starts a scan on each.
 create function helix.extend_ledger() returns void
 language plpgsql as $$
 declare
   v_partitions bigint;
 begin
   select count(*) into v_partitions from pg_inherits where inhparent = 'helix.event'::regclass;
-  if (select last_value from helix.batch_id) > (v_partitions - 1) * helix.event_partition_size() then
+  if (select last_value from helix.batch_id) > (v_partitions - 0.1) * helix.event_partition_size() then
     perform helix.add_event_partition();
   end if;
 end

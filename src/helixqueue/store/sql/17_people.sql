@@ -13,7 +13,7 @@ create type helix.verdict as (
 create function helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 declare
   v_actor text := coalesce(p_actor, session_user);
   v_left  bigint[];
@@ -26,7 +26,7 @@ begin
   v_left := array(select b.id from helix.batch b
                   where b.id in (select l.batch from helix.locate(p_ids) l)
                   order by b.id for update);
-  -- First all the locks, then one statement that deletes, so that limit keys are freed in order.
+  -- First all the locks, then one statement that deletes.
   v_held := array(select a.batch from helix.active a where a.batch = any (v_left)
                   order by a.batch for update)
          || array(select r.batch from helix.ready r where r.batch = any (v_left)
@@ -50,6 +50,7 @@ begin
   v_left := array(select b from unnest(v_left) b where b <> all (v_held));
 
   if v_held <> '{}' then
+    perform helix.lock_keys(v_held);
     with leased as (
       delete from helix.active a where a.batch = any (v_held)
       returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.lane
@@ -92,7 +93,7 @@ $$;
 create function helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 declare
   v_actor text := coalesce(p_actor, session_user);
   v_done  bigint[];
@@ -142,7 +143,7 @@ $$;
 create function helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 declare
   v_mine bigint[];
   v_done bigint[];
@@ -185,12 +186,11 @@ create function helix.retire_v1(
   p_tenant text, p_queue text, p_state helix.state, p_before timestamptz, p_limit integer default 1000
 ) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 declare
   v_old bigint[];
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   select array_agg(o.batch) into v_old from (
     select o.batch from helix.outcome o
     where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state

@@ -29,7 +29,7 @@ returns table (
   completed bigint, failed bigint, cancelled bigint
 )
 language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off as $$
+set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
   v_past integer := least(greatest(p_bound, 0), 100000) + 1;

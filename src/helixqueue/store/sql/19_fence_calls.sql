@@ -199,8 +199,7 @@ declare
   v_fence  helix.fence;
   v_told   helix.fenced;
 begin
-  perform helix.enter();
-  perform helix.demand_tenant(p_tenant);
+  perform helix.enter_for(p_tenant);
   if octet_length(p_request) > 1048576 then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),

@@ -38,7 +38,7 @@ begin
   for v_object in
     select t.oid::regtype as name from pg_type t
     left join pg_class c on c.oid = t.typrelid
-    where t.typnamespace = 'helix'::regnamespace and (t.typtype = 'e' or c.relkind = 'c')
+    where t.typnamespace = 'helix'::regnamespace and (t.typtype in ('e', 'd') or c.relkind = 'c')
   loop
     execute format('alter type %s owner to helix_owner', v_object.name);
   end loop;
@@ -86,7 +86,7 @@ grant select (key, tenant, name, identity, life, state, version, attempt, finger
   on helix.fence to helix_client, helix_operator;
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
-  helix.derive_slot(text, text), helix.locate(uuid[]), helix.state_of(bigint),
+  helix.key_within(bytea, text, text), helix.locate(uuid[]), helix.state_of(bigint),
   helix.session_tenants(), helix.event_hash, helix.derive_fence_key(text, text, text),
   helix.fence_receipt(bytea, bytea, text, text, bytea)
   to helix_client, helix_operator;
