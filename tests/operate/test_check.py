@@ -232,10 +232,12 @@ ALTERED = {
     ),
     "leases under some limit keys are not counted": (
         "trigger_tampered",
-        "drop trigger count_lease on helix.active; "
-        "create trigger count_lease after insert on helix.active for each row "
-        "when (new.limit_key = 'gpu-0') execute function helix.count_lease(); "
-        "alter table helix.active enable always trigger count_lease",
+        (
+            "drop trigger count_lease on helix.active; "
+            "create trigger count_lease after insert on helix.active for each row "
+            "when (new.limit_key = 'gpu-0') execute function helix.count_lease(); "
+            "alter table helix.active enable always trigger count_lease"
+        ),
     ),
     "the guard of a partition was dropped": (
         "trigger_tampered",

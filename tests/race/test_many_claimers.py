@@ -90,8 +90,8 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
 
     # Fairness. The small tenants have 494 batches together and alternate with the big one, so they
     # have been claimed after about 20 x 26 claims. By order of arrival the first of them would be
-    # number 4,507. Between the two lies what a claimer may hold locked while the machine lets others
-    # run: nothing bounds that but the machine.
+    # number 4,507. Between the two lies what a claimer may hold locked while the machine lets
+    # others run: nothing bounds that but the machine.
     in_hand = CLAIMERS * MOST_AT_ONCE
     assert last_of_the_small(database, "claimed") <= 20 * SMALL_BATCHES + 5 * in_hand
     assert last_of_the_small(database, "completed") <= 20 * SMALL_BATCHES + 5 * in_hand

@@ -217,7 +217,7 @@ where (l.queue, l.class, l.priority) is distinct from (b.queue, b.class, b.prior
 -- promise: G2
 -- means: The number of leases under a limit key is not what helix.key_limit counts: too many could
 --        run at once, or none ever again.
--- action: The trigger count_limits was off; see the triggers below. Run helixq recover to end the
+-- action: The trigger count_lease was off; see the triggers below. Run helixq recover to end the
 --         leases of a key that is counted too low.
 select coalesce(k.tenant, a.tenant) as tenant, coalesce(k.queue, a.queue) as queue,
        coalesce(k.key, a.limit_key) as key, coalesce(k.held, 0) as counted,
