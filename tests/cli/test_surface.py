@@ -17,6 +17,8 @@ from tests.cli.conftest import HELIXQ
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "erase"},
     "queue": {"list", "show", "set", "pause", "resume"},
+    "fence": {"list", "show", "explain", "resolve"},
+    "receipt": {"verify"},
 }
 
 

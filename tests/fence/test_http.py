@@ -9,8 +9,10 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 import uuid
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -743,6 +745,14 @@ def test_openapi_tells_of_the_header_and_the_refusals():
     assert "parameters" not in described["paths"]["/orders"]["get"]
     named = described["components"]["schemas"]["IdempotencyProblem"]["properties"]["type"]["enum"]
     assert set(named) == {PREFIX + kind for kind in PROBLEMS}
+
+
+def test_the_guide_has_a_line_on_every_problem():
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "http-idempotency.md"
+    lines = re.findall(r"^\| `([a-z-]+)` \| (\d+)", guide.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {kind: int(status) for kind, status in lines} == {
+        kind: status for kind, (status, _) in PROBLEMS.items()
+    }
 
 
 def test_a_fence_that_nobody_renews_is_in_doubt_for_the_next_request(database):

@@ -33,6 +33,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
     "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, erase."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
+    "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, resolve."),
+    "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "migrate": (
         "helixqueue.cli.migrate",
         "Bring a database to the schema this release needs.",

@@ -1,0 +1,109 @@
+"""`helixq receipt verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003 - Typer reads it
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helixqueue.cli import show
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.target import AsJson  # noqa: TC001 - Typer reads it
+from helixqueue.errors import Refused
+from helixqueue.fence.receipt import HmacSigner, verify
+
+if TYPE_CHECKING:
+    from helixqueue.fence.receipt import Signer
+
+app = typer.Typer(no_args_is_help=True, help="Receipts: verify.")
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="receipt")
+
+
+@app.callback()
+def _receipts() -> None:
+    """Receipts: verify."""
+
+
+@app.command("verify")
+def _verify(
+    receipt: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="JSON of a receipt or of `fence show`; - for stdin."),
+    ],
+    *,
+    answer: Annotated[
+        Path | None,
+        typer.Option("--answer", metavar="FILE", help="The sealed bytes.", show_default=False),
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--public-key", metavar="FILE", help="Ed25519, 32 bytes or hex.", show_default=False
+        ),
+    ] = None,
+    secret: Annotated[
+        Path | None,
+        typer.Option("--secret", metavar="FILE", help="HMAC secret, bytes.", show_default=False),
+    ] = None,
+    key_id: Annotated[str, typer.Option("--key-id", help="Of the signature's key.")] = "1",
+    as_json: AsJson = False,
+) -> None:
+    """Verify that a receipt proves what it says; needs no database.
+
+    Ends with 1 when it does not.
+    """
+    if public_key is not None and secret is not None:
+        raise typer.BadParameter("give --public-key or --secret, not both")
+    document = _document(receipt)
+    faults = verify(
+        document,
+        signer=_signer(public_key, secret, key_id),
+        answer=None if answer is None else answer.read_bytes(),
+    )
+    if as_json:
+        show.as_json({"ok": not faults, "id": document.get("id"), "faults": faults})
+    elif faults:
+        for fault in faults:
+            show.line(fault, "bold red")
+    else:
+        show.line(f"{document['id']} proves the effect of {document['name']}", "green")
+    raise typer.Exit(Exit.NO if faults else Exit.OK)
+
+
+def _document(receipt: str) -> dict[str, Any]:
+    try:
+        text = sys.stdin.read() if receipt == "-" else _read(receipt)
+        document = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise Refused(f"expected a receipt as JSON in {receipt}, got {error}") from error
+    if isinstance(document, dict) and isinstance(document.get("receipt"), dict):
+        document = document["receipt"]  # what `fence show --json` prints
+    if not isinstance(document, dict):
+        raise Refused(f"expected a receipt as a JSON object, got {type(document).__name__}")
+    return document
+
+
+def _read(name: str) -> str:
+    with open(name, encoding="utf-8") as file:  # noqa: PTH123 - as it was typed
+        return file.read()
+
+
+def _signer(public_key: Path | None, secret: Path | None, key_id: str) -> Signer | None:
+    if secret is not None:
+        return HmacSigner(secret.read_bytes(), key_id)
+    if public_key is None:
+        return None
+    try:
+        from helixqueue.fence.ed25519 import Ed25519Signer  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Refused("Ed25519 needs: pip install 'helixqueue[sign]'") from error
+    data = public_key.read_bytes()
+    return Ed25519Signer.from_public(
+        data if len(data) == 32 else bytes.fromhex(data.decode().strip()), key_id
+    )

@@ -1,0 +1,149 @@
+"""`helixq fence` and `helixq receipt` as a script sees them: output and exit codes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.cli.exits import Exit
+from helixqueue.fence.ed25519 import Ed25519Signer
+from helixqueue.fence.receipt import HmacSigner, receipt_of
+from helixqueue.store import fences as calls
+from tests.cli.conftest import Helixq
+from tests.lab import POOLED
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def helixq(database):
+    return Helixq(database)
+
+
+@pytest.fixture
+def name():
+    return f"cmd{next(_numbers)}"
+
+
+@pytest.fixture
+def helix(database):
+    with HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+        yield helix
+
+
+@pytest.fixture
+def doubted(helix, name):
+    """The key of a fence in doubt, and how to ask for its effect again."""
+
+    @helix.fence(name, key=lambda: ("order", 7))
+    def act() -> dict[str, str]:
+        raise TimeoutError("the bank did not answer")
+
+    with pytest.raises(TimeoutError):
+        act()
+    [row] = helix.fences.run(calls.listed(name=name))
+
+    @helix.fence(name, key=lambda: ("order", 7))
+    def again() -> dict[str, str]:
+        return {"id": "second"}
+
+    return f"v1:{row.key[1:].hex()}", again
+
+
+def test_list_shows_what_is_in_doubt(helixq, doubted, name):
+    key, _ = doubted
+    [line] = helixq("fence", "list", "--name", name).lines
+    assert line[0:4] == [key, name, "order / 7", "IN_DOUBT"]
+    assert "the bank did not answer" in line[-1]
+    found = helixq("fence", "list", "--name", name, "--state", "in_doubt", "--json").json
+    assert [one["fence"] for one in found["fences"]] == [key]
+    assert helixq("fence", "list", "--name", name, "--state", "SEALED").out == ""
+
+
+def test_show_and_explain_tell_the_story_and_what_comes_next(helixq, doubted, name):
+    key, _ = doubted
+    shown = helixq("fence", "show", key, "--json").json
+    assert [step["what"] for step in shown["story"]] == ["claimed", "failed"]
+    assert shown["receipt"] is None
+    assert "TimeoutError" in helixq("fence", "show", key).out
+    told = helixq("fence", "explain", key, "--json").json
+    assert told["state"] == "IN_DOUBT"
+    assert "fence resolve" in told["next_call"]
+    assert "next call" in helixq("fence", "explain", key).out
+
+
+def test_a_fence_can_be_named_by_its_identity(helixq, helix, name):
+    with helix.fence(name, key="o-7") as fence:
+        fence.seal(1)
+    assert helixq("fence", "show", "o-7", "--name", name, "--json").json["fence"] == fence.key
+    assert helixq("fence", "show", "o-8", "--name", name).code == Exit.NO
+    assert helixq("fence", "show", "o-7").code == Exit.REFUSED
+
+
+@pytest.mark.parametrize("way", ["applied", "applied without result", "not applied"])
+def test_resolve_decides_a_doubt_by_name_and_reason(helixq, doubted, way):
+    key, again = doubted
+    verdict = ["--not-applied"] if way == "not applied" else ["--applied"]
+    if way == "applied":
+        verdict += ["--effect", "re_1", "--result", '{"id": "found"}']
+    said = ["--reason", "looked", "--actor", "ann"]
+    done = helixq("fence", "resolve", key, *verdict, *said, "--json", role="operator")
+    assert (done.code, done.json["resolved"]) == (Exit.OK, True)
+    assert (done.json["actor"], done.json["detail"]) == ("ann", "looked")
+    if way == "applied":
+        assert again.outcome().result == {"id": "found"}
+        assert again.outcome().effect == "re_1"
+    elif way == "not applied":
+        assert again() == {"id": "second"}
+    else:
+        with pytest.raises(Exception, match="took effect once"):
+            again()
+    done = helixq("fence", "resolve", key, *verdict, *said, role="operator")
+    assert done.code == Exit.NO
+    assert "not in doubt" in done.out
+
+
+def test_resolve_is_for_operators_and_demands_a_reason(helixq, doubted):
+    key, _ = doubted
+    said = ["--not-applied", "--actor", "ann"]
+    assert helixq("fence", "resolve", key, *said, "--reason", "x").code == Exit.REFUSED
+    for wrong in (["--reason", " "], [], ["--reason", "x", "--result", "1"]):
+        done = helixq("fence", "resolve", key, *said, *wrong, role="operator")
+        assert done.code == Exit.USAGE
+
+
+def test_a_receipt_is_verified_offline(helixq, helix, name, tmp_path):
+    with helix.fence(name, key="k", payload={"a": 1}) as fence:
+        fence.seal({"id": 1}, effect="re_1")
+    shown = tmp_path / "shown.json"
+    shown.write_text(helixq("fence", "show", fence.key, "--json").out)
+    (tmp_path / "answer").write_bytes(b'{"id":1}')
+    offline = {"HELIX_DSN": "", "HELIX_TENANT": ""}
+    done = helixq("receipt", "verify", shown, "--answer", tmp_path / "answer", **offline)
+    assert done.code == Exit.OK
+    assert fence.receipt in done.out
+    changed = json.loads(shown.read_text())["receipt"] | {"effect": "re_2"}
+    done = helixq("receipt", "verify", "-", "--json", given=json.dumps(changed).encode(), **offline)
+    assert (done.code, done.json["ok"]) == (Exit.NO, False)
+    assert helixq("receipt", "verify", tmp_path / "nothing", **offline).code == Exit.REFUSED
+    assert helixq("receipt", "verify", "-", given=b"[]", **offline).code == Exit.REFUSED
+
+
+def test_a_signed_receipt_is_verified_by_its_key(helixq, helix, name, tmp_path):
+    with helix.fence(name, key="k") as fence:
+        fence.seal(1)
+    [row] = helix.fences.run(calls.listed(name=name))
+    private = Ed25519Signer.from_private(b"k" * 32)
+    for signer, option, key in (
+        (private, "--public-key", private.public_bytes.hex().encode()),
+        (HmacSigner(b"s" * 32), "--secret", b"s" * 32),
+    ):
+        (tmp_path / "key").write_bytes(key)
+        (tmp_path / "receipt").write_text(json.dumps(receipt_of(row).document(signer)))
+        verify = ("receipt", "verify", tmp_path / "receipt", option, tmp_path / "key")
+        assert helixq(*verify).code == Exit.OK
+        assert helixq(*verify, "--key-id", "2").code == Exit.NO
+    assert fence.receipt == receipt_of(row).id
