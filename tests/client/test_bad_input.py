@@ -339,6 +339,7 @@ def test_what_the_state_does_not_allow(client):
     ("filters", "words"),
     [
         ({"state": "DONE"}, "state: expected one of PENDING"),
+        ({"queue": "Base Call"}, "queue name"),
         ({"identity": "\u200b"}, "U+200B"),
         ({"state": "PENDING", "worker": "w"}, "no worker"),
     ],

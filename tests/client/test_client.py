@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import psycopg
 import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -413,3 +414,42 @@ def test_who_submitted_is_on_record(database, name):
     with HelixQueue(database.dsn("pool"), tenant="a", actor="intake@bench") as helix:
         receipt = helix.submit(Queue(name), identity="s", payload={}).receipt
         assert [event.actor for event in helix.history(receipt)] == ["intake@bench"]
+
+
+def test_a_role_that_must_name_its_tenant_has_it_named_and_sees_no_other(database, name):
+    queue = Queue(name)
+    with (
+        HelixQueue(database.dsn("service"), tenant="a") as one,
+        HelixQueue(database.dsn("service"), tenant="b") as two,
+    ):
+        mine = one.submit(queue, identity="s", payload={}).receipt
+        other = two.submit(queue, identity="s", payload={}).receipt
+        assert mine != other
+        with pytest.raises(Refused, match="has no batch"):
+            two.state(mine)
+        with pytest.raises(Refused, match="no such batch"):
+            two.cancel(mine, reason="because")
+        [lease] = two.claim("w", [queue], 5)
+        assert lease.batch_id == other.batch_id
+
+
+def test_the_latest_declaration_reads_the_result(helix, name):
+    class Counted(BaseModel):
+        reads: float
+
+    helix.submit(Queue(name, result=Reads), identity="s", payload={})
+    receipt = helix.submit(Queue(name, result=Counted), identity="s", payload={}).receipt
+    finish(helix, name)
+    assert helix.result(receipt) == Counted(reads=7.0)
+
+
+def test_a_schema_beyond_its_bound_is_refused_by_the_database_too(database, name):
+    with (
+        database.connect("pool") as connection,
+        pytest.raises(psycopg.errors.CheckViolation, match="payload_schema"),
+    ):
+        connection.execute(
+            "select helix.set_queue_v1('a', %s, 'ann', "
+            "p_payload_schema => to_jsonb(repeat('x', 70000)))",
+            (name,),
+        )

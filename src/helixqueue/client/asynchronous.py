@@ -59,7 +59,7 @@ class AsyncHelixQueue:
         async def connect() -> AsyncDatabase:
             # Embedded servers may take seconds to start; other tasks go on meanwhile.
             dsn = await asyncio.to_thread(home.open)
-            return await AsyncDatabase.connect(dsn, **chosen.connection())
+            return await AsyncDatabase.connect(dsn, **chosen.connection(tenant))
 
         self._pool = AsyncPool(
             connect,

@@ -169,9 +169,9 @@ class Desk:
         return shape.read(json.loads(found.result))
 
     def _declared(self, name: str) -> Queue[Any, Any] | None:
-        return next(
-            (one for one in list(self._known) if isinstance(one, Queue) and one.name == name), None
-        )
+        """The latest declaration of that name: in a notebook a cell is run again."""
+        latest = reversed(list(self._known))
+        return next((one for one in latest if isinstance(one, Queue) and one.name == name), None)
 
     def history(self, which: Which) -> Plan[list[EventRow]]:
         batch_id = _batch_id(which)
@@ -191,10 +191,11 @@ class Desk:
         until: datetime | None,
         after: str | None,
     ) -> Plan[Page]:
+        name = queue.name if isinstance(queue, Queue) else queue
         return self.ask(
             reads.batches(
                 tenant=self.tenant,
-                queue=queue.name if isinstance(queue, Queue) else queue,
+                queue=None if name is None else check_name("queue", name),
                 state=None if state is None else _state(state),
                 identity=identity,
                 worker=worker,

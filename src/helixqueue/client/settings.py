@@ -40,9 +40,10 @@ class Chosen:
             raise Refused(f"actor: expected a name of 1 to 255 characters, got {actor!r}")
         return chosen
 
-    def connection(self) -> dict[str, Any]:
+    def connection(self, tenant: str) -> dict[str, Any]:
         """What `Database.connect` takes."""
         return {
+            "tenant": tenant,
             "pooled": self.pooled,
             "timeout_seconds": self.connect_seconds,
             "statement_seconds": self.statement_seconds,

@@ -56,7 +56,7 @@ class HelixQueue:
             tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
         )
         self._pool = Pool(
-            lambda: Database.connect(home.open(), **chosen.connection()),
+            lambda: Database.connect(home.open(), **chosen.connection(tenant)),
             size=chosen.connections,
             wait_seconds=chosen.wait_seconds,
         )

@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from helixqueue.errors import Refused
+from helixqueue.identity.keys import check_name
 from helixqueue.store.failures import translate
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ _PREPARE_AFTER = 2
 
 
 def connect_options(
-    dsn: str, *, pooled: bool, timeout_seconds: float, statement_seconds: float | None
+    dsn: str,
+    *,
+    pooled: bool = False,
+    timeout_seconds: float = 10,
+    statement_seconds: float | None = None,
+    tenant: str | None = None,
 ) -> dict[str, Any]:
     """What every connection of ours has unless the DSN says otherwise: a bound on each wait."""
     named = parsed(dsn)
@@ -32,12 +38,17 @@ def connect_options(
     if "," in str(named.get("host", "")):
         # Of several servers, the one that takes writes: after a failover another than before.
         options["target_session_attrs"] = "read-write"
+    session = []
     if statement_seconds is not None:
         # Bytes that nobody acknowledges: a cut cable ends a call as surely as a slow server.
         options["tcp_user_timeout"] = round(statement_seconds * 1000)
-        if not pooled:
-            # A pooler hands settings of one session to another, or refuses them: set it there.
-            options["options"] = f"-c statement_timeout={round(statement_seconds * 1000)}"
+        session.append(f"-c statement_timeout={round(statement_seconds * 1000)}")
+    if tenant is not None:
+        # Narrows a role that may act for several, and is what a role bound by setting needs.
+        session.append(f"-c helix.tenant={check_name('tenant', tenant)}")
+    if session and not pooled:
+        # A pooler hands the settings of one session to another, or refuses them.
+        options["options"] = " ".join(session)
     return {name: value for name, value in options.items() if name not in named}
 
 
@@ -78,6 +89,7 @@ class Database:
         pooled: bool = False,
         timeout_seconds: float = 10,
         statement_seconds: float | None = None,
+        tenant: str | None = None,
     ) -> Self:
         """An autocommit connection: each call commits by itself."""
         options = connect_options(
@@ -85,6 +97,7 @@ class Database:
             pooled=pooled,
             timeout_seconds=timeout_seconds,
             statement_seconds=statement_seconds,
+            tenant=tenant,
         )
         try:
             connection = psycopg.connect(dsn, autocommit=True, **options)
@@ -124,12 +137,14 @@ class AsyncDatabase:
         pooled: bool = False,
         timeout_seconds: float = 10,
         statement_seconds: float | None = None,
+        tenant: str | None = None,
     ) -> Self:
         options = connect_options(
             dsn,
             pooled=pooled,
             timeout_seconds=timeout_seconds,
             statement_seconds=statement_seconds,
+            tenant=tenant,
         )
         try:
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **options)
