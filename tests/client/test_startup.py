@@ -40,6 +40,8 @@ def install(home):
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
     if done.returncode != 0:
+        if "connection" in done.stderr.lower() and os.environ.get("CI") != "true":
+            pytest.skip("no package registry can be reached from here: go online to run this")
         pytest.fail(f"pip install . failed:\n{done.stderr}")
 
 

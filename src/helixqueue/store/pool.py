@@ -49,7 +49,9 @@ class Pool:
         """Lend a connection; one that failed is not lent again."""
         if self._closed:
             raise Unavailable(CLOSED)
-        shelf = self._shelves.setdefault(os.getpid(), _Shelf(self._size))
+        shelf = self._shelves.get(os.getpid())
+        if shelf is None:
+            shelf = self._shelves.setdefault(os.getpid(), _Shelf(self._size))
         if not shelf.places.acquire(timeout=self._wait_seconds):
             raise _too_many(self._size, self._wait_seconds)
         try:
@@ -139,6 +141,9 @@ class AsyncPool:
     def _shelf(self) -> _AsyncShelf:
         """This loop's; those of loops that have ended are emptied, nobody else ever would."""
         loop = asyncio.get_running_loop()
+        mine = self._shelves.get((os.getpid(), id(loop)))
+        if mine is not None:
+            return mine
         for key, shelf in list(self._shelves.items()):
             if key[0] == os.getpid() and shelf.loop.is_closed():
                 del self._shelves[key]
