@@ -123,3 +123,42 @@ def test_a_new_directory_is_usable_at_once(helixq, tmp_path):
     assert done.code == Exit.OK, done.err
     assert done.json["decision"] == "new"
     assert "embedded, in" in done.err
+
+
+def test_a_database_without_the_schema_and_a_role_without_rights_are_told_so(helixq, database):
+    def at(dsn):
+        return helixq("batch", "list", HELIX_DSN=dsn, HELIX_TENANT="")
+
+    empty = at(database.dsn("helix_bootstrap").replace(f"/{database.name}?", "/postgres?"))
+    assert empty.code == Exit.SCHEMA
+    assert "helixq migrate" in empty.err
+    stranger = at(database.dsn("helix_local", direct=True))
+    assert stranger.code == Exit.REFUSED
+    assert at(database.dsn("stranger")).out == ""
+
+
+def test_a_service_that_names_no_tenant_acts_for_none(helixq):
+    done = helixq("queue", "set", helixq.q, role="service", HELIX_TENANT="")
+    assert done.code == Exit.REFUSED
+    assert "acts for none" in done.err
+
+
+def test_what_was_retired_still_has_a_story_to_show(helixq, lab):
+    [one] = lab.submit("x")
+    lab.complete(*lab.claim())
+    lab.value(
+        "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp() + interval '1 h')", lab.q
+    )
+    done = helixq("batch", "show", one.receipt.batch_id)
+    assert done.code == Exit.OK
+    assert "COMPLETED (retired)" in done.out
+    assert helixq("batch", "show", one.receipt.key, "--json").json["queue"] is None
+
+
+def test_what_a_worker_wrote_cannot_repaint_the_screen(helixq, lab):
+    [one] = lab.submit("x")
+    lab.fail(*lab.claim(), permanent=True, detail="\x1b[2Jgone \u202eback\x07\nand more")
+    told = helixq("batch", "show", one.receipt.batch_id).out
+    assert "\\u{1b}[2Jgone \\u{202e}back\\u{7}" in told
+    assert not {"\x1b", "\u202e", "\x07"} & set(told + helixq("batch", "list").out)
+    assert "\x1b[2J" not in on_a_terminal(helixq, "batch", "show", str(one.receipt.batch_id))

@@ -19,6 +19,7 @@ import typer
 
 from helixqueue import __version__
 from helixqueue.cli.exits import Exit, exit_for
+from helixqueue.cli.plain import plain
 from helixqueue.errors import HelixError
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _report(error: HelixError, *, as_json: bool) -> None:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
         told = {"kind": type(error).__name__, "message": str(error), **facts}
         sys.stdout.write(json.dumps({"error": told}, ensure_ascii=False, default=str) + "\n")
-    sys.stderr.write(f"helixq: {error}\n")
+    sys.stderr.write(f"helixq: {plain(str(error))}\n")
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag

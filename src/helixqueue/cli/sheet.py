@@ -154,7 +154,8 @@ def _of_json(line: int, text: str) -> Read:
     except InvalidPayload as error:
         return Read(line, None, str(error))
     if not isinstance(row, dict):
-        return Read(line, None, f'expected an object such as {{"identity": ...}}, got {text[:80]}')
+        got = ascii(text.strip()[:80])
+        return Read(line, None, f'expected an object such as {{"identity": ...}}, got {got}')
     return _submission(line, row)
 
 

@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from helixqueue.cli.plain import plain
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -30,7 +32,7 @@ STYLES = {
 
 def progress(message: str) -> None:
     """To standard error, so that an answer can be piped."""
-    sys.stderr.write(f"{message}\n")
+    sys.stderr.write(f"{plain(message)}\n")
 
 
 def as_json(value: object) -> None:
@@ -39,20 +41,18 @@ def as_json(value: object) -> None:
 
 def line(text: str, style: str = "") -> None:
     if sys.stdout.isatty():
-        Console().print(escape(text), style=style or None, highlight=False, soft_wrap=True)
+        Console().print(escape(plain(text)), style=style or None, highlight=False, soft_wrap=True)
     else:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{plain(text)}\n")
 
 
 def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     styles: Sequence[str] = (),
-    *,
-    console: Console | None = None,
 ) -> None:
     """`styles` colours the rows; in a pipe a row is one line with tabs, and nothing is cut off."""
-    if console is None and not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         for row in rows:
             sys.stdout.write("\t".join(_one_line(cell) for cell in row) + "\n")
         return
@@ -61,12 +61,14 @@ def table(
         shown.add_column(name, no_wrap=name in _WHOLE, overflow="fold")
     for number, row in enumerate(rows):
         # As plain text: square brackets in a value are not markup.
-        shown.add_row(*(escape(cell) for cell in row), style=styles[number] if styles else None)
-    (console or Console()).print(shown)
+        shown.add_row(
+            *(escape(plain(cell)) for cell in row), style=styles[number] if styles else None
+        )
+    Console().print(shown)
 
 
 def _one_line(cell: str) -> str:
-    return cell.replace("\n", " ").replace("\t", " ")
+    return plain(cell.replace("\n", " ").replace("\t", " "))
 
 
 @contextmanager

@@ -33,10 +33,8 @@ _PEEK_BYTES = 4096
 
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Where to.")]
-Named = Annotated[
-    str | None, typer.Argument(metavar="[IDENTITY]", help="What the work is known by.")
-]
-Payload = Annotated[str | None, typer.Argument(metavar="[PAYLOAD]", help="JSON; {} unless given.")]
+Named = Annotated[str | None, typer.Argument(metavar="IDENTITY", help="What the work is known by.")]
+Payload = Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="JSON; {} unless given.")]
 Source = Annotated[
     str | None,
     typer.Option("--from", metavar="FILE", help="Many, from a file; - is standard input."),

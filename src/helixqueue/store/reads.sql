@@ -185,11 +185,14 @@ where w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
 order by w.last_seen desc, w.name limit %(limit)s::int;
 
 -- name: tenants
--- Which tenants this role acts for; * alone for all of them, as an operator does.
+-- Which tenants this role acts for; * alone for all of them, as an operator does. A binding by
+-- setting counts for nothing until a transaction names its tenant, which a service does.
 select t.tenant from helix.role_tenant t
-where t.role = session_user and not pg_has_role(session_user, 'helix_operator', 'member')
+where t.role = session_user and not t.by_setting
+  and not pg_has_role(session_user, 'helix_operator', 'member')
   and (t.tenant = '*' or not exists (select from helix.role_tenant every
-                                     where every.role = session_user and every.tenant = '*'))
+                                     where every.role = session_user and every.tenant = '*'
+                                       and not every.by_setting))
 union all
 select '*' where pg_has_role(session_user, 'helix_operator', 'member')
 order by 1;

@@ -1,0 +1,76 @@
+"""Reading rows: whatever the bytes are, each row is something to submit or a line and a reason."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helixqueue.cli import sheet
+
+NAMES = st.sampled_from(["identity", "payload", "payload.x", "priority", "run_at", "requires", "x"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+CELLS = st.text(alphabet='a1,";\n\r \t\x00{}[]\ud800ä', max_size=8)
+
+
+def rows(data, form):
+    """What was read; a file that makes no sense as a whole gives nothing."""
+    try:
+        return list(sheet.read(io.BytesIO(data), form))
+    except sheet.BadSheet:
+        return []
+
+
+def is_whole(row):
+    assert row.line >= 1
+    return (row.submission is None) != (row.reason == "")
+
+
+@given(data=st.binary(max_size=200), form=st.sampled_from(sheet.FORMATS))
+def test_no_bytes_are_a_surprise(data, form):
+    assert all(is_whole(row) for row in rows(data, form))
+
+
+@given(values=st.lists(JSON, max_size=5))
+def test_any_json_is_read_the_same_in_an_array_and_in_lines(values):
+    lines = "\n".join(json.dumps(value) for value in values).encode()
+    array = ("[" + ",\n".join(json.dumps(value) for value in values) + "]").encode()
+    one, other = rows(lines, "jsonl"), rows(array, "json")
+    assert all(is_whole(row) for row in one)
+    assert one == other
+
+
+@given(header=st.lists(NAMES, max_size=4), cells=st.lists(st.lists(CELLS, max_size=5), max_size=4))
+def test_any_cells_are_read_or_told(header, cells):
+    text = "\n".join([",".join(header), *(",".join(row) for row in cells)])
+    assert all(is_whole(row) for row in rows(text.encode("utf-8", "surrogatepass"), "csv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "form"),
+    [
+        ("run.CSV", b"[", "csv"),
+        ("a.jsonl", b"", "jsonl"),
+        ("a.json", b"{", "json"),
+        ("-", b'{"identity": "a"}\n{', "jsonl"),
+        ("-", b'{\n "identity"', "json"),
+        ("-", b"\xef\xbb\xbf [", "json"),
+        ("-", b"identity,payload\n", "csv"),
+        ("sheet", b"", "csv"),
+    ],
+)
+def test_a_format_is_told_by_the_name_or_by_how_it_begins(name, start, form):
+    assert sheet.guess(name, start) == form
+
+
+def test_json_that_is_too_large_is_sent_elsewhere(monkeypatch):
+    monkeypatch.setattr(sheet, "MAX_JSON_BYTES", 10)
+    with pytest.raises(sheet.BadSheet, match="JSONL"):
+        list(sheet.read(io.BytesIO(b"[" + b" " * 20 + b"]"), "json"))
