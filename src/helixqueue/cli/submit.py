@@ -201,7 +201,7 @@ def _many(
                     told(stream.tell() if stream.seekable() else tally.rows, tally.rows)
             except sheet.BadSheet as error:
                 tally.problem("bad", 1, str(error))
-            except HelixError:
+            except (HelixError, KeyboardInterrupt):
                 show.progress(
                     f"{tally.rows} rows were answered before this; submit the whole file again, "
                     "what is there answers duplicate"
