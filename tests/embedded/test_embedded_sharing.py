@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,7 @@ import pytest
 from embedded_help import UserProcess, is_gone, until
 
 from helixqueue.embedded import Postgres
+from helixqueue.embedded.sharing import Sharing
 
 if TYPE_CHECKING:
     from helixqueue.embedded.server import Server
@@ -152,3 +156,36 @@ def test_a_starter_killed_half_way_leaves_no_server_and_no_debris(
     with watcher:
         assert watcher.answers()
     until(lambda: not list(tmp_path.glob("data.partial.*")), "the debris to be removed")
+
+
+def test_a_sentinel_that_is_given_the_lock_first_is_not_taken_for_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `stop` would return while the server still runs, and leave the rest to the sentinel."""
+    sharing = Sharing(tmp_path)
+    taken = threading.Event()
+
+    def sentinel() -> None:
+        with (tmp_path / "users").open("r+") as users:
+            fcntl.flock(users, fcntl.LOCK_EX)
+            taken.set()
+            inode = f":{os.fstat(users.fileno()).st_ino} "
+            # The kernel lists those who wait for a lock behind an arrow.
+            until(lambda: _waited_for(inode), "whoever leaves to wait", timeout_s=5)
+
+    def forget() -> None:
+        # Called when the membership is given up, just before the look for other users.
+        Sharing.forget(sharing)
+        assert taken.wait(5)
+
+    monkeypatch.setattr(sharing, "forget", forget)
+    with sharing.exclusive(print), ThreadPoolExecutor(1) as threads:
+        sharing.join()
+        waiting = threads.submit(sentinel)
+        assert sharing.leave()
+        waiting.result()
+
+
+def _waited_for(inode: str) -> bool:
+    locks = Path("/proc/locks").read_text(encoding="utf-8").splitlines()
+    return any("->" in line and inode in line for line in locks)

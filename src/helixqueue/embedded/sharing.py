@@ -64,7 +64,13 @@ class Sharing:
             self.forget()
         handle = _open(self._users)
         try:
-            return _try_flock(handle, fcntl.LOCK_EX)
+            # The sentinel waits for this file and may be given it first. It gives it back at once
+            # and then waits for `lock`, which we hold: the second look tells it from a user.
+            for _ in range(2):
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                if _try_flock(handle, fcntl.LOCK_EX):
+                    return True
+            return False
         finally:
             os.close(handle)
 
