@@ -26,6 +26,7 @@ from helixqueue.fence.http import IdempotencyMiddleware, describe
 from helixqueue.fence.http.problem import PREFIX, PROBLEMS
 from helixqueue.fence.policy import OnConflict, Policy, Route
 from helixqueue.store import fences as calls
+from helixqueue.store.fences import Answer, Times
 from tests.fence.passing import let_time_pass
 from tests.fence.shop import KEY, open_shop
 
@@ -745,6 +746,29 @@ def test_openapi_tells_of_the_header_and_the_refusals():
     assert "parameters" not in described["paths"]["/orders"]["get"]
     named = described["components"]["schemas"]["IdempotencyProblem"]["properties"]["type"]["enum"]
     assert set(named) == {PREFIX + kind for kind in PROBLEMS}
+
+
+def test_an_answer_that_cannot_be_read_is_a_doubt_and_not_run_again(database):
+    """Other releases and other hands write too; what is not understood is not thrown away."""
+
+    async def story():
+        async with open_shop(database, fresh(), "bare") as door:
+            door.shop.fails = RuntimeError("the bank hung up")
+            await door.post()
+            [row] = await fences_of(door)
+            async with AsyncHelixQueue(database.dsn("operator"), tenant="a") as operator:
+                answer = Answer("json", b'"not an HTTP answer"')
+                await operator.fences.run(
+                    calls.resolve(
+                        row.key, row.version, Times(), actor="ann", reason="x", answer=answer
+                    )
+                )
+            refused = await door.post()
+            assert (refused.status_code, kind_of(refused)) == (409, "in-doubt")
+            assert refused.json()["receipt"].startswith("r1:")
+            assert len(door.shop.effects) == 1
+
+    run(story())
 
 
 def test_the_guide_has_a_line_on_every_problem():

@@ -1,0 +1,84 @@
+"""Answers lost on the wire: the same claim finds itself, the same seal is answered as the first."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.errors import InDoubt, Unavailable
+from helixqueue.store import fences as calls
+from tests.faults import Faults
+from tests.fence.passing import let_time_pass
+from tests.lab import POOLED
+
+_numbers = itertools.count(1)
+pytestmark = pytest.mark.skipif(POOLED, reason="the proxy speaks to PostgreSQL itself")
+
+
+@pytest.fixture
+def name():
+    return f"cut{next(_numbers)}"
+
+
+@pytest.fixture
+def faults(database, tmp_path_factory):
+    # A socket's path has a short bound; the test's own directory may be beyond it.
+    with Faults(database.dsn(), tmp_path_factory.mktemp("f")) as faults:
+        yield faults
+
+
+@pytest.fixture
+def helix(faults):
+    with HelixQueue(faults.dsn, tenant="a") as helix:
+        yield helix
+
+
+@pytest.mark.parametrize("lost", ["reply", "request"])
+@pytest.mark.parametrize("call", ["claim_fence_v1", "seal_fence_v1"])
+def test_a_lost_call_is_sent_again_and_the_effect_takes_place_once(helix, faults, name, call, lost):
+    ran = []
+
+    @helix.fence(name, key=lambda k: k)
+    def act(k: str) -> int:
+        ran.append(k)
+        return len(ran)
+
+    assert act("before") == 1  # the connection is made, the statements are not yet prepared
+    (faults.lose_reply if lost == "reply" else faults.lose_request)(call)
+    assert act("k") == 2
+    assert faults.fired == 1
+    assert act("k") == 2
+    assert ran == ["before", "k"]
+    [row] = [r for r in helix.fences.run(calls.listed(name=name)) if r.identity == "k"]
+    assert (row.state, row.attempt, row.version) == ("SEALED", 1, 2)
+
+
+def test_without_a_database_nothing_runs(name):
+    with HelixQueue("host=/nowhere dbname=none", tenant="a") as helix:
+        act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran unguarded"))
+        with pytest.raises(Unavailable):
+            act()
+
+
+def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
+    database, name, monkeypatch
+):
+    monkeypatch.setattr("helixqueue.fence.plan.SEAL_PAUSES", (0.01, 0.01))
+    with HelixQueue(database.dsn(), tenant="a") as helix:
+
+        @helix.fence(name, key=lambda: "k")
+        def act() -> str:
+            helix.close()  # nothing can be reached from here on
+            return "done"
+
+        with pytest.raises(InDoubt, match="the effect took place"):
+            act()
+    with HelixQueue(database.dsn(), tenant="a") as helix:
+        [row] = helix.fences.run(calls.listed(name=name))
+        assert row.state == "EFFECT_STARTED"
+        let_time_pass(database, row.key, deadline=True)
+        act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran twice"))
+        with pytest.raises(InDoubt, match="nobody knows"):
+            act()
