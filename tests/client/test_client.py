@@ -24,7 +24,6 @@ from helixqueue import (
     Queue,
     Receipt,
     Refused,
-    Retryable,
     Settlement,
     State,
     Submission,
@@ -124,15 +123,6 @@ def test_another_profile_than_the_stored_one_is_refused_and_changes_nothing(heli
     with pytest.raises(Refused, match="has profile text-v1, and the declaration says lab-id-v1"):
         helix.submit(Queue(name, profile="lab-id-v1"), identity="s", payload={})
     assert stored(helix, name).profile == "text-v1"
-
-
-def test_a_profile_that_changes_under_a_client_is_noticed(database, helix, name):
-    helix.submit(name, identity="s", payload={}, create=True)
-    with database.connect("pool") as operator:
-        operator.execute("select helix.set_queue_v1('a', %s, 'ann', 'lab-id-v1')", (name,))
-    with pytest.raises(Retryable, match="submit again"):
-        helix.submit(name, identity="t", payload={})
-    assert helix.submit(name, identity="t", payload={}).decision == "new"
 
 
 def test_a_name_alone_makes_no_queue_unless_asked(helix, name):

@@ -67,7 +67,7 @@ def test_a_new_queue_has_the_defaults(lab):
     assert (row.unknown, row.paused, row.closed, row.requires) == ("refuse", False, False, {})
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", SETTINGS.keys() - {"profile"})
 def test_a_setting_changes_alone_and_stays(lab, name):
     before = lab.queue()
     after = lab.queue(**{name: SETTINGS[name]})
@@ -76,6 +76,14 @@ def test_a_setting_changes_alone_and_stays(lab, name):
         assert getattr(after, other) == getattr(before, other)
     assert lab.run(calls.queue(tenant="a", queue=lab.q)) == after
     assert lab.queue() == after
+
+
+def test_a_profile_cannot_change_and_make_known_identities_new(lab):
+    lab.queue()
+    lab.submit("\uff21-1")
+    with pytest.raises(Refused, match="has profile text-v1 for good"):
+        lab.queue(profile="lab-id-v1")
+    assert lab.queue(profile="text-v1").profile == "text-v1"
 
 
 def test_all_settings_at_once_for_a_new_queue(lab):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -258,7 +257,7 @@ def test_every_part_of_the_token_is_compared(database, db, write):
     [lease] = claim(db, 1, "A", start=write != "start")
     for part in ("epoch", "nonce", "number"):
         forged = lease.token._replace(**{part: getattr(lease.token, part) + 1})
-        [answer] = db.run(WRITES[write]("A", replace(lease, token=forged)))
+        [answer] = db.run(WRITES[write]("A", lease._replace(token=forged)))
         assert (answer.answer, answer.owner) == ("refused", "A")
     [answer] = db.run(WRITES[write]("A", lease))
     assert answer.answer == "ok"

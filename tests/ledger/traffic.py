@@ -96,7 +96,7 @@ class Lab:
         """Submit with one payload for all; options are given to every submission."""
         answers = self.call(
             "submit_v1",
-            "place, decision, batch",
+            "place, decision, helix.public_id(key)",
             tenant=tenant,
             queue=queue,
             actor="lab",

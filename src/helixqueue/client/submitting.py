@@ -15,7 +15,6 @@ from helixqueue.errors import (
     InvalidIdentity,
     QueuePaused,
     Refused,
-    Retryable,
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
 from helixqueue.store import calls
@@ -160,11 +159,6 @@ def _as_it_is_now(desk: Desk, known: Known) -> Plan[QueueRow]:
     """The queue that refused, to say why: somebody may have changed it since we looked."""
     desk.forget(known.row.name)
     queue = yield from desk.ask(calls.queue(tenant=desk.tenant, queue=known.row.name))
-    if queue is not None and queue.profile != known.row.profile:
-        raise Retryable(
-            f"queue {queue.name} went from profile {known.row.profile} to {queue.profile} "
-            "meanwhile, and nothing was submitted; submit again"
-        )
     return queue or known.row
 
 

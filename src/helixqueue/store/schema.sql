@@ -242,7 +242,6 @@ ALTER TYPE helix.resources OWNER TO helix_owner;
 CREATE TYPE helix.submitted AS (
 	place integer,
 	decision text,
-	batch uuid,
 	key helix.key,
 	fingerprint bytea,
 	state helix.state,
@@ -327,7 +326,7 @@ begin
       insert into helix.decision (tenant, queue, kind, batch, actor, detail)
       select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
     )
-    select k.place, k.decision, helix.public_id(k.key), k.key, k.fingerprint,
+    select k.place, k.decision, k.key, k.fingerprint,
            helix.state_of(k.batch), case k.decision when 'conflict' then b.payload::text end, k.note,
            case k.decision when 'duplicate' then array_remove(array[
              case when b.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
@@ -2872,9 +2871,9 @@ begin
   perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
   -- The row first, with defaults; then one update that serves new and old queues alike.
-  insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
+  insert into helix.queue (tenant, name, profile)
+  values (p_tenant, p_queue, coalesce(p_profile, 'text-v1')) on conflict do nothing;
   update helix.queue q set
-    profile             = coalesce(p_profile, q.profile),
     lease_seconds       = coalesce(p_lease_seconds, q.lease_seconds),
     max_attempts        = coalesce(p_max_attempts, q.max_attempts),
     backoff_seconds     = coalesce(p_backoff_seconds, q.backoff_seconds),
@@ -2889,6 +2888,13 @@ begin
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
+  -- Under another profile an identity that is known would have another key, and be done again.
+  if v_queue.profile <> p_profile then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('queue %s has profile %s for good; it cannot become %s', p_queue,
+                       v_queue.profile, p_profile),
+      hint = 'Make a new queue with that profile.';
+  end if;
   -- Of schemas the digest is kept: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
@@ -3133,10 +3139,10 @@ declare
   v_turn     bigint[];     -- by place, likewise: the turn behind which its lane goes on
   v_usual    integer;      -- the lane of submissions without options
   v_behind   bigint;       -- and its turn
-  v_place    integer[];    -- of submissions that made a batch, parallel to the next three
-  v_batch    bigint[];
-  v_new      bytea[];
-  v_print    bytea[];
+  v_print    bytea[];      -- by place: fingerprints
+  v_id       bigint[];     -- by place: what its batch will be, if it makes one
+  v_place    integer[];    -- of submissions that made a batch, parallel to
+  v_batch    bigint[];     -- their batches
 begin
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
@@ -3148,7 +3154,7 @@ begin
     insert into helix.decision (tenant, queue, kind, actor, detail)
     values (p_tenant, p_queue, 'refused', p_actor, v_refused);
     return query
-      select n, 'refused', null::uuid, null::helix.key, null::bytea, null::helix.state, null,
+      select n, 'refused', null::helix.key, null::bytea, null::helix.state, null,
              v_refused, null::text[]
       from generate_series(1, cardinality(p_payload)) n;
     return;
@@ -3175,43 +3181,54 @@ begin
                         cardinality(p_payload)) l;
   end if;
 
-  if v_queue.closed then
-    null;   -- Nothing new; what is known still answers below.
-  else
-    -- The race for many, sorted, so that two submitters of overlapping sets wait for each other in
+  if not v_queue.closed then   -- Where it is, there is nothing new; what is known still answers below.
+    v_print := array(
+      select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
+      from unnest(p_payload) with ordinality as u (payload, place) order by u.place);
+    v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
+    -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
     -- one direction. Of equal keys in one call the first place counts.
     with won as (
       insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-      select f.key, nextval('helix.batch_id'), p_tenant,
-             sha256(v_secret.outer_pad
-                    || sha256(v_secret.inner_pad || convert_to(p_payload[f.place], 'UTF8'))),
-             v_secret.id
-      from (select distinct on (k.key) k.key, k.place
-            from unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
+      select f.key, f.id, p_tenant, f.print, v_secret.id
+      from (select distinct on (k.key) k.key, k.id, k.print
+            from unnest(v_key, v_id, v_print, p_expires_at) with ordinality
+              as k (key, id, print, expires_at, place)
             where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
             order by k.key, k.place) f
       on conflict do nothing
-      returning i.key, i.batch, i.fingerprint
+      returning i.batch
     )
-    select array_agg(f.place), array_agg(f.batch), array_agg(f.key), array_agg(f.fingerprint)
-    into v_place, v_batch, v_new, v_print
-    from (select min(k.place)::integer as place, w.batch, w.key, w.fingerprint
-          from won w
-          join unnest(v_key, p_expires_at) with ordinality as k (key, expires_at, place)
-            on k.key = w.key and (k.expires_at is null or k.expires_at > v_now)
-          group by w.batch, w.key, w.fingerprint) f;
+    select array_agg(w.batch) into v_batch from won w;
+    if cardinality(v_batch) = cardinality(p_payload) then
+      v_batch := v_id;
+      v_place := array(select generate_series(1, cardinality(p_payload)));
+    elsif v_batch is not null then
+      select array_agg(u.place order by u.place), array_agg(u.id order by u.place)
+      into v_place, v_batch
+      from unnest(v_id) with ordinality as u (id, place) where u.id in (select unnest(v_batch));
+    end if;
   end if;
 
   if v_place is not null then
     insert into helix.batch (id, key, tenant, queue, identity, raw, profile, revision, payload, class,
                              priority, run_at, expires_at, limit_key, actor, created_at)
-    select n.batch, n.key, p_tenant, p_queue, p_identity[n.place],
-           nullif(p_raw[n.place], p_identity[n.place]), p_profile, coalesce(p_revision[n.place], ''), p_payload[n.place]::json,
-           coalesce(v_class[n.place], v_queue.class), coalesce(p_priority[n.place], 5),
-           p_run_at[n.place], p_expires_at[n.place], p_limit_key[n.place], p_actor, v_now
-    from unnest(v_place, v_batch, v_new) as n (place, batch, key);
+    select n.batch, v_key[n.place], p_tenant, p_queue, p_identity[n.place],
+           nullif(p_raw[n.place], p_identity[n.place]), p_profile, coalesce(p_revision[n.place], ''),
+           p_payload[n.place]::json, coalesce(v_class[n.place], v_queue.class),
+           coalesce(p_priority[n.place], 5), p_run_at[n.place], p_expires_at[n.place],
+           p_limit_key[n.place], p_actor, v_now
+    from unnest(v_place, v_batch) as n (place, batch);
 
-    if not v_queue.paused then
+    if v_queue.paused then
+      null;
+    elsif v_lane is null and p_run_at is null then
+      insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
+                               expires_at)
+      select n.batch, p_tenant, 1, 0, p_actor, 'submitted', v_usual, v_behind + n.nth,
+             p_limit_key[n.place], p_expires_at[n.place]
+      from unnest(v_place, v_batch) with ordinality as n (place, batch, nth);
+    else
       insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn, limit_key,
                                expires_at)
       select n.batch, p_tenant, 1, 0, p_actor, 'submitted', n.lane,
@@ -3241,9 +3258,9 @@ begin
       on conflict do nothing;
     end if;
     return query
-      select n.place, 'new', helix.public_id(n.key), n.key::helix.key, n.print, 'PENDING'::helix.state,
+      select n.place, 'new', v_key[n.place]::helix.key, v_print[n.place], 'PENDING'::helix.state,
              null::text, null::text, null::text[]
-      from unnest(v_place, v_new, v_print) as n (place, key, print);
+      from unnest(v_place) as n (place);
   end if;
 
   if coalesce(cardinality(v_place), 0) < cardinality(p_payload) then
@@ -3300,8 +3317,7 @@ begin
           p_revision, p_payload::json, v_to.class, p_priority, p_actor);
   insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
   values (v_batch, p_tenant, 1, 0, p_actor, 'submitted', v_to.lane, v_to.turn + 1);
-  return (1, 'new', helix.public_id(v_key), v_key, v_print, 'PENDING', null, null,
-          null)::helix.submitted;
+  return (1, 'new', v_key, v_print, 'PENDING', null, null, null)::helix.submitted;
 end
 $$;
 
@@ -3323,7 +3339,8 @@ begin
      and p_run_at is null and p_expires_at is null and p_limit_key is null
   then
     v_one := helix.submit_one(p_tenant, p_queue, v_actor, p_profile, p_identity[1], p_payload[1],
-                              p_raw[1], coalesce(p_revision[1], ''), coalesce(p_priority[1], 5::smallint));
+                              p_raw[1], coalesce(p_revision[1], ''),
+                              coalesce(p_priority[1], 5::smallint));
     if v_one.place is not null then
       return next v_one;
       return;

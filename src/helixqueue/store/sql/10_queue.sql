@@ -19,9 +19,9 @@ begin
   perform helix.enter_for(p_tenant);
   v_class := helix.class_of(p_requires);
   -- The row first, with defaults; then one update that serves new and old queues alike.
-  insert into helix.queue (tenant, name) values (p_tenant, p_queue) on conflict do nothing;
+  insert into helix.queue (tenant, name, profile)
+  values (p_tenant, p_queue, coalesce(p_profile, 'text-v1')) on conflict do nothing;
   update helix.queue q set
-    profile             = coalesce(p_profile, q.profile),
     lease_seconds       = coalesce(p_lease_seconds, q.lease_seconds),
     max_attempts        = coalesce(p_max_attempts, q.max_attempts),
     backoff_seconds     = coalesce(p_backoff_seconds, q.backoff_seconds),
@@ -36,6 +36,13 @@ begin
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
+  -- Under another profile an identity that is known would have another key, and be done again.
+  if v_queue.profile <> p_profile then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('queue %s has profile %s for good; it cannot become %s', p_queue,
+                       v_queue.profile, p_profile),
+      hint = 'Make a new queue with that profile.';
+  end if;
   -- Of schemas the digest is kept: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
   values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
