@@ -396,6 +396,54 @@ def test_a_holder_that_was_replaced_learns_so_from_its_heartbeat(helix, database
         until(lambda: fence.lost)
 
 
+FORKED = """
+import os, sys, time
+from helixqueue import HelixQueue
+from helixqueue.fence import Times
+from helixqueue.store import fences
+with HelixQueue(sys.argv[1], tenant="a") as helix:
+    def beats(key):
+        with helix.fence(sys.argv[2], key=key, ttl=Times(lease=0.3)):
+            deadlines = set()
+            for _ in range(200):
+                rows = helix.fences.run(fences.listed(name=sys.argv[2]))
+                deadlines |= {row.deadline for row in rows if row.identity == key}
+                if len(deadlines) > 2:
+                    return True
+                time.sleep(0.01)
+        return False
+    with helix.fence(sys.argv[2], key="parent", ttl=Times(lease=0.3)):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if beats("child") else 1)
+        _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_has_a_heartbeat_of_its_own(database, name):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, database.dsn(direct=True), name],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_callers_own_error_is_not_hidden_by_ours(database, name):
+    with HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+
+        @helix.fence(name, key=lambda: "k")
+        def act() -> None:
+            helix.close()  # the doubt cannot be written
+            raise TimeoutError("the bank did not answer")
+
+        with pytest.raises(TimeoutError):
+            act()
+
+
 # In the caller's own transaction.
 
 

@@ -14,6 +14,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -699,6 +700,38 @@ def test_it_works_between_other_middleware(database):
             first, again = await door.post(), await door.post()
             assert first.json() == again.json() == {"n": 1}
             assert first.headers["x-stamp"] == again.headers["x-stamp"] == "1"
+
+    run(story())
+
+
+def test_it_is_added_to_an_application_as_any_middleware_is(database):
+    async def story():
+        async with open_shop(database, fresh(), "fastapi") as door:
+            app = door.shop.fastapi()
+            app.add_middleware(IdempotencyMiddleware, helix=door.helix, policy=fresh())
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+
+                async def ask(key):
+                    headers = {"Idempotency-Key": key}
+                    return await client.post("/orders/1/refunds", json={}, headers=headers)
+
+                first, again = await ask(KEY), await ask(KEY)
+                assert first.json() == again.json()
+                door.shop.fails = RuntimeError("the bank hung up")
+                assert (await ask("another-key")).status_code == 500
+                assert kind_of(await ask("another-key")) == "in-doubt"
+            assert len(door.shop.effects) == 2
+
+    run(story())
+
+
+def test_a_tenant_that_the_role_is_not_bound_to_is_refused(database):
+    async def story():
+        async with open_shop(database, fresh(), tenant=lambda _: "b", role="app_a") as door:
+            refused = await door.post()
+            assert (refused.status_code, kind_of(refused)) == (500, "scope-unavailable")
+            assert door.shop.effects == []
 
     run(story())
 

@@ -149,17 +149,21 @@ class Block:
 
     def _give_up(self, held: Hold, error: BaseException) -> Steps[None]:
         said = f"{type(error).__name__}: {error}"
-        if not self._plan.alone:
-            # The effect is undone; the fence goes with the transaction, or is free in it.
-            if (yield Nest("undo")):
+        try:
+            if not self._plan.alone:
+                # The effect is undone; the fence goes with the transaction, or is free in it.
+                if (yield Nest("undo")):
+                    yield from plan.release(self._plan, held, said)
+                self._count("released")
+            elif isinstance(error, call.NotApplied):
                 yield from plan.release(self._plan, held, said)
-            self._count("released")
-        elif isinstance(error, call.NotApplied):
-            yield from plan.release(self._plan, held, said)
-            self._count("released")
-        else:
-            yield from plan.doubt(self._plan, held, said)
-            self._count("doubted")
+                self._count("released")
+            else:
+                yield from plan.doubt(self._plan, held, said)
+                self._count("doubted")
+        except HelixError:
+            # The lease will run out, and that is the same doubt. The caller hears of its own error.
+            call.log.exception("fence %s: could not be put in doubt", self._plan.name)
 
     def _count(self, decision: str) -> None:
         self._counters.decided("function", self._plan.name, decision)

@@ -7,6 +7,7 @@ that dies or freezes stops beating, and that is the point.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -64,11 +65,17 @@ class Pulse:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._board = _Board()
         self._changed = threading.Condition()
         self._wakes_at: float | None = None  # None: no thread
 
     def hold(self, held: Hold, lease: float) -> Beat:
+        if self._process != os.getpid():
+            self._begin()  # a fork takes no threads along, and its parent beats for itself
         with self._changed:
             beat = self._board.add(held, lease)
             if self._wakes_at is None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
+from helixqueue.errors import (
+    Conflict,
+    HelixError,
+    InDoubt,
+    InProgress,
+    LeaseLost,
+    NotPermitted,
+)
 from helixqueue.fence.http.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,6 +32,9 @@ def problem_of(refused: HelixError, policy: Policy) -> Problem:
         more = {"fence": refused.key}
         return Problem("in-doubt", str(refused), retry_after=refused.retry_after or None, more=more)
     # The client learns nothing of the inside; whoever runs it does.
+    if isinstance(refused, NotPermitted):
+        log.error("idempotency: the database role may not act for this tenant: %s", refused)
+        return Problem("scope-unavailable", "this service may not act for the tenant")
     log.error("idempotency: the store is away: %s", refused)
     return Problem("storage-unavailable", "nothing was done; try again later", retry_after=1)
 
