@@ -6,6 +6,7 @@ import itertools
 import secrets
 import threading
 
+import psycopg
 import pytest
 
 from helixqueue.errors import NotPermitted, Refused
@@ -410,6 +411,62 @@ def test_a_repeat_of_its_own_does_not_wait_for_the_disk_and_a_step_does(desk):
         assert desk.claim(alone=True).decision == "repeated"
         assert connection.execute("show synchronous_commit").fetchone() == ("off",)
     assert connection.execute("show synchronous_commit").fetchone() == ("on",)
+
+
+# What an engine function could do if it were wrong.
+MOVE = """
+create or replace function helix.test_move_fence(
+  p_key bytea, p_to helix.fence_state, p_steps integer
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  update helix.fence f
+  set state = p_to, version = f.version + p_steps, nonce = coalesce(f.nonce, 1),
+      digest = case when p_to = 'SEALED' then sha256('x') end,
+      sealed_at = case when p_to = 'SEALED' then now() end,
+      until = case when p_to in ('SEALED', 'RELEASED') then now() end
+  where f.key = p_key;
+end
+$$;
+alter function helix.test_move_fence owner to helix_engine;
+"""
+
+
+@pytest.mark.parametrize("before", list(FenceState))
+def test_no_function_takes_an_arrow_that_a_fence_does_not_have(database, desk, before):
+    held = desk.hold(start=before is not FenceState.CLAIMED)
+    if before is FenceState.SEALED:
+        desk.seal(held)
+    elif before in {FenceState.RELEASED, FenceState.IN_DOUBT}:
+        to = fences.release(held, TIMES, actor="w", detail="x") if before == "RELEASED" else (
+            fences.doubt(held, actor="w", detail="x")
+        )  # fmt: skip
+        desk.run(to)
+    refused = 0
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(MOVE.encode())
+        for after, steps in itertools.product(FenceState, (-1, 0, 1, 2)):
+            if (before, after) in FENCE_ARROWS and steps == 1:
+                continue
+            if before == after and steps == 0:
+                continue  # nothing changes: what a renewal does
+            with pytest.raises(psycopg.Error) as error:
+                connection.execute(
+                    "select helix.test_move_fence(%s, %s, %s)", (held.key, after, steps)
+                )
+            assert error.value.sqlstate == "QH001", (before, after, steps)
+            refused += 1
+        connection.execute("drop function helix.test_move_fence")
+    assert refused > 10
+    assert desk.state(held) is before
+
+
+def test_gauges_count_fences_by_state_and_age(desk):
+    desk.seal(desk.hold("done"))
+    desk.run(fences.doubt(desk.hold("doubted"), actor="w", detail="x"))
+    found = {c.state: c.number for c in desk.run(fences.count(tenant="a")) if c.name == desk.name}
+    assert found == {FenceState.SEALED: 1, FenceState.IN_DOUBT: 1}
 
 
 def test_large_requests_are_refused_before_anything_is_written(desk):

@@ -15,6 +15,7 @@ import uuid
 from dataclasses import dataclass
 from decimal import Decimal
 
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
@@ -535,32 +536,88 @@ def test_a_decorated_function_gets_its_connection_from_its_arguments(helix, data
 KILLED = """
 import os, signal, sys
 from helixqueue import HelixQueue
-with HelixQueue(sys.argv[1], tenant="a") as helix:
-    @helix.fence(sys.argv[2], key=lambda: "k")
-    def act() -> None:
+from helixqueue.fence import guard
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+_, dsn, name, where = sys.argv
+with HelixQueue(dsn, tenant="a") as helix:
+    @helix.fence(name, key=lambda: "k")
+    def act() -> str:
         print("effect", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        if where == "in the effect":
+            die()
+        if where == "before the seal":
+            guard._leave = die
+        return "done"
+    if where == "before the claim":
+        guard._enter = die
     act()
+    die()
 """
 
 
+@pytest.mark.parametrize(
+    ("where", "then"),
+    [
+        ("before the claim", "runs"),
+        ("in the effect", "doubt"),
+        ("before the seal", "doubt"),
+        ("after the seal", "repeats"),
+    ],
+)
 def test_a_process_killed_between_marker_and_seal_leaves_a_doubt_and_no_second_run(
-    helix, database, name
+    helix, database, name, where, then
 ):
+    """And one that is killed before or after leaves none."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), database.dsn(direct=True), name],
+        [sys.executable, "-c", textwrap.dedent(KILLED), database.dsn(direct=True), name, where],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ,
     )
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "effect\n")
-    act = helix.fence(name, key=lambda: "k", wait=0)(lambda: pytest.fail("ran twice"))
-    with pytest.raises(InProgress):
-        act()
-    let_time_pass(database, fence_of(database, name).key, deadline=True)
-    with pytest.raises(InDoubt):
-        act()
+    told = "" if then == "runs" else "effect\n"
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, told), done.stderr
+    ran = []
+
+    @helix.fence(name, key=lambda: "k", wait=0)
+    def act() -> str:
+        ran.append(1)
+        return "again"
+
+    if then == "doubt":
+        with pytest.raises(InProgress):
+            act()
+        let_time_pass(database, fence_of(database, name).key, deadline=True)
+        with pytest.raises(InDoubt):
+            act()
+        assert ran == []
+    else:
+        assert act() == ("again" if then == "runs" else "done")
+        assert ran == ([1] if then == "runs" else [])
+
+
+def test_two_surfaces_that_write_one_record_have_one_effect(database, helix, name):
+    """A batch worker and an API, or two regions after a failover: the key is the record's."""
+    effects = []
+
+    @helix.fence(name, key=lambda record: record)
+    def by_worker(record: str) -> dict[str, int]:
+        effects.append("worker")
+        return {"n": len(effects)}
+
+    async def by_api():
+        async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as api:
+
+            @api.fence(name, key=lambda record: record)
+            async def write(record: str) -> dict[str, int]:
+                effects.append("api")
+                return {"n": len(effects)}
+
+            return await write("r1")
+
+    assert by_worker("r1") == asyncio.run(by_api()) == {"n": 1}
+    assert effects == ["worker"]
 
 
 # The async twin.
@@ -669,6 +726,30 @@ def test_an_async_local_effect_is_undone_with_its_fence(database, name, table):
                         assert fail
                     await session.commit()
         await engine.dispose()
+
+    asyncio.run(story())
+    assert effects(database, table) == 1
+
+
+def test_a_local_effect_through_asyncpg(database, name, table):
+    async def story():
+        sockets = str(database.server.socket_dir)
+        connection = await asyncpg.connect(user="pool", host=sockets, database=database.name)
+        async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+            for fail in (True, False, False):
+                async with connection.transaction():
+                    try:
+                        fence = helix.fence(name, key="k", within=connection, result=list[int])
+                        async with fence as held:
+                            if held.first:
+                                await connection.execute(f"insert into public.{table} values (1)")
+                                if fail:
+                                    raise ValueError("boom")
+                                held.seal([1, 2])
+                        assert held.result == [1, 2]
+                    except ValueError:
+                        assert fail
+        await connection.close()
 
     asyncio.run(story())
     assert effects(database, table) == 1
