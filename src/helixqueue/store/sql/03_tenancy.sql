@@ -16,24 +16,30 @@ comment on table helix.role_tenant is 'Bindings of login roles to tenants; tenan
 create function helix.session_tenants() returns text[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  v_named   text := nullif(current_setting('helix.tenant', true), '');
-  v_all     boolean;
-  v_tenants text[];
+  v_named text := nullif(current_setting('helix.tenant', true), '');
+  v_fixed text[];   -- tenants that the role is bound to as it is
+  v_asked text[];   -- and those of which it must name one
 begin
   if pg_has_role(session_user, 'helix_operator', 'member') then
     return null;
   end if;
-  select bool_or(bound.tenant = '*' and not bound.by_setting),
-         array_agg(case when bound.by_setting then v_named else bound.tenant end)
-           filter (where case when bound.by_setting
-                              -- One tenant's name and nothing else: a star or a list would widen
-                              -- the scope that `enter` notes.
-                              then bound.tenant in ('*', v_named)
-                                   and v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
-                              else bound.tenant = coalesce(v_named, bound.tenant) end)
-  into v_all, v_tenants
+  select array_agg(bound.tenant) filter (where not bound.by_setting),
+         array_agg(bound.tenant) filter (where bound.by_setting)
+  into v_fixed, v_asked
   from helix.role_tenant bound where bound.role = session_user;
-  return case when v_all then null else coalesce(v_tenants, '{}') end;
+  if '*' = any (v_fixed) then
+    return null;
+  end if;
+  if v_named is null then
+    return coalesce(v_fixed, '{}');
+  end if;
+  -- One tenant's name and nothing else: a star or a list would widen the scope that `enter` notes.
+  if v_named = any (v_fixed)
+     or v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$' and (v_named = any (v_asked) or '*' = any (v_asked))
+  then
+    return array[v_named];
+  end if;
+  return '{}';
 end
 $$;
 

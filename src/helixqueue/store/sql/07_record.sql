@@ -39,30 +39,31 @@ declare
   v_at  timestamptz := clock_timestamp();
   v_xid xid8 := pg_current_xact_id();
 begin
-  with claimed as materialized (
-    select n.*, n.version - first.skipped as first_version, head.to_state as from_state,
-           helix.event_hash(head.hash, n.batch, n.version - first.skipped, n.tenant, head.to_state,
-                            'ASSIGNED', v_at, n.attempt, n.epoch, n.number, n.actor, 'claimed',
-                            n.detail, n.late, v_xid) as hash
-    from arrived n
-    cross join lateral (select case n.state when 'RUNNING' then 1 else 0 end as skipped) first
-    left join lateral (select e.version, e.to_state, e.hash from helix.event e
-                       where e.batch = n.batch order by e.version desc limit 1) head on true
-    left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
-    where n.version = head.version + 1 + first.skipped and a.to_state is not null
-       or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version)
-  )
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                            number, actor, reason, detail, late, hash)
-  select c.batch, c.first_version, c.tenant, c.from_state, 'ASSIGNED', v_at, v_xid, c.attempt,
-         c.epoch, c.number, c.actor, 'claimed', c.detail, c.late, c.hash
-  from claimed c
-  union all
-  select c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, v_xid, c.attempt, c.epoch, c.number,
-         c.actor, c.reason, c.detail, c.late,
-         helix.event_hash(c.hash, c.batch, c.version, c.tenant, 'ASSIGNED', c.state, v_at, c.attempt,
-                          c.epoch, c.number, c.actor, c.reason, c.detail, c.late, v_xid)
-  from claimed c where c.state = 'RUNNING';
+  select n.batch, case when step.claims then first.version else n.version end, n.tenant,
+         case when step.claims then head.to_state else 'ASSIGNED' end,
+         case when step.claims then 'ASSIGNED' else n.state end, v_at, v_xid, n.attempt, n.epoch,
+         n.number, n.actor, case when step.claims then 'claimed' else n.reason end, n.detail, n.late,
+         case when step.claims then first.hash
+              else helix.event_hash(first.hash, n.batch, n.version, n.tenant, 'ASSIGNED', n.state, v_at,
+                                    n.attempt, n.epoch, n.number, n.actor, n.reason, n.detail, n.late,
+                                    v_xid) end
+  from arrived n
+  left join lateral (select e.version, e.to_state, e.hash from helix.event e
+                     where e.batch = n.batch order by e.version desc limit 1) head on true
+  left join helix.arrow a on a.from_state = head.to_state and a.to_state = 'ASSIGNED'
+  cross join lateral (
+    select head.version + 1 as version,
+           helix.event_hash(head.hash, n.batch, head.version + 1, n.tenant, head.to_state, 'ASSIGNED',
+                            v_at, n.attempt, n.epoch, n.number, n.actor, 'claimed', n.detail, n.late,
+                            v_xid) as hash
+    offset 0) first
+  cross join (values (true), (false)) as step (claims)
+  where (step.claims or n.state = 'RUNNING')
+    and (a.to_state is not null
+         and n.version = head.version + case n.state when 'RUNNING' then 2 else 1 end
+         or helix.no_arrow(n.batch, head.to_state, head.version, n.state, n.version));
   return null;
 end
 $$;
