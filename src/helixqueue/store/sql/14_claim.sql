@@ -100,23 +100,21 @@ begin
     end if;
     return;
   end if;
-  insert into helix.request (id, worker) values (p_request, p_worker) on conflict do nothing;
-  if not found then
-    return query select * from helix.leases_of(p_worker, p_request);
-    return;
-  end if;
-
   v_epoch := helix.current_epoch();
   -- 64 of the 122 bits that the server's strong random source puts into a UUID.
   v_nonce := hashtextextended(gen_random_uuid()::text, 0);
-  -- From ready to active under fresh tokens, with what the worker needs. The attempt is counted here,
-  -- in the transaction of the claim, so that a crash counts.
+  -- From ready to active under fresh tokens, with what the worker needs; nothing where the request id
+  -- is known. The attempt is counted here, in the transaction of the claim, so that a crash counts.
   return query
-    with taken as (
+    with asked as (
+      insert into helix.request (id, worker) values (p_request, p_worker)
+      on conflict do nothing returning id
+    ),
+    taken as (
       delete from helix.ready r
       using unnest(v_choice.batch, v_choice.queue, v_choice.lease_seconds)
         as u (batch, queue, lease_seconds)
-      where r.batch = u.batch
+      where r.batch = u.batch and exists (select from asked)
       returning r.*, u.queue, coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
     ),
     leased as (
@@ -135,7 +133,9 @@ begin
            b.revision, b.payload::text, l.attempt, v_epoch, v_nonce, l.number,
            l.deadline, l.lease_seconds, l.lane, l.turn
     from leased l join helix.batch b on b.id = l.batch;
-  if v_choice.stale then
+  if not found then
+    return query select * from helix.leases_of(p_worker, p_request);
+  elsif v_choice.stale then
     perform helix.note_served(v_choice.batch);
   end if;
 end
