@@ -267,6 +267,26 @@ def test_an_async_client_serves_one_event_loop_after_another(database, name):
     asyncio.run(helix.close())
 
 
+def test_what_an_ended_loop_left_open_is_closed_with_the_client(database, name):
+    def sessions():
+        return database.value(
+            "select count(*) from pg_stat_activity where usename = 'pool' and datname = %s",
+            database.name,
+        )
+
+    async def two_loops():
+        helix = AsyncHelixQueue(database.dsn("pool"), tenant="a")
+        await helix.submit(queue, identity="here", payload={})
+        await asyncio.to_thread(asyncio.run, helix.submit(queue, identity="there", payload={}))
+        assert sessions() == before + 2
+        await helix.close()
+
+    queue = Queue(name)
+    before = sessions()
+    asyncio.run(two_loops())
+    until(lambda: sessions() == before)
+
+
 def in_a_child(work):
     """Run `work` in a forked child; its answer, or its error, comes back through a pipe."""
     there, back = os.pipe()

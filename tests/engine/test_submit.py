@@ -70,16 +70,17 @@ def stored(lab, columns):
         ),
     ],
 )
-def test_twin_spellings_make_one_batch(lab, profile, spellings):
-    lab.queue(profile=profile)
-    answers = [
-        lab.submit(spelling, profile=profile, payload={"tube": 1})[0] for spelling in spellings
-    ]
-    assert decisions(answers) == ["new"] + ["duplicate"] * (len(spellings) - 1)
-    assert {answer.receipt for answer in answers} == {answers[0].receipt}
-    assert batches(lab) == 1
-    [(raw, identity)] = stored(lab, "raw, identity")
-    assert (raw, identity) == (None, canonicalize(spellings[0], profile).text)
+def test_twin_spellings_make_one_batch(database, profile, spellings):
+    with Lab(database) as lab:
+        lab.queue(profile=profile)
+        answers = [
+            lab.submit(spelling, profile=profile, payload={"tube": 1})[0] for spelling in spellings
+        ]
+        assert decisions(answers) == ["new"] + ["duplicate"] * (len(spellings) - 1)
+        assert {answer.receipt for answer in answers} == {answers[0].receipt}
+        assert batches(lab) == 1
+        [(raw, identity)] = stored(lab, "raw, identity")
+        assert (raw, identity) == (None, canonicalize(spellings[0], profile).text)
 
 
 def test_the_first_raw_spelling_is_kept(lab):

@@ -85,7 +85,8 @@ def _of_the_driver(error: BaseException) -> BaseException:
 def _is_away(error: BaseException) -> bool:
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
         return True
-    return any(kind.__name__ == "InterfaceError" for kind in type(error).__mro__)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"InterfaceError", "InternalClientError"})
 
 
 def _text(error: BaseException) -> str:

@@ -134,22 +134,27 @@ class AsyncPool:
 
     async def close(self) -> None:
         self._closed = True
+        self._clear_ended()
         idle = self._shelf().idle
         while idle:
             await idle.pop().close()
 
     def _shelf(self) -> _AsyncShelf:
-        """This loop's; those of loops that have ended are emptied, nobody else ever would."""
         loop = asyncio.get_running_loop()
         mine = self._shelves.get((os.getpid(), id(loop)))
-        if mine is not None:
+        # A new loop may stand where an ended one stood, under the same id.
+        if mine is not None and mine.loop is loop:
             return mine
+        self._clear_ended()
+        return self._shelves.setdefault((os.getpid(), id(loop)), _AsyncShelf(self._size, loop))
+
+    def _clear_ended(self) -> None:
+        """Close what loops that have ended left behind; nobody else ever would."""
         for key, shelf in list(self._shelves.items()):
             if key[0] == os.getpid() and shelf.loop.is_closed():
                 del self._shelves[key]
                 for database in shelf.idle:
                     database.connection.pgconn.finish()
-        return self._shelves.setdefault((os.getpid(), id(loop)), _AsyncShelf(self._size, loop))
 
 
 async def _rested_async(idle: list[AsyncDatabase]) -> AsyncDatabase | None:

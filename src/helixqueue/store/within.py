@@ -45,6 +45,7 @@ _ERRORS = {
     "psycopg.Error",
     "asyncpg.PostgresError",
     "asyncpg.InterfaceError",
+    "asyncpg.InternalClientError",  # met the server's farewell while it began to ask
     "sqlalchemy.DBAPIError",
     "builtins.OSError",
 }
