@@ -19,6 +19,7 @@ NOUNS = {
     "queue": {"list", "show", "set", "pause", "resume"},
     "fence": {"list", "show", "explain", "resolve"},
     "receipt": {"verify"},
+    "token": {"create", "list", "rotate", "revoke"},
 }
 
 

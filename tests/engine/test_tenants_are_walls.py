@@ -89,6 +89,10 @@ def walled(server, template):
         # The last is overdue at once, so that a reaper has something to do.
         held = work(1) + work(1, start=False) + work(1, seconds=0.05)
         fences = fence_every_way(b, "b", WORD)
+        b.call(
+            "create_token_v1", tenant="b", name=f"{WORD}-token", hash=b"t" * 32, scopes=["read"],
+            queues=None, expires_at="infinity", actor=WORD,
+        )  # fmt: skip
     numbers = {
         state: (epoch, number)
         for state, epoch, number in database.rows(
@@ -181,6 +185,7 @@ def test_secrets_and_partitions_are_closed_to_all(wall, role):
             "select 1 from helix.secret",
             "select worker from helix.request",
             "select nonce from helix.fence",
+            "select hash from helix.api_token",
             "select * from helix.fence",
             *(f"table helix.{name}" for name in partitions),
         ):
@@ -320,6 +325,24 @@ CASES = {
         "reason": "x",
     },
     "tend_fences_v1": lambda _: {"actor": "eve"},
+    "take_back_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "note_reason_v1": lambda _: {
+        "tenant": "b", "queue": "shared", "actor": "eve", "reason": "x",
+    },
+    "create_token_v1": lambda _: {
+        "tenant": "b", "name": "eve", "hash": b"e" * 32, "scopes": ["admin"], "queues": None,
+        "expires_at": "infinity", "actor": "eve",
+    },
+    "rotate_token_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-token", "hash": b"e" * 32, "expires_at": "infinity",
+        "overlap_seconds": 60, "actor": "eve",
+    },
+    "revoke_token_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-token", "actor": "eve", "reason": "x",
+    },
+    # Who has a token's hash has the token; an intruder has not.
+    "authenticate_v1": lambda _: {"hash": b"x" * 32},
+    "assume_v1": lambda _: {"hash": b"x" * 32},
     # Helpers that clients may call; they read tables under the caller's own policies.
     "locate": lambda loot: {"ids": loot.ids},
     "state_of": lambda loot: {"batch": loot.held[0].batch},
@@ -336,7 +359,7 @@ PURE = {
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate",
     "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1", "resolve_fence_v1",
-    "tend_fences_v1",
+    "tend_fences_v1", "authenticate_v1", "assume_v1",
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, resolve."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
+    "token": ("helixqueue.cli.token", "Tokens of the HTTP service."),
     "migrate": (
         "helixqueue.cli.migrate",
         "Bring a database to the schema this release needs.",

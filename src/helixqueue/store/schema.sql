@@ -342,6 +342,55 @@ $$;
 
 ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) OWNER TO helix_engine;
 
+-- Name: assume_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.assume_v1(p_hash bytea) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_tenant text;
+begin
+  perform helix.enter();
+  v_tenant := (helix.find_token(p_hash)).tenant;
+  perform set_config('helix.tenant', coalesce(v_tenant, ''), true);
+  return v_tenant is not null;
+end
+$$;
+
+ALTER FUNCTION helix.assume_v1(p_hash bytea) OWNER TO helix_engine;
+
+-- Name: authenticate_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.authenticate_v1(p_hash bytea) RETURNS TABLE(tenant text, name text, generation integer, scopes text[], queues text[], expires_at timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_token helix.api_token;
+  v_scope text;
+begin
+  perform helix.enter();
+  v_token := helix.find_token(p_hash);
+  if v_token.tenant is null then
+    return;
+  end if;
+  if v_token.last_used_at is null or v_token.last_used_at < clock_timestamp() - interval '1 min' then
+    v_scope := current_setting('helix.scope');
+    perform set_config('helix.scope', v_token.tenant, true);
+    update helix.api_token t set last_used_at = clock_timestamp()
+    where t.ctid = (select f.ctid from helix.api_token f where f.hash = p_hash
+                    for update skip locked);
+    perform set_config('helix.scope', v_scope, true);
+  end if;
+  return query select v_token.tenant::text, v_token.name, v_token.generation, v_token.scopes,
+                      v_token.queues, v_token.expires_at;
+end
+$$;
+
+ALTER FUNCTION helix.authenticate_v1(p_hash bytea) OWNER TO helix_engine;
+
 -- Name: bind_v1(name, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean DEFAULT false) RETURNS void
@@ -822,6 +871,24 @@ $$;
 
 ALTER FUNCTION helix.count_lease() OWNER TO helix_engine;
 
+-- Name: create_token_v1(text, text, bytea, text[], text[], timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
+  values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
+          coalesce(p_actor, session_user))
+  on conflict (tenant, name, generation) do nothing;
+  return found;
+end
+$$;
+
+ALTER FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) OWNER TO helix_engine;
+
 -- Name: current_epoch(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.current_epoch() RETURNS integer
@@ -1191,6 +1258,54 @@ CREATE FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect t
 $$;
 
 ALTER FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) OWNER TO helix_engine;
+
+-- Name: api_token; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.api_token (
+    tenant helix.tenant_name NOT NULL,
+    name text NOT NULL,
+    generation integer NOT NULL,
+    hash bytea NOT NULL,
+    scopes text[] NOT NULL,
+    queues text[],
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    revoked_at timestamp with time zone,
+    revoked_by text,
+    reason text,
+    last_used_at timestamp with time zone,
+    CONSTRAINT api_token_generation_check CHECK ((generation > 0)),
+    CONSTRAINT api_token_hash_check CHECK ((octet_length(hash) = 32)),
+    CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT api_token_queues_check CHECK (((cardinality(queues) >= 1) AND (cardinality(queues) <= 100))),
+    CONSTRAINT api_token_reason_check CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text])))
+);
+
+ALTER TABLE ONLY helix.api_token FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.api_token OWNER TO helix_owner;
+
+-- Name: find_token(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_token(p_hash bytea) RETURNS helix.api_token
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_scope text := current_setting('helix.scope');
+  v_token helix.api_token;
+begin
+  perform set_config('helix.scope', '*', true);
+  select * into v_token from helix.api_token t
+  where t.hash = p_hash and t.revoked_at is null and t.expires_at > clock_timestamp()
+    and helix.serves(t.tenant);
+  perform set_config('helix.scope', v_scope, true);
+  return v_token;
+end
+$$;
+
+ALTER FUNCTION helix.find_token(p_hash bytea) OWNER TO helix_engine;
 
 -- Name: secret; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -1860,6 +1975,22 @@ end
 $$;
 
 ALTER FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) OWNER TO helix_engine;
+
+-- Name: note_reason_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
+          jsonb_build_object('reason', p_reason)::text);
+end
+$$;
+
+ALTER FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) OWNER TO helix_engine;
 
 -- Name: note_refused_v1(text, text, text, bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2631,6 +2762,26 @@ $$;
 
 ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
 
+-- Name: revoke_token_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_ended integer;
+begin
+  perform helix.enter_for(p_tenant);
+  update helix.api_token t
+  set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
+  where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
+  get diagnostics v_ended = row_count;
+  return v_ended;
+end
+$$;
+
+ALTER FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) OWNER TO helix_engine;
+
 -- Name: rotate_secret_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.rotate_secret_v1() RETURNS smallint
@@ -2650,6 +2801,37 @@ end
 $$;
 
 ALTER FUNCTION helix.rotate_secret_v1() OWNER TO helix_engine;
+
+-- Name: rotate_token_v1(text, text, bytea, timestamp with time zone, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_last helix.api_token;
+begin
+  perform helix.enter_for(p_tenant);
+  select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
+  order by t.generation desc limit 1 for update;
+  if v_last.tenant is null or v_last.revoked_at is not null then
+    return null;
+  end if;
+  insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
+  values (p_tenant, p_name, v_last.generation + 1, p_hash, v_last.scopes, v_last.queues, p_expires_at,
+          coalesce(p_actor, session_user))
+  on conflict (tenant, name, generation) do nothing;
+  if not found then
+    return null;
+  end if;
+  update helix.api_token t
+  set expires_at = least(t.expires_at, clock_timestamp() + make_interval(secs => p_overlap_seconds))
+  where t.tenant = p_tenant and t.name = p_name and t.generation <= v_last.generation;
+  return v_last.generation + 1;
+end
+$$;
+
+ALTER FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) OWNER TO helix_engine;
 
 -- Name: seal_doubt(helix.fence, helix.fence_reason, text, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2711,6 +2893,18 @@ end
 $$;
 
 ALTER FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
+-- Name: serves(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.serves(p_tenant text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select not pg_has_role(session_user, 'helix_operator', 'member')
+     and coalesce(bool_and(b.by_setting) and bool_or(b.tenant in ('*', p_tenant)), false)
+  from helix.role_tenant b where b.role = session_user
+$$;
+
+ALTER FUNCTION helix.serves(p_tenant text) OWNER TO helix_engine;
 
 -- Name: session_tenants(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3361,6 +3555,41 @@ end
 $$;
 
 ALTER FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
+
+-- Name: take_back_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_done  bigint[];
+begin
+  perform helix.enter();
+  v_done := array(select a.batch from helix.active a
+                  where a.batch in (select l.batch from helix.locate(p_ids) l)
+                  order by a.batch for update);
+  perform helix.vacate(v_done, 'released', v_actor, null,
+                       array_fill(p_detail, array[cardinality(v_done)]));
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (v_done) then 'ok'
+                when d.state = 'PENDING' and d.reason = 'released' and d.actor = v_actor then 'repeat'
+                else 'illegal' end,
+           helix.state_of(l.batch),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join lateral (select e.to_state as state, e.reason, e.actor from helix.event e
+                       where e.batch = l.batch order by e.version desc limit 1) d on true;
+end
+$$;
+
+ALTER FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
 
 -- Name: tell_fence(helix.fence, text, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4172,6 +4401,16 @@ ALTER TABLE ONLY helix.event ATTACH PARTITION helix.event_0000 FOR VALUES FROM (
 ALTER TABLE ONLY helix.active
     ADD CONSTRAINT active_pkey PRIMARY KEY (batch);
 
+-- Name: api_token api_token_hash_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.api_token
+    ADD CONSTRAINT api_token_hash_key UNIQUE (hash);
+
+-- Name: api_token api_token_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.api_token
+    ADD CONSTRAINT api_token_pkey PRIMARY KEY (tenant, name, generation);
+
 -- Name: arrow arrow_from_state_to_state_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.arrow
@@ -4333,6 +4572,14 @@ CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE ((revisi
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch) WHERE (batch IS NOT NULL);
 
+-- Name: event_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX event_age ON ONLY helix.event USING brin (at) WITH (autosummarize='on');
+
+-- Name: event_0000_at_idx; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX event_0000_at_idx ON helix.event_0000 USING brin (at) WITH (autosummarize='on');
+
 -- Name: fence_answer_until; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE (answer IS NOT NULL);
@@ -4393,6 +4640,10 @@ CREATE INDEX waiting_limit ON helix.waiting USING btree (tenant, queue, limit_ke
 
 CREATE INDEX waiting_paused ON helix.waiting USING btree (tenant, queue, batch) WHERE (cause = 'paused'::helix.cause);
 
+-- Name: event_0000_at_idx; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
+
+ALTER INDEX helix.event_age ATTACH PARTITION helix.event_0000_at_idx;
+
 -- Name: event_0000_pkey; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
 
 ALTER INDEX helix.event_pkey ATTACH PARTITION helix.event_0000_pkey;
@@ -4402,6 +4653,12 @@ ALTER INDEX helix.event_pkey ATTACH PARTITION helix.event_0000_pkey;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.active FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.active ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: api_token a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.api_token FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.api_token ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: arrow a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -4558,6 +4815,12 @@ ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.active FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.active ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: api_token a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.api_token FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.api_token ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: arrow a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -4785,6 +5048,10 @@ ALTER TABLE helix.waiting ENABLE ALWAYS TRIGGER record_update;
 
 ALTER TABLE helix.active ENABLE ROW LEVEL SECURITY;
 
+-- Name: api_token; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.api_token ENABLE ROW LEVEL SECURITY;
+
 -- Name: batch; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.batch ENABLE ROW LEVEL SECURITY;
@@ -4800,6 +5067,10 @@ CREATE POLICY engine_classes ON helix.requirement_class TO helix_engine USING (t
 -- Name: active engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine_scope ON helix.active TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: api_token engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_scope ON helix.api_token TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: batch engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -4909,7 +5180,9 @@ CREATE POLICY own_classes ON helix.requirement_class FOR SELECT TO helix_client,
 
 -- Name: worker own_workers; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY own_workers ON helix.worker TO helix_engine, helix_client, helix_operator USING (((role = SESSION_USER) OR pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text)));
+CREATE POLICY own_workers ON helix.worker TO helix_engine, helix_client, helix_operator USING ((pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text) OR ((role = SESSION_USER) AND (starts_with(name, (current_setting('helix.tenant'::text, true) || '/'::text)) OR (NOT (EXISTS ( SELECT
+   FROM helix.role_tenant b
+  WHERE ((b.role = SESSION_USER) AND b.by_setting))))))));
 
 -- Name: queue; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -4938,6 +5211,10 @@ ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
 -- Name: active session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY session_tenants ON helix.active FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+
+-- Name: api_token session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY session_tenants ON helix.api_token FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: batch session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -5030,6 +5307,18 @@ REVOKE ALL ON FUNCTION helix.always_on(p_table regclass) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) FROM PUBLIC;
 
+-- Name: FUNCTION assume_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.assume_v1(p_hash bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_operator;
+GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_client;
+
+-- Name: FUNCTION authenticate_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_operator;
+GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_client;
+
 -- Name: FUNCTION bind_v1(p_role name, p_tenant text, p_by_setting boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean) FROM PUBLIC;
@@ -5072,6 +5361,12 @@ REVOKE ALL ON FUNCTION helix.complete_one(p_worker text, p_batch bigint, p_epoch
 -- Name: FUNCTION count_lease(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_lease() FROM PUBLIC;
+
+-- Name: FUNCTION create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) TO helix_client;
 
 -- Name: FUNCTION current_epoch(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5297,6 +5592,74 @@ REVOKE ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_e
 GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_operator;
 
+-- Name: TABLE api_token; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.api_token TO helix_engine;
+
+-- Name: COLUMN api_token.tenant; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(tenant) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(tenant) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.name; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(name) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(name) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.generation; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(generation) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(generation) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.scopes; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(scopes) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(scopes) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.queues; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(queues) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(queues) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.created_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(created_at) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(created_at) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.created_by; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(created_by) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(created_by) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.expires_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(expires_at) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(expires_at) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.revoked_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(revoked_at) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(revoked_at) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.revoked_by; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(revoked_by) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(revoked_by) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.reason; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(reason) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(reason) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: COLUMN api_token.last_used_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(last_used_at) ON TABLE helix.api_token TO helix_client;
+GRANT SELECT(last_used_at) ON TABLE helix.api_token TO helix_operator;
+
+-- Name: FUNCTION find_token(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_token(p_hash bytea) FROM PUBLIC;
+
 -- Name: TABLE secret; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
@@ -5441,6 +5804,12 @@ REVOKE ALL ON FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_st
 
 REVOKE ALL ON FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) FROM PUBLIC;
 
+-- Name: FUNCTION note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_client;
+
 -- Name: FUNCTION note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
@@ -5567,10 +5936,22 @@ REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
 GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
 
+-- Name: FUNCTION revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_client;
+
 -- Name: FUNCTION rotate_secret_v1(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.rotate_secret_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.rotate_secret_v1() TO helix_operator;
+
+-- Name: FUNCTION rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_client;
 
 -- Name: FUNCTION seal_doubt(p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5581,6 +5962,10 @@ REVOKE ALL ON FUNCTION helix.seal_doubt(p_fence helix.fence, p_reason helix.fenc
 REVOKE ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
 GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
+
+-- Name: FUNCTION serves(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.serves(p_tenant text) FROM PUBLIC;
 
 -- Name: FUNCTION session_tenants(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5649,6 +6034,12 @@ REVOKE ALL ON FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor tex
 REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_client;
+
+-- Name: FUNCTION take_back_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
 
 -- Name: FUNCTION tell_fence(p_fence helix.fence, p_decision text, p_retry_after real, p_note text); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -4,7 +4,12 @@
 alter table helix.worker enable row level security;
 alter table helix.worker force row level security;
 create policy own_workers on helix.worker for all to helix_engine, helix_client, helix_operator
-  using (role = session_user or pg_has_role(session_user, 'helix_operator', 'member'));
+  using (pg_has_role(session_user, 'helix_operator', 'member')
+         or (role = session_user
+             -- A login that serves many tenants by turns keeps their workers apart by name: lab/gpu-1.
+             and (starts_with(name, current_setting('helix.tenant', true) || '/')
+                  or not exists (select from helix.role_tenant b
+                                 where b.role = session_user and b.by_setting))));
 
 -- Classes are shared, but the labels in them are words of whoever asked first. A client reads the
 -- classes that its own queues ask for.
@@ -84,6 +89,9 @@ grant select (key, tenant, name, identity, life, state, version, attempt, finger
               epoch, number, actor, reason, detail, lease_seconds, quiet_seconds, deadline, first_at,
               changed_at, effect, form, digest, answer, omitted, sealed_at, answer_until, until)
   on helix.fence to helix_client, helix_operator;
+grant select (tenant, name, generation, scopes, queues, created_at, created_by, expires_at, revoked_at,
+              revoked_by, reason, last_used_at)
+  on helix.api_token to helix_client, helix_operator;
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.key_within(bytea, text, text), helix.locate(uuid[]), helix.state_of(bigint),

@@ -1,0 +1,193 @@
+"""`helixq token create | list | rotate | revoke`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helixqueue.cli import show, target, times
+from helixqueue.cli.exits import Exit
+from helixqueue.identity import check_name
+from helixqueue.store import tokens
+
+if TYPE_CHECKING:
+    from helixqueue.store.tokens import Fresh, TokenRow
+
+app = typer.Typer(no_args_is_help=True, help="Tokens of the HTTP service.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, in the ledger too.")]
+Days = Annotated[
+    int, typer.Option("--days", help="How long it is good for.", min=1, max=tokens.DAYS_MAX)
+]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="token")
+
+
+@app.command("create")
+def _create(
+    name: Name,
+    *,
+    scope: Annotated[
+        list[str],
+        typer.Option("--scope", help=f"Any of {', '.join(tokens.SCOPES)}; again for more."),
+    ],
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            help="Submit and work on this queue only; again for more.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Days = tokens.DAYS,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Make a token and show it, this once.
+
+    Ends with 1 when the name was ever used: it stands for somebody in the ledger.
+    """
+    made = tokens.fresh()
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_change(database, tenant)
+        created = database.run(
+            tokens.create(
+                tenant=of,
+                name=name,
+                token_hash=made.hash,
+                scopes=scope,
+                queues=queue,
+                expires_at=_in(days),
+                actor=actor,
+            )
+        )
+        rows = database.run(tokens.listed(tenant=of, name=name)) if created else []
+    if not created:
+        show.progress(f"tenant {of} has had a token {name}; rotate it, or take another name")
+        raise typer.Exit(Exit.NO)
+    _tell(made, rows[-1], as_json=as_json)
+
+
+@app.command("list")
+def _list(
+    *,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """List tokens: what they allow, until when, and when they were last used."""
+    with target.opened(dsn, data) as database:
+        rows = database.run(tokens.listed(tenant=target.tenant_to_read(database, tenant)))
+    if as_json:
+        show.as_json({"tokens": [asdict(row) for row in rows]})
+        return
+    show.table(
+        ("tenant", "name", "generation", "scopes", "queues", "good", "until", "used"),
+        [_row(row) for row in rows],
+        ["" if row.good else "dim" for row in rows],
+    )
+
+
+@app.command("rotate")
+def _rotate(
+    name: Name,
+    *,
+    overlap: Annotated[
+        float,
+        typer.Option(
+            "--overlap",
+            help="Seconds that the old one goes on.",
+            min=0,
+            max=tokens.OVERLAP_SECONDS_MAX,
+        ),
+    ] = 86_400.0,
+    days: Days = tokens.DAYS,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Make the next token of a name, with the same rights, and show it, this once.
+
+    Ends with 1 when there is none to rotate.
+    """
+    made = tokens.fresh()
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_change(database, tenant)
+        generation = database.run(
+            tokens.rotate(
+                tenant=of,
+                name=check_name("token", name),
+                token_hash=made.hash,
+                expires_at=_in(days),
+                overlap_seconds=overlap,
+                actor=actor,
+            )
+        )
+        rows = database.run(tokens.listed(tenant=of, name=name))
+    if generation is None:
+        show.progress(f"tenant {of} has no token {name} to rotate, or it was rotated just now")
+        raise typer.Exit(Exit.NO)
+    _tell(made, next(row for row in rows if row.generation == generation), as_json=as_json)
+
+
+@app.command("revoke")
+def _revoke(
+    name: Name,
+    *,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """End every token of a name, at once.
+
+    Ends with 1 when none was good.
+    """
+    if not reason.strip():
+        raise typer.BadParameter("--reason must say something: it is what the record keeps")
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_change(database, tenant)
+        ended = database.run(tokens.revoke(tenant=of, name=name, reason=reason, actor=actor))
+    if as_json:
+        show.as_json({"tenant": of, "name": name, "revoked": ended})
+    else:
+        show.line(f"{ended} tokens of the name {name} revoked")
+    raise typer.Exit(Exit.OK if ended else Exit.NO)
+
+
+def _in(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
+
+
+def _tell(made: Fresh, row: TokenRow, *, as_json: bool) -> None:
+    if as_json:
+        show.as_json({"token": made.token, **asdict(row)})
+        return
+    show.progress("shown this once: keep it where secrets are kept")
+    show.line(made.token)
+
+
+def _row(row: TokenRow) -> tuple[Any, ...]:
+    return (
+        row.tenant,
+        row.name,
+        str(row.generation),
+        " ".join(row.scopes),
+        "any" if row.queues is None else " ".join(row.queues),
+        "yes" if row.good else "revoked" if row.revoked_at else "expired",
+        times.seconds(row.expires_at),
+        times.seconds(row.last_used_at),
+    )

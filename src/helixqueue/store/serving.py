@@ -1,0 +1,219 @@
+"""Runs calls for a token's tenant, on connections that serve many tenants by turns.
+
+A connection of the service sees no row by itself. Each transaction begins with `assume`, which
+looks the token up and names its tenant until the transaction ends, so the database decides for
+whom, request by request, through a pooler too. It costs no round trip: the statements go out
+together, and PostgreSQL makes one transaction of what comes before the end of a pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import psycopg
+from psycopg.pq import ExecStatus
+
+from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
+from helixqueue.states import State
+from helixqueue.store.arrays import plain
+from helixqueue.store.calls import Call, Row
+from helixqueue.store.database import AsyncDatabase
+from helixqueue.store.failures import translate
+from helixqueue.store.pool import AsyncPool
+from helixqueue.store.read_rows import WorkerRow
+from helixqueue.store.rows import Verdict
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+T = TypeVar("T")
+_SQL = {name: one.sql for name, one in statements("helixqueue.store", "serving.sql").items()}
+# Past its own time limit a statement is given up from this side: the server may be frozen.
+GRACE_SECONDS = 1.0
+CHANGES_MAX = 1_000
+
+
+class InvalidToken(NotPermitted):
+    """The token is unknown, expired or revoked at this moment."""
+
+
+class Served:
+    """The service's connections: few, shared, each anybody's for one transaction."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        connections: int,
+        connect_seconds: float,
+        statement_seconds: float,
+        wait_seconds: float,
+        pooled: bool,
+    ) -> None:
+        async def connect() -> AsyncDatabase:
+            return await AsyncDatabase.connect(
+                dsn,
+                pooled=pooled,
+                timeout_seconds=connect_seconds,
+                statement_seconds=statement_seconds,
+            )
+
+        self._pool = AsyncPool(connect, size=connections, wait_seconds=wait_seconds)
+        self._seconds = statement_seconds
+
+    async def run(self, token_hash: bytes, call: Call[T], *more: Call[Any]) -> T:
+        """Run `call`, and `more` in the same transaction, for the tenant of the token."""
+        milliseconds = str(round(self._seconds * 1000))
+        assume: Call[Any] = Call(_SQL["assume"], (token_hash, milliseconds), list)
+        async with self._pool.database() as database:
+            rows = await self._bounded(database, _piped(database, [assume, call, *more]))
+        return call.read(rows[0])
+
+    async def ask(self, call: Call[T]) -> T:
+        """Run a call that is about no tenant."""
+        async with self._pool.database() as database:
+            return await self._bounded(database, database.run(call))
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _bounded(self, database: AsyncDatabase, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._seconds + GRACE_SECONDS):
+                return await work
+        except TimeoutError:
+            database.connection.pgconn.finish()
+            raise Unavailable(
+                f"the database did not answer in {self._seconds:g} s; repeat the call",
+                outcome_unknown=True,
+            ) from None
+
+
+async def _piped(database: AsyncDatabase, calls: Sequence[Call[Any]]) -> list[list[Row]]:
+    """The rows of each statement but the first; one transaction, one round trip."""
+    connection = database.connection
+    cursors = [connection.cursor(binary=True) for _ in calls]
+    failure: HelixError | None = None
+    try:
+        async with connection.pipeline():
+            for cursor, call in zip(cursors, calls, strict=True):
+                await cursor.execute(call.sql, call.args)
+    except psycopg.Error as error:
+        failure = translate(error)
+    # Without a tenant nothing was seen or done, whatever the statements behind it say.
+    answer = cursors[0].pgresult
+    if answer is not None and answer.status == ExecStatus.TUPLES_OK:
+        [(entered, _)] = await cursors[0].fetchall()
+        if not entered:
+            raise InvalidToken("the token is unknown, expired or revoked")
+    if failure is not None:
+        raise failure
+    return [await cursor.fetchall() for cursor in cursors[1:]]
+
+
+def take_back(*, ids: Sequence[UUID], reason: str, actor: str | None) -> Call[list[Verdict]]:
+    """An operator's release: the leases end, at no cost of an attempt."""
+    return Call(
+        _SQL["take_back"],
+        (plain(ids), actor, reason),
+        lambda rows: [
+            Verdict(i, answer, None if state is None else State(state), note)
+            for i, answer, state, note in rows
+        ],
+    )
+
+
+def note_reason(*, tenant: str, queue: str, actor: str, reason: str) -> Call[None]:
+    """Why a queue was changed; for the transaction that changes it."""
+    return Call(_SQL["note_reason"], (tenant, queue, actor, reason), lambda _: None)
+
+
+def worker_name(tenant: str, worker: str) -> str:
+    """A worker as `hello` says it over a login that serves many tenants."""
+    return f"{tenant}/{worker}"
+
+
+def workers(
+    *, tenant: str, since: datetime | None = None, limit: int = 1_000
+) -> Call[list[WorkerRow]]:
+    args = {"tenant": tenant, "since": since, "limit": limit}
+    return Call(
+        _SQL["workers"],
+        args,
+        lambda rows: [WorkerRow(n, role, json.loads(free), *rest) for n, role, free, *rest in rows],
+    )
+
+
+class Cursor(NamedTuple):
+    """Where a reader of changes stands: behind one event.
+
+    No event behind it is older than `since`; what the reader knows of that moves with it.
+    """
+
+    xid: int
+    batch: int
+    version: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event, as a stream tells it."""
+
+    xid: int
+    batch: int
+    version: int
+    batch_id: UUID
+    queue: str
+    at: datetime
+    from_state: str | None
+    to_state: str
+    reason: str
+    actor: str
+    attempt: int
+    detail: str | None
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes behind a cursor, and how far one may go: every transaction below `reached` has ended.
+
+    A transaction from `next` on began after `now`, so none of its events is older.
+    """
+
+    rows: tuple[Change, ...]
+    reached: int
+    next: int
+    now: datetime
+
+
+def changes(cursor: Cursor, *, queue: str | None = None, limit: int = 500) -> Call[Changes]:
+    if not 1 <= limit <= CHANGES_MAX:
+        raise Refused(f"expected 1 to {CHANGES_MAX} changes, got {limit}")
+    args = {
+        "xid": str(cursor.xid),
+        "batch": cursor.batch,
+        "version": cursor.version,
+        "since": cursor.since,
+        "queue": queue,
+        "limit": limit,
+    }
+
+    def read(rows: list[Row]) -> Changes:
+        reached, following, now = rows[0][:3]
+        found = tuple(Change(*row[3:]) for row in rows if row[3] is not None)
+        return Changes(found, reached, following, now)
+
+    return Call(_SQL["changes"], args, read)
+
+
+def fit_to_serve() -> Call[bool]:
+    """Whether this login is bound by setting alone, so that row-level security holds."""
+    return Call(_SQL["ready"], (), lambda rows: bool(rows[0][0]))

@@ -1,0 +1,56 @@
+-- What the HTTP service asks besides calls and reads: on connections that serve many tenants by
+-- turns, each transaction begins with `assume`.
+
+-- name: assume
+-- Names the token's tenant for this transaction, and bounds its statements: through a pooler a
+-- session's settings are somebody else's.
+select helix.assume_v1(%s::bytea), set_config('statement_timeout', %s::text, true);
+
+-- name: take_back
+-- An operator's release.
+select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);
+
+-- name: note_reason
+-- Why a queue was changed.
+select helix.note_reason_v1(%s::text, %s::text, %s::text, %s::text);
+
+-- name: workers
+-- A tenant's workers and how many leases each holds. Workers of a login that serves many tenants are
+-- named tenant/worker; the policy of helix.worker shows no others.
+select substr(w.name, length(%(tenant)s::text) + 2), w.role::text, w.free::text, w.first_seen,
+       w.last_seen, coalesce(a.leases, 0)
+from helix.worker w
+left join (select a.worker, count(*) as leases from helix.active a
+           where a.tenant = %(tenant)s::text group by a.worker) a
+  on a.worker = substr(w.name, length(%(tenant)s::text) + 2)
+where starts_with(w.name, %(tenant)s::text || '/')
+  and w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
+order by w.last_seen desc, w.name limit %(limit)s::int;
+
+-- name: changes
+-- The ledger in the order of its transactions, behind a cursor and before the first transaction that
+-- is still under way: that one may yet commit events which belong before later ones, and a reader that
+-- had gone on would never see them. `since` is a time that no event behind the cursor is older than;
+-- it lets PostgreSQL begin near the end. The first columns tell the reader how far it may go.
+select h.reached, h.next, h.now, e.xid, e.batch, e.version, e.public_id, e.queue, e.at, e.from_state,
+       e.to_state, e.reason, e.actor, e.attempt, e.detail, e.late
+from (select pg_snapshot_xmin(s.snapshot) as xmin,
+             pg_snapshot_xmin(s.snapshot)::text::bigint as reached,
+             pg_snapshot_xmax(s.snapshot)::text::bigint as next, clock_timestamp() as now
+      from (select pg_current_snapshot() as snapshot) s) h
+left join lateral (
+  select e.xid::text::bigint as xid, e.batch, e.version, helix.public_id(b.key) as public_id, b.queue,
+         e.at, e.from_state::text, e.to_state::text, e.reason::text, e.actor, e.attempt, e.detail, e.late
+  from helix.event e join helix.batch b on b.id = e.batch
+  where e.at >= %(since)s::timestamptz and e.xid < h.xmin
+    and (e.xid, e.batch, e.version) > (%(xid)s::text::xid8, %(batch)s::bigint, %(version)s::int)
+    and (%(queue)s::text is null or b.queue = %(queue)s::text)
+  order by e.xid, e.batch, e.version limit %(limit)s::int) e on true
+order by e.xid, e.batch, e.version;
+
+-- name: ready
+-- Whether the service can serve: this login is bound as it must be (found out by asking for any
+-- tenant at all). The schema's revision is compared elsewhere.
+select exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
+   and not exists (select from helix.role_tenant b where b.role = session_user and not b.by_setting)
+   and not pg_has_role(session_user, 'helix_operator', 'member');

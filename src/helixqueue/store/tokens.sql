@@ -1,0 +1,32 @@
+-- Tokens of the HTTP service, as the service and the command line ask for them. A token goes over
+-- as its hash alone.
+
+-- name: authenticate
+-- What a token allows; no row when it is not good.
+select tenant, name, generation, scopes, queues, expires_at from helix.authenticate_v1(%s::bytea);
+
+-- name: create_token
+-- The first of its name.
+select helix.create_token_v1(%s::text, %s::text, %s::bytea, %s::text[], %s::text[], %s::timestamptz,
+                             %s::text);
+
+-- name: rotate_token
+-- The next of its name.
+select helix.rotate_token_v1(%s::text, %s::text, %s::bytea, %s::timestamptz, %s::real, %s::text);
+
+-- name: revoke_token
+-- All of a name.
+select helix.revoke_token_v1(%s::text, %s::text, %s::text, %s::text);
+
+-- name: tokens
+-- All that ever were, or the generations of one; whether each is good is judged by the database's
+-- clock.
+select t.tenant, t.name, t.generation, t.scopes, t.queues, t.created_at, t.created_by, t.expires_at,
+       t.revoked_at, t.revoked_by, t.reason, t.last_used_at,
+       t.revoked_at is null and t.expires_at > clock_timestamp()
+from helix.api_token t
+where (%(tenant)s::text is null or t.tenant = %(tenant)s::text)
+  and (%(name)s::text is null or t.name = %(name)s::text)
+  and (t.tenant, t.name, t.generation)
+      > (coalesce(%(after_tenant)s::text, ''), coalesce(%(after_name)s::text, ''), %(after)s::int)
+order by t.tenant, t.name, t.generation limit %(limit)s::int;

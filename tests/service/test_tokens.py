@@ -1,0 +1,237 @@
+"""Tokens: shown once, good until revoked or expired, never for another tenant than their own."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helixqueue.errors import NotPermitted, Refused
+from helixqueue.store import calls, reads, serving, tokens
+from helixqueue.store.serving import InvalidToken, Served
+from tests.cli.conftest import Helixq
+from tests.lab import POOLED, Lab, one_database
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture
+def helixq(database):
+    return Helixq(database)
+
+
+def soon(**span):
+    return datetime.now(UTC) + timedelta(**(span or {"days": 1}))
+
+
+def made(lab, name, *, tenant="a", scopes=("read",), queues=None, expires_at=None):
+    token = tokens.fresh()
+    call = tokens.create(
+        tenant=tenant,
+        name=name,
+        token_hash=token.hash,
+        scopes=scopes,
+        queues=queues,
+        expires_at=expires_at or soon(),
+    )
+    assert lab.run(call)
+    return token
+
+
+@pytest.fixture
+def lab(database):
+    with Lab(database) as lab:
+        yield lab
+
+
+def asked(database, token_hash, *work, role="service"):
+    """Run calls as the service does, and give their answers or errors."""
+
+    async def ask():
+        served = Served(
+            database.dsn(role),
+            connections=1,
+            connect_seconds=5,
+            statement_seconds=10,
+            wait_seconds=5,
+            pooled=POOLED,
+        )
+        answers = []
+        for call in work:
+            try:
+                answers.append(await served.run(token_hash, call))
+            except Refused as refused:
+                answers.append(refused)
+        await served.close()
+        return answers
+
+    return asyncio.run(ask())
+
+
+def test_a_token_acts_for_its_own_tenant_on_every_connection(database, lab):
+    lab.queue("mine")
+    lab.queue("theirs", tenant="b")
+    token = made(lab, "walls")
+    mine, named, again = asked(
+        database,
+        token.hash,
+        reads.queues(),
+        calls.set_queue(tenant="b", queue="theirs", paused=True),
+        reads.queues(tenant="b"),
+    )
+    assert {sight.settings.tenant for sight in mine} == {"a"}
+    assert isinstance(named, NotPermitted)
+    assert again == []
+
+
+def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
+    lab.queue("mine")
+    token = made(lab, "forgotten")
+
+    async def ask():
+        served = Served(
+            database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
+            wait_seconds=5, pooled=POOLED,
+        )  # fmt: skip
+        before = await served.run(token.hash, reads.queues())
+        between = await served.ask(reads.queues())
+        await served.close()
+        return before, between
+
+    before, between = asyncio.run(ask())
+    assert before
+    assert between == []
+
+
+def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
+    expired = made(lab, "late", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    revoked = made(lab, "gone")
+    assert lab.run(tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
+    for token_hash in (tokens.fresh().hash, expired.hash, revoked.hash):
+        wrote, read = asked(
+            database, token_hash, calls.set_queue(tenant="a", queue="forged"), reads.queues()
+        )
+        assert isinstance(wrote, InvalidToken)
+        assert isinstance(read, InvalidToken)
+        with Lab(database, "service") as service:
+            assert service.run(tokens.authenticate(token_hash)) is None
+    assert lab.run(calls.queue(tenant="a", queue="forged")) is None
+
+
+@pytest.mark.parametrize("role", ["pool", "operator", "app_a", "app_b", "stranger"])
+def test_a_login_that_sees_more_than_it_names_serves_no_token(database, lab, role):
+    token = made(lab, f"by-{role.replace('_', '-')}")
+    [answer] = asked(database, token.hash, reads.queues(), role=role)
+    assert isinstance(answer, InvalidToken)
+
+
+def test_last_use_is_written_at_most_once_a_minute(database, lab):
+    token = made(lab, "used")
+
+    def used():
+        [row] = lab.run(tokens.listed(tenant="a", name="used"))
+        return row.last_used_at
+
+    assert used() is None
+    with Lab(database, "service") as service:
+        assert service.run(tokens.authenticate(token.hash)).name == "used"
+        first = used()
+        assert first is not None
+        service.run(tokens.authenticate(token.hash))
+        assert used() == first
+
+
+def test_a_rotated_token_overlaps_and_then_ends(database, lab):
+    first, second, third = made(lab, "turning", queues=["q"]), tokens.fresh(), tokens.fresh()
+
+    def rotated(token, overlap):
+        return lab.run(
+            tokens.rotate(
+                tenant="a",
+                name="turning",
+                token_hash=token.hash,
+                expires_at=soon(),
+                overlap_seconds=overlap,
+            )
+        )
+
+    with Lab(database, "service") as service:
+        assert rotated(second, 3600) == 2
+        grants = [service.run(tokens.authenticate(one.hash)) for one in (first, second)]
+        assert [grant.generation for grant in grants] == [1, 2]
+        assert grants[0].queues == grants[1].queues == {"q"}
+        assert rotated(third, 0) == 3
+        good = [service.run(tokens.authenticate(one.hash)) for one in (first, second, third)]
+        assert [grant is not None for grant in good] == [False, False, True]
+
+
+def test_a_name_is_used_once_for_ever(lab):
+    made(lab, "once")
+    assert lab.run(tokens.revoke(tenant="a", name="once", reason="x")) == 1
+    again = tokens.create(
+        tenant="a",
+        name="once",
+        token_hash=tokens.fresh().hash,
+        scopes=["read"],
+        queues=None,
+        expires_at=soon(),
+    )
+    assert lab.run(again) is False
+    rotate = tokens.rotate(
+        tenant="a",
+        name="once",
+        token_hash=tokens.fresh().hash,
+        expires_at=soon(),
+        overlap_seconds=0,
+    )
+    assert lab.run(rotate) is None
+
+
+def test_workers_of_two_tenants_do_not_meet(database, lab):
+    one, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
+    for token, tenant in ((one, "a"), (two, "b")):
+        name = serving.worker_name(tenant, f"gpu-{tenant}")
+        asked(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
+        [listed, forged] = asked(
+            database, token.hash, serving.workers(tenant=tenant), calls.hello(worker="c/gpu")
+        )
+        assert [worker.name for worker in listed] == [f"gpu-{tenant}"]
+        assert isinstance(forged, NotPermitted)
+    [across] = asked(database, one.hash, reads.workers())
+    assert {worker.name for worker in across} == {"a/gpu-a"}
+
+
+def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):
+    lab.queue()
+    lab.submit("held")
+    [lease] = lab.claim()
+    take = serving.take_back(ids=[lease.batch_id], reason="node is gone", actor="ann")
+    [verdict] = lab.run(take)
+    assert (verdict.answer, verdict.state) == ("ok", "PENDING")
+    assert [one.answer for one in lab.run(take)] == ["repeat"]
+    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    assert lab.history(lease.batch_id)[-1] == ("PENDING", "released")
+    [next_try] = lab.claim()
+    assert next_try.attempt == 1
+
+
+def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
+    name = f"cli-{helixq.q}"
+    created = helixq("token", "create", name, "--scope", "read", "--scope", "submit", "--json")
+    assert tokens.TOKEN.fullmatch(created.json["token"])
+    assert created.json["scopes"] == ["read", "submit"]
+    assert helixq("token", "create", name, "--scope", "read").code == 1
+    assert helixq("token", "create", f"{name}x", "--scope", "root").code == 5
+    rotated = helixq("token", "rotate", name, "--overlap", "0", "--json")
+    with Lab(database, "service") as service:
+        assert service.run(tokens.authenticate(tokens.hashed(created.json["token"]))) is None
+        assert service.run(tokens.authenticate(tokens.hashed(rotated.json["token"])))
+    listed = helixq("token", "list", "--json")
+    assert created.json["token"] not in listed.out
+    assert helixq("token", "revoke", name, "--reason", "lost", "--json").json["revoked"] == 2
+    assert helixq("token", "revoke", name, "--reason", "lost").code == 1
+    assert "revoked" in helixq("token", "list").out
