@@ -264,14 +264,19 @@ def test_a_probe_that_cannot_tell_leaves_the_doubt(desk):
 
 
 def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    """It was driven again and failed again: what the probe saw was the first try."""
+    desk.run(fences.doubt(desk.hold(replayable=True), actor="w1", detail="timeout"))
     doubted = desk.claim()
-    desk.seal(held, b"1")
-    told = desk.run(
-        fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=Answer("json", b"2"))
-    )
-    assert told.decision == "stale"
+    again = desk.hold(replayable=True)
+    found = Answer("json", b"2")
+    for _ in range(2):
+        for finding in ("applied", "not_applied", "unknown"):
+            answer = found if finding == "applied" else None
+            call = fences.probe(doubted, finding, TIMES, actor="p", nonce=1, answer=answer)
+            assert desk.run(call).decision == "stale"
+        desk.run(fences.doubt(again, actor="w1", detail="timeout"))
+        desk.pass_time(again, quiet=True)
+    assert desk.seal(again, b"1").decision == "sealed"
     assert desk.claim().answer == b"1"
 
 
@@ -295,6 +300,19 @@ def test_a_person_resolves_a_doubt_by_name_and_reason(database, desk, answer):
         assert resolve(operator.run).decision == "stale"
     assert desk.seal(held).decision == "fenced_out"
     assert desk.claim().decision == ("granted" if answer is None else "repeated")
+
+
+def test_two_people_cannot_decide_past_each_other(database, desk):
+    held = desk.hold(replayable=True)
+    seen = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+    again = desk.hold(replayable=True)
+    desk.run(fences.doubt(again, actor="w1", detail="timeout"))
+    with Desk(database, "operator") as operator:
+        late = fences.resolve(
+            held.key, seen.version, TIMES, actor="ann", reason="old news", answer=None
+        )
+        assert operator.run(late).decision == "stale"
+    assert desk.state(again) is FenceState.IN_DOUBT
 
 
 def test_recover_puts_started_fences_in_doubt_and_their_holders_out(database, desk):
@@ -467,6 +485,11 @@ def test_gauges_count_fences_by_state_and_age(desk):
     desk.run(fences.doubt(desk.hold("doubted"), actor="w", detail="x"))
     found = {c.state: c.number for c in desk.run(fences.count(tenant="a")) if c.name == desk.name}
     assert found == {FenceState.SEALED: 1, FenceState.IN_DOUBT: 1}
+
+
+def test_identities_that_are_not_in_their_one_spelling_are_refused(desk):
+    with pytest.raises(Refused):
+        desk.claim("Sa\u0308mple")
 
 
 def test_large_requests_are_refused_before_anything_is_written(desk):

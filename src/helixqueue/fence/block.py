@@ -113,6 +113,8 @@ class Block:
             raise
         self._held = Held(self._claimed, self._codec, self._plan.name)
         self._count("executed" if self._held.first else self._claimed.told.decision)
+        if self._claimed.waited:
+            self._counters.took("function", self._plan.name, "waited", self._claimed.waited)
         if self._claimed.held is not None:
             if self._plan.alone:
                 lease = self._plan.times.lease

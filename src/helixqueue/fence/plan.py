@@ -88,6 +88,7 @@ class Claimed:
 
     told: Fenced
     held: Hold | None
+    waited: float = 0.0  # seconds, for somebody else who was at it
 
 
 def claim(
@@ -101,9 +102,9 @@ def claim(
         if told.decision == "in_doubt" and probes:
             told = yield from _probe(plan, told, nonce)
         if told.decision == "granted":
-            return Claimed(told, held(told, nonce))
+            return Claimed(told, held(told, nonce), waited)
         if told.decision in {"repeated", "expired", "sealed"}:
-            return Claimed(told, None)
+            return Claimed(told, None, waited)
         if told.decision == "mismatch":
             raise conflict(plan, told, request)
         if told.decision == "in_doubt":

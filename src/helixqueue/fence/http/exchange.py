@@ -70,6 +70,9 @@ class Exchange:
             await self._refuse(refused)
             return
         self._journal.know(attempt=claimed.told.attempt)
+        if claimed.waited:
+            counters = self._ours.fences.counters
+            counters.took("http", self._plan.name, "waited", claimed.waited)
         if claimed.held is None:
             await self._tell_again(claimed.told)
         else:

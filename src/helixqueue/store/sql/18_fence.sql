@@ -60,7 +60,7 @@ create table helix.fence (
   tenant        text not null check (tenant <> ''),
   name          text not null check (octet_length(name) between 1 and 255),  -- what is fenced
   -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
-  identity      text check (octet_length(identity) between 1 and 4096),
+  identity      text check (identity is nfc normalized and octet_length(identity) between 1 and 4096),
   life          bigint not null unique,  -- from its first claim to the fall of its tombstone
   state         helix.fence_state not null,
   version       integer not null,
@@ -141,7 +141,7 @@ create table helix.fence_decision (
     'probe_unknown', -- a probe could not tell, or too early
     'unknown',       -- the call had no key: stored, never merged
     'fenced_out')),  -- a write with a token that is not the holder's
-  actor    text not null,
+  actor    text not null check (octet_length(actor) <= 255),
   detail   text check (octet_length(detail) <= 65536),
   evidence bytea check (octet_length(evidence) <= 65536)  -- what a late holder wanted to seal
 );
