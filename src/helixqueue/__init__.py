@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from helixqueue.client.sync import HelixQueue
     from helixqueue.errors import (
         Conflict,
+        GiveUp,
         HelixError,
         IllegalTransition,
         InDoubt,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         QueuePaused,
         Refused,
         ResultGone,
+        Retry,
         Retryable,
         SchemaMismatch,
         Unavailable,
@@ -35,13 +37,16 @@ if TYPE_CHECKING:
     from helixqueue.queues import Queue
     from helixqueue.states import State
     from helixqueue.store.rows import Receipt, Settlement
+    from helixqueue.worker.lease import AsyncLease, Lease
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accepted",
     "AsyncHelixQueue",
+    "AsyncLease",
     "Conflict",
+    "GiveUp",
     "HelixError",
     "HelixQueue",
     "IllegalTransition",
@@ -49,6 +54,7 @@ __all__ = [
     "InProgress",
     "InvalidIdentity",
     "InvalidPayload",
+    "Lease",
     "LeaseLost",
     "NoResult",
     "NotInTransaction",
@@ -58,6 +64,7 @@ __all__ = [
     "Receipt",
     "Refused",
     "ResultGone",
+    "Retry",
     "Retryable",
     "SchemaMismatch",
     "Settlement",
@@ -72,7 +79,9 @@ __all__ = [
 _HOMES = {
     "Accepted": "helixqueue.client.answers",
     "AsyncHelixQueue": "helixqueue.client.asynchronous",
+    "AsyncLease": "helixqueue.worker.lease",
     "HelixQueue": "helixqueue.client.sync",
+    "Lease": "helixqueue.worker.lease",
     "Queue": "helixqueue.queues",
     "Receipt": "helixqueue.store.rows",
     "Settlement": "helixqueue.store.rows",

@@ -20,12 +20,17 @@ HelixError
   SchemaMismatch             the database's schema is older or newer than this release needs
 ```
 
+Handlers say with `Retry` and `GiveUp` how their attempt is to end; those are no errors of ours.
+
 A message says what was expected, what came, and what to do.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 class HelixError(Exception):
@@ -154,3 +159,20 @@ class Retryable(HelixError):
 
 class SchemaMismatch(HelixError):
     """The database's schema is older or newer than this release needs; run `helixq migrate`."""
+
+
+class Retry(Exception):
+    """Raised by a handler: this attempt failed; try again `after` so long, else by the back-off."""
+
+    def __init__(self, after: float | timedelta | None = None, reason: str = "") -> None:
+        super().__init__(reason or "to be tried again")
+        self.after_seconds = (
+            after if after is None or isinstance(after, int | float) else (after.total_seconds())
+        )
+
+
+class GiveUp(Exception):
+    """Raised by a handler: this work cannot succeed; it ends as FAILED with tries left."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)

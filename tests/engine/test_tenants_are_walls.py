@@ -280,6 +280,7 @@ CASES = {
         "tenant": "b", "queue": "shared", "actor": "eve", "raw": [b"x"], "why": ["x"],
     },
     "hello_v1": lambda _: {"worker": f"{WORD}-worker", "free": '{"gpus":8}'},
+    "wait_v1": lambda _: {"worker": f"{WORD}-worker", "queues": ["shared"], "seconds": 60},
     "claim_v1": lambda loot: {
         "worker": f"{WORD}-worker", "request": loot.request,
         "queues": ["shared", f"{WORD}-queue", f"{WORD}-paused"], "count": 100,
@@ -357,9 +358,9 @@ PURE = {
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
-    "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "locate",
-    "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1", "resolve_fence_v1",
-    "tend_fences_v1", "authenticate_v1", "assume_v1",
+    "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
+    "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
+    "resolve_fence_v1", "tend_fences_v1", "authenticate_v1", "assume_v1",
 }  # fmt: skip
 
 

@@ -81,6 +81,7 @@ def story(queue):
     yield calls.retry(ids=[*ids, uuid.UUID(int=1)], reason="because", actor="ann")
     yield calls.erase(ids=ids, reason="because")
     yield calls.hello(worker=f"w-{queue}", free={"gpus": 1})
+    yield calls.wait(worker=f"w-{queue}", queues=["nobody-submits"], seconds=0)
     yield calls.reap(actor="r")
     yield calls.promote(limit=10)
     later = datetime.now(UTC) + timedelta(days=1)

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Watch a lab's sheet take effect once, though workers are killed and frozen.",
     ),
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
+    "work": ("helixqueue.cli.work", "Do the work of a queue, by Python handlers or any program."),
     "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, erase."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, resolve."),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import Settings
+    from helixqueue.client.working import Queues
     from helixqueue.fence import Fence, Fences
     from helixqueue.fence import Options as FenceOptions
     from helixqueue.queues import Queue
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from helixqueue.store.calls import Call
     from helixqueue.store.read_rows import BatchRow, EventRow
     from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Settlement
+    from helixqueue.worker.health import Summary
+    from helixqueue.worker.options import WorkOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -50,6 +53,8 @@ class HelixQueue:
         self, dsn: str | Embedded, tenant: str = "default", **settings: Unpack[Settings]
     ) -> None:
         chosen = Chosen.of(settings)
+        self.origin, self.settings = (dsn, tenant), settings
+        self._chosen = chosen
         home: Home = dsn if isinstance(dsn, Embedded) else Server(dsn)
         self._home = home
         self._desk = Desk(
@@ -248,6 +253,15 @@ class HelixQueue:
         """End attempts; within a caller's transaction this is its last statement."""
         return self._do(self._desk.settle(worker, settlements, within))
 
+    def work(self, queues: Queues, **options: Unpack[WorkOptions]) -> Summary:
+        """Do the work of these queues, by their handlers, until stopped or (`until_idle`) done.
+
+        See docs/guides/workers.md.
+        """
+        from helixqueue.client import working  # noqa: PLC0415 - loaded when used
+
+        return working.work(self, working.jobs_of(self, queues), options)
+
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> Fence:
         """Let an effect of yours take place once: a decorator, and a context manager.
 
@@ -262,6 +276,20 @@ class HelixQueue:
         from helixqueue.fence import Fences  # noqa: PLC0415 - loaded when used
 
         return Fences(self._run, self._desk.tenant, self._desk.actor)
+
+    # For workers.
+
+    def know(self, queue: Queue[Any, Any] | str) -> None:
+        """Make sure that the queue is there, as it was declared."""
+        self._do(self._desk.known(queue))
+
+    def reach(self) -> tuple[str, str, Chosen]:
+        """Where the database is and how to connect to it."""
+        return self._home.open(), self._desk.tenant, self._chosen
+
+    def disconnect(self) -> None:
+        """Close the connections, and leave the servers to others of this process."""
+        self._pool.close()
 
     def _run(self, call: Call[T]) -> T:
         with self._pool.database() as database:

@@ -49,7 +49,13 @@ class Queue(Generic[P, R]):
         key_limit: int | None = None,
         unknown: Literal["refuse", "accept"] | None = None,
         requires: Mapping[str, Any] | None = None,
+        run_in: Literal["thread", "process"] = "thread",
+        time_limit: Seconds | None = None,
     ) -> None:
+        """`run_in` says where a `def` handler runs, and `time_limit` for how long any may.
+
+        Both are the worker's business and are not stored with the queue.
+        """
         self.name = check_name("queue", name)
         self.payload: Shape[P] | None = (
             None if payload is None else Shape(payload, f"payload of {name}")
@@ -57,6 +63,8 @@ class Queue(Generic[P, R]):
         self.result: Shape[R] | None = (
             None if result is None else Shape(result, f"result of {name}")
         )
+        self.run_in = _one_of("run_in", run_in, ("thread", "process"))
+        self.time_limit_seconds = _seconds("time_limit", time_limit, 0.05, 604_800)
         self.handler_function: Callable[..., Any] | None = None
         named = {
             "profile": _one_of("profile", profile, tuple(PROFILES)),

@@ -26,6 +26,7 @@ class Schema:
         from jsonschema_rs import Draft202012Validator, RegexOptions  # noqa: PLC0415
         from jsonschema_rs import ValidationError as SchemaError  # noqa: PLC0415
 
+        self.document = document
         try:
             self._validator = Draft202012Validator(
                 dict(document),

@@ -252,6 +252,11 @@ def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
     return Call(_SQL["hello"], (worker, _jsonb(free)), lambda _: None)
 
 
+def wait(*, worker: str, queues: Sequence[str], seconds: float) -> Call[list[str]]:
+    """A worker says that it waits for work, or with 0 seconds that it does not; the channels."""
+    return Call(_SQL["wait"], (worker, texts(queues), seconds), lambda rows: list(rows[0][0]))
+
+
 class QueueSettings(TypedDict, total=False):
     """What can be set on a queue; the order is that of the function's parameters."""
 

@@ -27,6 +27,10 @@ from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::bool
 -- A worker says that it is there.
 select helix.hello_v1(%s::text, %s::jsonb);
 
+-- name: wait
+-- A worker says that it waits for work; the channels on which it will be told.
+select helix.wait_v1(%s::text, %s::text[], %s::real);
+
 -- name: start
 -- ASSIGNED > RUNNING.
 select batch, answer, owner, state::text, late

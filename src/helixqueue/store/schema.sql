@@ -3439,6 +3439,9 @@ begin
                    coalesce(v_turn[u.place], v_behind) as turn
             from unnest(v_place, v_batch) as u (place, batch)
             where p_run_at[u.place] is null or p_run_at[u.place] <= v_now) n;
+      if exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now) then
+        perform pg_notify(helix.wake_channel(p_queue), '');
+      end if;
     end if;
     -- Apart, because most submissions need neither, and every insert, even of no rows, pays for its
     -- triggers.
@@ -3490,9 +3493,12 @@ declare
   v_print  bytea;
   v_batch  bigint;
 begin
-  -- The queue, the lane of its usual work and the tenant's last turn in it, and the secret.
+  -- The queue, the lane of its usual work and the tenant's last turn in it, the secret, and whether
+  -- anybody waits for work.
   select q.class, l.id as lane, helix.turn_after(l.id, p_tenant) as turn,
-         s.id as secret, s.inner_pad, s.outer_pad
+         s.id as secret, s.inner_pad, s.outer_pad,
+         exists (select from helix.waiter w
+                 where w.queue = p_queue and w.until > clock_timestamp()) as awaited
   into v_to
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority
@@ -3518,6 +3524,9 @@ begin
           p_revision, p_payload::json, v_to.class, p_priority, p_actor);
   insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
   values (v_batch, p_tenant, 1, 0, p_actor, 'submitted', v_to.lane, v_to.turn + 1);
+  if v_to.awaited then
+    perform pg_notify(helix.wake_channel(p_queue), '');
+  end if;
   return (1, 'new', v_key, v_print, 'PENDING', null, null, null)::helix.submitted;
 end
 $$;
@@ -3810,6 +3819,41 @@ end
 $$;
 
 ALTER FUNCTION helix.vacate(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
+
+-- Name: wait_v1(text, text[], real); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) RETURNS text[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.enter();
+  delete from helix.waiter w
+  where w.until < v_now
+     or (p_seconds <= 0 and w.login = session_user and w.worker = p_worker and w.queue = any (p_queues));
+  if p_seconds > 0 then
+    insert into helix.waiter as w (queue, login, worker, until)
+    select distinct u.queue, session_user, p_worker,
+           v_now + make_interval(secs => least(p_seconds, 300))
+    from unnest(p_queues[1:1000]) as u (queue)
+    order by u.queue
+    on conflict (queue, login, worker) do update set until = excluded.until;
+  end if;
+  return array(select helix.wake_channel(u.queue) from unnest(p_queues[1:1000]) as u (queue));
+end
+$$;
+
+ALTER FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) OWNER TO helix_engine;
+
+-- Name: wake_channel(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.wake_channel(p_queue text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$ select 'helix_' || left(md5(p_queue), 16) $$;
+
+ALTER FUNCTION helix.wake_channel(p_queue text) OWNER TO helix_engine;
 
 -- Name: active; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -4369,6 +4413,19 @@ UNION ALL
 
 ALTER VIEW helix.standing OWNER TO helix_owner;
 
+-- Name: waiter; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.waiter (
+    queue text NOT NULL,
+    login name NOT NULL,
+    worker text NOT NULL,
+    until timestamp with time zone NOT NULL,
+    CONSTRAINT waiter_worker_check CHECK (((octet_length(worker) >= 1) AND (octet_length(worker) <= 255)))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE helix.waiter OWNER TO helix_owner;
+
 -- Name: worker; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.worker (
@@ -4541,6 +4598,11 @@ ALTER TABLE ONLY helix.role_tenant
 
 ALTER TABLE ONLY helix.secret
     ADD CONSTRAINT secret_pkey PRIMARY KEY (id);
+
+-- Name: waiter waiter_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.waiter
+    ADD CONSTRAINT waiter_pkey PRIMARY KEY (queue, login, worker);
 
 -- Name: waiting waiting_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -4799,6 +4861,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.secret FOR EAC
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: waiter a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.waiter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.waiter ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: waiting a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.waiting FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -4960,6 +5028,12 @@ ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.secret FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: waiter a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.waiter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.waiter ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: waiting a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -6077,6 +6151,16 @@ REVOKE ALL ON FUNCTION helix.unblock(p_tenant text, p_queue text, p_key text) FR
 
 REVOKE ALL ON FUNCTION helix.vacate(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) FROM PUBLIC;
 
+-- Name: FUNCTION wait_v1(p_worker text, p_queues text[], p_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_operator;
+GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_client;
+
+-- Name: FUNCTION wake_channel(p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text) FROM PUBLIC;
+
 -- Name: TABLE active; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.active TO helix_engine;
@@ -6325,6 +6409,10 @@ GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.standing TO helix_engine;
 GRANT SELECT ON TABLE helix.standing TO helix_client;
 GRANT SELECT ON TABLE helix.standing TO helix_operator;
+
+-- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiter TO helix_engine;
 
 -- Name: TABLE worker; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -189,6 +189,16 @@ create table helix.worker (
   primary key (role, name)
 ) with (fillfactor = 50);
 
+-- Workers with nothing to do, by the queue they wait for: a submission tells them (16_wake.sql), and
+-- tells nobody while the queue is busy. Only the engine reads it.
+create table helix.waiter (
+  queue  text not null,
+  login  name not null,          -- nobody ends the waiting of another role's worker
+  worker text not null check (octet_length(worker) between 1 and 255),
+  until  timestamptz not null,   -- who died waiting is not told for long
+  primary key (queue, login, worker)
+) with (fillfactor = 50);
+
 -- Where each batch stands, in one place for reading.
 create view helix.standing with (security_invoker = true) as
   select batch, tenant, state, version, attempt, 'ready' as place from helix.ready

@@ -65,9 +65,12 @@ declare
   v_print  bytea;
   v_batch  bigint;
 begin
-  -- The queue, the lane of its usual work and the tenant's last turn in it, and the secret.
+  -- The queue, the lane of its usual work and the tenant's last turn in it, the secret, and whether
+  -- anybody waits for work.
   select q.class, l.id as lane, helix.turn_after(l.id, p_tenant) as turn,
-         s.id as secret, s.inner_pad, s.outer_pad
+         s.id as secret, s.inner_pad, s.outer_pad,
+         exists (select from helix.waiter w
+                 where w.queue = p_queue and w.until > clock_timestamp()) as awaited
   into v_to
   from helix.queue q
   join helix.lane l on l.queue = q.name and l.class = q.class and l.priority = p_priority
@@ -93,6 +96,9 @@ begin
           p_revision, p_payload::json, v_to.class, p_priority, p_actor);
   insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
   values (v_batch, p_tenant, 1, 0, p_actor, 'submitted', v_to.lane, v_to.turn + 1);
+  if v_to.awaited then
+    perform pg_notify(helix.wake_channel(p_queue), '');
+  end if;
   return (1, 'new', v_key, v_print, 'PENDING', null, null, null)::helix.submitted;
 end
 $$;
@@ -219,6 +225,9 @@ begin
                    coalesce(v_turn[u.place], v_behind) as turn
             from unnest(v_place, v_batch) as u (place, batch)
             where p_run_at[u.place] is null or p_run_at[u.place] <= v_now) n;
+      if exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now) then
+        perform pg_notify(helix.wake_channel(p_queue), '');
+      end if;
     end if;
     -- Apart, because most submissions need neither, and every insert, even of no rows, pays for its
     -- triggers.

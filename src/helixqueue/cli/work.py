@@ -1,0 +1,156 @@
+"""`helixq work`."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.client.asynchronous import AsyncHelixQueue
+from helixqueue.client.sync import HelixQueue
+from helixqueue.client.working import jobs_of, work
+from helixqueue.errors import Refused
+from helixqueue.queues import Queue
+from helixqueue.store.database import Database
+from helixqueue.worker.handlers import Job
+from helixqueue.worker.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from helixqueue.worker.health import Summary
+    from helixqueue.worker.options import WorkOptions
+
+
+def register(app: typer.Typer) -> None:
+    app.command("work")(_work)
+
+
+def _work(
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", show_default=False)],
+    *,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE[:CLIENT]",
+            help="Where the queues and their handlers are declared, and the client, if any.",
+            show_default=False,
+        ),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            "--exec", metavar="COMMAND", help="A program that does the work.", show_default=False
+        ),
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", min=1, help="Batches at a time.")] = 4,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when nothing is left to claim.")
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0.05, help="Seconds for one attempt of --exec."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds for what runs when it is stopped.")
+    ] = 30.0,
+    logs: Annotated[
+        Path | None,
+        typer.Option(
+            "--logs", metavar="DIR", help="Keep what --exec prints there.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The worker's name, for people.")
+    ] = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    tenant: target.Tenant = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Do the work of a queue, by Python handlers or any program.
+
+    SIGTERM lets what runs finish within the grace time and gives the rest back; a second one gives
+    back at once.
+    """
+    if (app is None) == (program is None):
+        raise typer.BadParameter("give --app MODULE or --exec COMMAND, one of them")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    options: WorkOptions = {
+        "slots": slots,
+        "until_idle": until_idle,
+        "grace_seconds": grace,
+        "name": name,
+    }
+    declared, client = _found(app, queues) if app is not None else ([], None)
+    with _client(client, dsn, data, tenant) as helix:
+        if program is not None:
+            run = Program(shlex.split(program), logs).run
+            jobs = {one: Job(one, None, run, time_limit) for one in queues}
+        else:
+            jobs = jobs_of(helix, declared)
+        done = work(helix, jobs, options)
+    _tell(done, as_json=as_json)
+
+
+def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], HelixQueue | None]:
+    """The queues of these names in a module, and its client, if one was named."""
+    module_name, _, client_name = app.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        raise Refused(f"--app: expected a module, found none called {module_name!r}") from None
+    queues = {
+        one.name: one
+        for one in vars(module).values()
+        if isinstance(one, Queue) and one.handler_function is not None
+    }
+    missing = [name for name in names if name not in queues]
+    if missing:
+        raise Refused(
+            f"--app: {module_name} has no queue with a handler called {', '.join(missing)}; "
+            f"it has {', '.join(sorted(queues)) or 'none'}"
+        )
+    client = getattr(module, client_name, None) if client_name else None
+    if client_name and not isinstance(client, HelixQueue | AsyncHelixQueue):
+        raise Refused(f"--app: expected a HelixQueue in {app}, got {type(client).__name__}")
+    if isinstance(client, AsyncHelixQueue):
+        client = HelixQueue(*client.origin, **client.settings)
+    return [queues[name] for name in names], client
+
+
+@contextmanager
+def _client(
+    given: HelixQueue | None, dsn: str | None, data: Path | None, tenant: str | None
+) -> Iterator[HelixQueue]:
+    if given is not None and dsn is None and data is None:
+        with given:
+            yield given
+        return
+    with target.target(dsn, data) as found:
+        with Database.connect(found.dsn) as database:
+            whose = target.tenant_to_change(database, tenant)
+        with HelixQueue(found.dsn, whose) as helix:
+            yield helix
+
+
+def _tell(done: Summary, *, as_json: bool) -> None:
+    if as_json:
+        show.as_json(asdict(done))
+        return
+    show.line(
+        f"{done.completed} completed, {done.failed} failed, {done.lost} lost, "
+        f"{done.given_back} given back"
+    )

@@ -1,0 +1,182 @@
+"""The direct transport: PostgreSQL, through a few connections of the worker's own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from helixqueue.errors import HelixError
+from helixqueue.failpoints import failpoint
+from helixqueue.store import calls, reads
+from helixqueue.store.database import AsyncDatabase, Database
+from helixqueue.store.failures import translate
+from helixqueue.store.pool import AsyncPool, Pool
+from helixqueue.transport.local import PostgresAsyncLocal, PostgresLocal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from helixqueue.store.calls import Call
+    from helixqueue.transport.protocol import (
+        Answer,
+        Ask,
+        Claimed,
+        Held,
+        QueueRow,
+        Settlement,
+        Token,
+    )
+
+T = TypeVar("T")
+WAIT_SECONDS = 30.0  # for one of this worker's own connections
+
+
+class Direct:
+    """One worker's way to one database."""
+
+    def __init__(
+        self, dsn: str, *, worker: str, connections: int, handlers: int, options: dict[str, Any]
+    ) -> None:
+        """`connections` for the worker's own calls, `handlers` for their transactions.
+
+        `options` are what `Database.connect` takes.
+        """
+        self.worker = worker
+        self._dsn = dsn
+        self._options = options
+        self._size = connections
+        self._handlers = handlers
+        self._pool = AsyncPool(
+            lambda: AsyncDatabase.connect(dsn, **options),
+            size=connections,
+            wait_seconds=WAIT_SECONDS,
+        )
+        self._threads = Pool(
+            lambda: Database.connect(dsn, **options), size=handlers, wait_seconds=WAIT_SECONDS
+        )
+        self._tasks = AsyncPool(
+            lambda: AsyncDatabase.connect(dsn, **options), size=handlers, wait_seconds=WAIT_SECONDS
+        )
+        self.local = PostgresLocal(self._threads, worker)
+        self.async_local = PostgresAsyncLocal(self._tasks, worker)
+        self._woken = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "transport": "direct",
+            "dsn": self._dsn,
+            "worker": self.worker,
+            "connections": self._size,
+            "handlers": self._handlers,
+            "options": self._options,
+        }
+
+    async def claim(self, ask: Ask) -> Claimed:
+        failpoint("claim.before")
+        claimed = await self._run(
+            calls.claim(
+                worker=self.worker,
+                request=ask.request,
+                queues=ask.queues,
+                count=ask.count,
+                free=None if ask.free is None else dict(ask.free),
+                start=True,
+                hints=ask.hints,
+                settle=ask.settle,
+            )
+        )
+        if ask.settle:
+            failpoint("settle.after")
+        if claimed.leases:
+            failpoint("claim.after")
+        return claimed
+
+    async def renew(self, held: Sequence[Held]) -> list[Answer]:
+        failpoint("renew.before")
+        answers = await self._run(calls.renew(worker=self.worker, held=held))
+        failpoint("renew.after")
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        answers = await self._run(calls.settle(worker=self.worker, settlements=settlements))
+        failpoint("settle.after")
+        return answers
+
+    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]:
+        failpoint("release.before")
+        answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
+        failpoint("release.after")
+        return answers
+
+    async def settled(self, batch_id: UUID, token: Token) -> bool:
+        events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
+        return any(
+            event.reason in {"completed", "failed"} and event.number == token.number
+            for event in events
+        )
+
+    async def queue(self, tenant: str, name: str) -> QueueRow | None:
+        return await self._run(calls.queue(tenant=tenant, queue=name))
+
+    async def hello(self, told: dict[str, Any]) -> None:
+        await self._run(calls.hello(worker=self.worker, free=told))
+
+    # Waking.
+
+    async def expect(self, queues: Sequence[str], seconds: float) -> None:
+        channels = await self._run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
+        if self._options.get("pooled") or (self._listener and not self._listener.done()):
+            return  # behind a pooler nobody can be told: the poll interval is all there is
+        connection = await self._listening(channels)
+        self._listener = asyncio.create_task(self._listen(connection))
+
+    async def _listening(self, channels: Sequence[str]) -> psycopg.AsyncConnection[Any]:
+        database = await AsyncDatabase.connect(self._dsn, **self._options)
+        try:
+            for channel in channels:
+                await database.connection.execute(
+                    sql.SQL("listen {}").format(sql.Identifier(channel))
+                )
+        except psycopg.Error as error:
+            await database.close()
+            raise translate(error) from error
+        return database.connection
+
+    async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Until the connection breaks; whoever expects next makes another."""
+        try:
+            with suppress(psycopg.Error):
+                async for _ in connection.notifies():
+                    self._woken.set()
+        finally:
+            # A server that went away is a reason to look at once.
+            self._woken.set()
+            await connection.close()
+
+    async def woken(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+    async def busy(self, queues: Sequence[str]) -> None:
+        await self._run(calls.wait(worker=self.worker, queues=queues, seconds=0))
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        with suppress(HelixError):
+            await self._pool.close()
+            await self._tasks.close()
+        self._threads.close()
+
+    async def _run(self, call: Call[T]) -> T:
+        async with self._pool.database() as database:
+            return await database.run(call)

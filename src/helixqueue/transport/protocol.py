@@ -1,0 +1,122 @@
+"""What a worker asks of the engine, whatever the way there.
+
+Every method may raise `Unavailable` and `Retryable`; the worker repeats, with the same request id,
+so that a lost reply gives the same leases. Nothing here is about a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from helixqueue.store.rows import (
+    Answer,
+    Claimed,
+    Held,
+    LeaseRow,
+    QueueRow,
+    Settlement,
+    Token,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from uuid import UUID
+
+    from helixqueue.store.hints import Hint
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "AsyncLocal",
+    "Claimed",
+    "Held",
+    "LeaseRow",
+    "Local",
+    "QueueRow",
+    "Settlement",
+    "Token",
+    "Transport",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One round: settle what is finished, take up to `count` more and start them, in one commit."""
+
+    request: UUID
+    queues: Sequence[str]
+    count: int
+    settle: Sequence[Settlement] = ()
+    free: Mapping[str, Any] | None = None
+    hints: Sequence[Hint] = ()
+
+
+class Transport(Protocol):
+    """The engine, as the worker `worker` reaches it."""
+
+    worker: str
+
+    # What only a worker beside the database can offer its handlers; None elsewhere.
+    @property
+    def local(self) -> Local | None: ...
+
+    @property
+    def async_local(self) -> AsyncLocal | None: ...
+
+    async def claim(self, ask: Ask) -> Claimed: ...
+
+    async def renew(self, held: Sequence[Held]) -> list[Answer]: ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]: ...
+
+    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]: ...
+
+    async def settled(self, batch_id: UUID, token: Token) -> bool:
+        """Whether the ledger says that this token ended its attempt."""
+
+    async def queue(self, tenant: str, name: str) -> QueueRow | None: ...
+
+    async def hello(self, told: dict[str, Any]) -> None:
+        """Say that this worker is there, and how it is."""
+
+    async def expect(self, queues: Sequence[str], seconds: float) -> None:
+        """From now on, for so long, wake this worker when something is submitted to one of these.
+
+        Whoever expects claims once more afterwards: what came before woke nobody.
+        """
+
+    async def woken(self, seconds: float) -> None:
+        """Return when this worker is woken, or after so long."""
+
+    async def busy(self, queues: Sequence[str]) -> None:
+        """No need to wake this worker: it has work."""
+
+    async def close(self) -> None: ...
+
+    def spec(self) -> dict[str, Any]:
+        """What another process needs to make the same one, as JSON; it may hold a password."""
+
+
+class Local(Protocol):
+    """Transactions beside the engine, for threads."""
+
+    def connection(self) -> AbstractContextManager[Any]:
+        """Lend a connection that commits by itself until somebody begins."""
+
+    def settle_within(self, connection: Any, settlement: Settlement) -> Answer:
+        """Settle in the caller's transaction, which a refusal makes impossible to commit."""
+
+    def is_of_the_link(self, error: BaseException) -> bool:
+        """Whether this error may have hidden what became of a commit."""
+
+
+class AsyncLocal(Protocol):
+    """The same for event loops."""
+
+    def connection(self) -> AbstractAsyncContextManager[Any]: ...
+
+    async def settle_within(self, connection: Any, settlement: Settlement) -> Answer: ...
+
+    def is_of_the_link(self, error: BaseException) -> bool: ...

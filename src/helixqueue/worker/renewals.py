@@ -1,0 +1,244 @@
+"""Renewing leases: what is held, what is due, and a process that does it whatever the handlers do.
+
+A handler that holds the interpreter's lock stops every thread and every event loop of its process,
+so renewals happen in another one (`renewer`). That one watches its parent: a worker that was
+stopped or has died is not renewed, because nobody works there. See docs/decisions/0013-workers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from helixqueue.errors import HelixError
+from helixqueue.transport.protocol import Answer, Held, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from helixqueue.transport.protocol import LeaseRow
+
+LOG = logging.getLogger("helixqueue.worker")
+BEATS_PER_LEASE = 3
+LONGEST_BEAT_S = 15.0  # so that a cancelled batch's worker hears of it soon
+TRIES_PER_BEAT = 4  # how soon a renewal that failed is tried again
+CHUNK = 500
+QUIET_SECONDS = 2.0  # how long a settle waits for a renewal that is under way
+RESTART_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Entry:
+    held: Held
+    every: float
+    due: float
+
+
+class Listener(Protocol):
+    """Who is told how it went."""
+
+    def renewed(self, batches: Sequence[int], asked_at: float) -> None: ...
+
+    def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None: ...
+
+
+class Board:
+    """What is held, and when each is due. A batch is here once: under its latest token."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._under_way: set[int] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._changed = asyncio.Event()
+
+    def add(self, held: Held, lease_seconds: float, since: float) -> None:
+        every = min(lease_seconds / BEATS_PER_LEASE, LONGEST_BEAT_S)
+        self.entries[held.batch] = Entry(held, every, since + every)
+        self._changed.set()
+
+    def drop(self, batches: Iterable[int]) -> None:
+        for batch in batches:
+            self.entries.pop(batch, None)
+
+    async def quiet(self, batches: Sequence[int]) -> None:
+        """Drop them, and return when no renewal of them is under way."""
+        self.drop(batches)
+        while self._under_way.intersection(batches):
+            await self._idle.wait()
+
+    async def beat(
+        self,
+        renew: Callable[[Sequence[Held]], Awaitable[list[Answer]]],
+        told: Listener,
+        is_frozen: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """For ever: renew what is due, in one call."""
+        while True:
+            due = await self._due()
+            now = time.monotonic()
+            if is_frozen():
+                self._again(due, now)
+                continue
+            self._under_way.update(entry.held.batch for entry in due)
+            self._idle.clear()
+            try:
+                answers = await renew([entry.held for entry in due])
+            except HelixError as error:
+                LOG.warning("%d leases could not be renewed: %s", len(due), error)
+                self._again(due, now)
+            else:
+                self._note(due, answers, told, now)
+            finally:
+                self._under_way.clear()
+                self._idle.set()
+
+    async def _due(self) -> list[Entry]:
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            # A little ahead: what is due soon goes with what is due now.
+            due = [one for one in self.entries.values() if one.due <= now + one.every / 8]
+            if due:
+                return due[:CHUNK]
+            first = min((one.due for one in self.entries.values()), default=now + 3600)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.005, first - now)):
+                    await self._changed.wait()
+
+    @staticmethod
+    def _again(due: list[Entry], now: float) -> None:
+        for entry in due:
+            entry.due = now + entry.every / TRIES_PER_BEAT
+
+    def _note(
+        self, due: list[Entry], answers: list[Answer], told: Listener, asked_at: float
+    ) -> None:
+        asked = {entry.held.batch: entry for entry in due}
+        renewed = []
+        for answer in answers:
+            entry = asked[answer.batch]
+            if answer.answer == "ok":
+                entry.due = asked_at + entry.every
+                renewed.append(answer.batch)
+            elif answer.answer == "busy":
+                # Somebody has the row this moment, a settle of ours perhaps.
+                entry.due = asked_at + entry.every / TRIES_PER_BEAT
+            else:
+                if self.entries.get(answer.batch) is entry:
+                    del self.entries[answer.batch]
+                told.refused(answer.batch, entry.held.token.number, answer.owner, answer.state)
+        if renewed:
+            told.renewed(renewed, asked_at)
+
+
+class Renewals:
+    """The renewer process, as its worker sees it: started when needed, and again if it dies."""
+
+    def __init__(self, spec: Callable[[], dict[str, Any]], told: Listener) -> None:
+        self._spec = spec
+        self._told = told
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._held: dict[int, list[Any]] = {}  # what a new renewer has to know
+        self._groups: dict[int, int] = {}
+        self._asked: dict[int, asyncio.Future[None]] = {}
+
+    def add(self, rows: Sequence[LeaseRow], since: float) -> None:
+        told = [[row.batch, *row.token, row.lease_seconds, since] for row in rows]
+        for row, one in zip(rows, told, strict=True):
+            self._held[row.batch] = one
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+        self._say("add", told)
+
+    def drop(self, batches: Sequence[int]) -> None:
+        for batch in batches:
+            self._held.pop(batch, None)
+        self._say("drop", batches)
+
+    async def quiet(self, batch: int) -> None:
+        """No renewal of it is under way from here on, or the renewer does not answer."""
+        self._held.pop(batch, None)
+        if self._process is None:
+            return
+        done = self._asked[batch] = asyncio.get_running_loop().create_future()
+        self._say("quiet", batch)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS):
+                await done
+        self._asked.pop(batch, None)
+
+    def group(self, batch: int, group: int | None) -> None:
+        """The process group that works on a batch; it ends with its lease, or with this process."""
+        if group is None:
+            self._groups.pop(batch, None)
+        else:
+            self._groups[batch] = group
+        self._say("group", [batch, group])
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._process is not None and self._process.stdin is not None:
+            self._say("bye", None)
+            self._process.stdin.close()
+            await self._process.wait()
+
+    def _say(self, word: str, value: object) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps([word, value]).encode() + b"\n")
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._start()
+                await self._hear()
+                LOG.warning("the renewer ended; starting another")
+            except OSError as error:
+                LOG.warning("the renewer could not be started: %s", error)
+            self._process = None
+            await asyncio.sleep(RESTART_SECONDS)
+
+    async def _start(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "helixqueue.worker.renewer",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # Signals meant for the worker's group are the worker's to obey.
+            start_new_session=True,
+        )
+        self._process = process
+        self._say("spec", self._spec() | {"parent": os.getpid()})
+        self._say("add", list(self._held.values()))
+        for batch, group in self._groups.items():
+            self._say("group", [batch, group])
+
+    async def _hear(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        while line := await self._process.stdout.readline():
+            word, *values = json.loads(line)
+            if word == "renewed":
+                self._told.renewed(*values)
+            elif word == "refused":
+                self._told.refused(*values)
+            elif (done := self._asked.get(values[0])) is not None and not done.done():
+                done.set_result(None)
+        await self._process.wait()
+
+
+def held_of(told: list[Any]) -> tuple[Held, float, float]:
+    """A line's words as a held lease, its length and since when."""
+    batch, epoch, nonce, number, lease_seconds, since = told
+    return Held(batch, Token(epoch, nonce, number)), lease_seconds, since

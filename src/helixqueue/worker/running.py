@@ -1,0 +1,156 @@
+"""One attempt from its start to its settlement, whichever way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from helixqueue.errors import HelixError, LeaseLost
+from helixqueue.failpoints import failpoint
+from helixqueue.queues import Schema
+from helixqueue.worker import outcomes
+from helixqueue.worker.lease import Grip
+from helixqueue.worker.patience import repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from helixqueue.transport.protocol import LeaseRow, Settlement, Transport
+    from helixqueue.worker.attempt import Attempt
+    from helixqueue.worker.handlers import Job
+    from helixqueue.worker.health import Health
+    from helixqueue.worker.rounds import Rounds
+
+LOG = logging.getLogger("helixqueue.worker")
+SCHEMA_SECONDS = 30.0  # how long a stored schema is believed
+
+
+class Host(Grip, Protocol):
+    """The worker, as its attempts see it."""
+
+    def forget(self, attempt: Attempt) -> None:
+        """It has ended, and everything about it was said."""
+
+
+class Runner:
+    def __init__(
+        self,
+        host: Host,
+        transport: Transport,
+        jobs: Mapping[str, Job],
+        rounds: Rounds,
+        health: Health,
+    ) -> None:
+        self._host = host
+        self._transport = transport
+        self._jobs = jobs
+        self._rounds = rounds
+        self._health = health
+        self._schemas: dict[tuple[str, str], tuple[float, Schema | None]] = {}
+        self.pace = 1.0  # seconds a handler takes, on average
+
+    async def run(self, attempt: Attempt) -> None:
+        job = self._jobs[attempt.row.queue]
+        began = time.monotonic()
+        try:
+            schema = None if job.checks_itself else await self._schema(attempt.row)
+            failpoint("start")
+            async with asyncio.timeout(job.time_limit):
+                value = await job.run(attempt, schema, self._host)
+            settlement = outcomes.completed(attempt.row, job.queue, schema, value)
+        except asyncio.CancelledError as cancelled:
+            if attempt.end is None:
+                raise
+            _uncancelled()
+            self._note_stuck(attempt, cancelled)
+            settlement = outcomes.failed(attempt.row, RuntimeError(attempt.why))
+        except TimeoutError as error:
+            # Ours, or one of the handler's own.
+            late = job.time_limit is not None and time.monotonic() - began >= job.time_limit
+            settlement = outcomes.failed(attempt.row, _timeout(job.time_limit) if late else error)
+            if late and not attempt.settled:
+                attempt.ends("timeout", "it took too long")
+                self._note_stuck(attempt, error.__cause__)
+        except LeaseLost as lost:
+            if not attempt.settled:
+                attempt.ends("lost", str(lost), lost.owner)
+            settlement = outcomes.failed(attempt.row, lost)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises
+            settlement = outcomes.failed(attempt.row, error)
+        self.pace += (time.monotonic() - began - self.pace) * 0.1
+        if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
+            await self._end_otherwise(attempt, settlement)
+            return
+        await self._finish(attempt, settlement)
+
+    async def _finish(self, attempt: Attempt, settlement: Settlement) -> None:
+        attempt.finished = True
+        await self._host.quiet_async(attempt)
+        self._rounds.finished(attempt, settlement)
+
+    async def _end_otherwise(self, attempt: Attempt, settlement: Settlement) -> None:
+        """An attempt that its handler settled, or seems to have, or that is not ours any more."""
+        doubt, attempt.doubt = attempt.doubt, None
+        token = attempt.row.token
+        if attempt.end == "lost":
+            if doubt is not None:
+                # The refusal was rolled back with the effect: say it again, so that it stays.
+                with suppress(HelixError):
+                    await self._transport.settle([doubt])
+            self._health.counts.lost += 1
+            self._host.forget(attempt)
+        elif not attempt.settled and doubt is None:
+            return  # given back; whoever does that goes on
+        elif attempt.settled is not None or await repeated(
+            lambda: self._transport.settled(attempt.row.batch_id, token)
+        ):
+            attempt.settled = attempt.settled or (doubt or settlement).outcome
+            self._health.counts.completed += attempt.settled == "completed"
+            self._health.counts.failed += attempt.settled == "failed"
+            self._host.forget(attempt)
+        elif attempt.end is None:
+            if settlement.outcome == "completed":
+                error = RuntimeError("the transaction that settled this attempt did not commit")
+                settlement = outcomes.failed(attempt.row, error)
+            await self._finish(attempt, settlement)
+
+    def _note_stuck(self, attempt: Attempt, cancelled: BaseException | None) -> None:
+        """A thread goes on though its lease is gone: its slot is not free until it ends."""
+        thread = cancelled.args[0] if cancelled is not None and cancelled.args else None
+        if isinstance(thread, asyncio.Future) and not thread.done():
+            self._health.stuck += 1
+            LOG.warning(
+                "batch %s: its handler goes on after %s; it was told, and writes nothing",
+                attempt.row.batch_id,
+                attempt.why,
+            )
+            thread.add_done_callback(self._unstuck)
+
+    def _unstuck(self, thread: asyncio.Future[Any]) -> None:
+        self._health.stuck -= 1
+        if not thread.cancelled():
+            thread.exception()  # seen, so that nobody warns of it
+        self._rounds.there_is_room()
+
+    async def _schema(self, row: LeaseRow) -> Schema | None:
+        """Of results, as it is stored with the queue."""
+        read_at, schema = self._schemas.get((row.tenant, row.queue), (0.0, None))
+        if time.monotonic() - read_at > SCHEMA_SECONDS:
+            stored = await repeated(lambda: self._transport.queue(row.tenant, row.queue))
+            document = None if stored is None else stored.result_schema
+            schema = Schema(document) if document else None
+            self._schemas[row.tenant, row.queue] = (time.monotonic(), schema)
+        return schema
+
+
+def _uncancelled() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+def _timeout(limit: float | None) -> outcomes.Failed:
+    return outcomes.Failed(outcomes.Failure.TIMEOUT, f"it took longer than {limit:g} s")

@@ -1,0 +1,326 @@
+"""The life of one worker: slots that run handlers, rounds that bring work, two ways to lose.
+
+An attempt is lost when a renewal is refused, or when none succeeded until shortly before the
+lease's end (on the monotonic clock, counted from before the claim was sent). Then its coroutine is
+cancelled, its thread is told, its process is killed, and nothing of it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.errors import HelixError
+from helixqueue.transport.protocol import Held
+from helixqueue.worker.attempt import Attempt
+from helixqueue.worker.health import Health
+from helixqueue.worker.patience import repeated
+from helixqueue.worker.renewals import Renewals
+from helixqueue.worker.rounds import CLAIM_MAX, Rounds
+from helixqueue.worker.running import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from helixqueue.transport.protocol import Answer, LeaseRow, Settlement, Transport
+    from helixqueue.worker.handlers import Job
+    from helixqueue.worker.health import Summary
+    from helixqueue.worker.options import Options
+
+LOG = logging.getLogger("helixqueue.worker")
+AHEAD_SECONDS = 0.1  # of work that is fetched before a slot is free for it
+AHEAD_MAX = 300
+BREATH = 20  # attempts in a row after which a slot lets the others run
+WATCH_SECONDS = 0.5
+HELLO_SECONDS = 15.0
+CANCEL_SECONDS = 5.0  # for a cancelled handler to end
+
+
+class Worker:
+    def __init__(
+        self,
+        transport: Transport,
+        jobs: Mapping[str, Job],
+        options: Options,
+        submit: Callable[..., Any],
+        submit_async: Callable[..., Any],
+    ) -> None:
+        self.worker = transport.worker
+        self.local, self.async_local = transport.local, transport.async_local
+        self.submit, self.submit_async = submit, submit_async
+        self._transport = transport
+        self._jobs = jobs
+        self._options = options
+        self.health = Health(options.slots)
+        self.renewals = Renewals(transport.spec, self)
+        self._rounds = Rounds(
+            transport,
+            sorted(jobs),
+            self,
+            at_a_time=options.rounds,
+            most=1 if options.free is not None else options.prefetch or CLAIM_MAX,
+            poll_seconds=options.poll_seconds,
+            until_idle=options.until_idle,
+            free=options.free,
+        )
+        self._runner = Runner(self, transport, jobs, self._rounds, self.health)
+        self._held: dict[int, Attempt] = {}
+        self._ready: asyncio.Queue[Attempt] = asyncio.Queue()
+        self._running: dict[Attempt, asyncio.Task[None]] = {}
+        self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    # From outside.
+
+    async def run(self) -> Summary:
+        """Work until stopped, or until there is nothing left; raises what cannot be repeated."""
+        tasks = [asyncio.create_task(self._slot()) for _ in range(self._options.slots)]
+        tasks += [asyncio.create_task(one()) for one in (self._watch, self._say_hello)]
+        rounds = asyncio.create_task(self._rounds.run())
+        ends = [rounds, asyncio.create_task(self._stop.wait())]
+        if self._options.until_idle:
+            ends.append(asyncio.create_task(self._rounds.idle.wait()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if rounds.done():
+                await self._give_back("its worker failed", seconds=CANCEL_SECONDS)
+                raise _only(rounds)
+            await self._drain()
+        except asyncio.CancelledError:
+            await self._give_back("its worker was cancelled", seconds=CANCEL_SECONDS)
+            raise
+        finally:
+            for task in (*tasks, *ends):
+                task.cancel()
+            await asyncio.gather(*tasks, *ends, return_exceptions=True)
+            await self.renewals.close()
+            await self._transport.close()
+        return self.health.counts
+
+    def stop(self) -> None:
+        """Finish what runs within the grace time and take nothing new; twice: give back at once."""
+        if self._stop.is_set():
+            self._at_once.set()
+        self._stop.set()
+
+    # What the rounds ask and tell.
+
+    def room(self) -> int:
+        busy = len(self._running) + self._ready.qsize() + self.health.stuck
+        return self._options.slots + self._ahead() - busy
+
+    def _ahead(self) -> int:
+        """Quick work is fetched ahead of its slot, slow work never: others are free for it."""
+        if self._options.prefetch is not None:
+            return self._options.prefetch - 1
+        if self._options.free is not None:
+            return 0
+        return min(
+            AHEAD_MAX, int(self._options.slots * AHEAD_SECONDS / max(self._runner.pace, 1e-4))
+        )
+
+    def received(self, rows: Sequence[LeaseRow], asked_at: float) -> None:
+        self.renewals.add(rows, asked_at)
+        for row in rows:
+            earlier = self._held.get(row.batch)
+            if earlier is not None:
+                # Its lease ran out, was reaped, and came back to us: the older token is dead.
+                self._lose(
+                    earlier, "lost: it ran out and was claimed again", self._transport.worker
+                )
+            attempt = self._held[row.batch] = Attempt(row, asked_at)
+            self._ready.put_nowait(attempt)
+        self.health.held = len(self._held)
+
+    def answered(self, attempt: Attempt, settlement: Settlement, answer: Answer) -> None:
+        counts = self.health.counts
+        if answer.answer in {"ok", "repeat"}:
+            if settlement.outcome == "completed":
+                counts.completed += 1
+            else:
+                counts.failed += 1
+        else:
+            counts.lost += 1
+            LOG.warning(
+                "batch %s: %s, it is %s%s; nothing was written",
+                attempt.row.batch_id,
+                answer.answer,
+                answer.state,
+                f" and {answer.owner} had it next" if answer.owner else "",
+            )
+        self.forget(attempt)
+
+    def is_empty(self) -> bool:
+        return not self._held
+
+    def heard(self, trouble: HelixError | None) -> None:
+        if trouble is None:
+            self.health.heard()
+        else:
+            self.health.trouble = str(trouble)[:200]
+
+    # What the renewer tells.
+
+    def renewed(self, batches: Sequence[int], asked_at: float) -> None:
+        for batch in batches:
+            if (attempt := self._held.get(batch)) is not None:
+                attempt.renewed(asked_at)
+
+    def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
+        attempt = self._held.get(batch)
+        if attempt is not None and attempt.row.token.number == number and not attempt.settled:
+            why = "cancelled" if state == "CANCELLED" else f"refused: the batch is {state}"
+            self._lose(attempt, why, owner)
+
+    # What leases need.
+
+    def group(self, attempt: Attempt, group: int | None) -> None:
+        self.renewals.group(attempt.row.batch, group)
+
+    def quiet(self, attempt: Attempt) -> None:
+        if not attempt.is_young:
+            asked = asyncio.run_coroutine_threadsafe(self.quiet_async(attempt), self._loop)
+            asked.result()
+
+    async def quiet_async(self, attempt: Attempt) -> None:
+        if not attempt.is_young:
+            await self.renewals.quiet(attempt.row.batch)
+
+    def loud(self, attempt: Attempt) -> None:
+        self._loop.call_soon_threadsafe(self.renewals.add, [attempt.row], time.monotonic())
+
+    # Slots.
+
+    async def _slot(self) -> None:
+        for number in count(1):
+            attempt = await self._ready.get()
+            if attempt.end is None:
+                task = asyncio.current_task()
+                self._running[attempt] = task  # type: ignore[assignment]
+                self.health.busy = len(self._running)
+                try:
+                    await self._runner.run(attempt)
+                finally:
+                    self._running.pop(attempt, None)
+                    self.health.busy = len(self._running)
+                self._rounds.there_is_room()
+            if number % BREATH == 0:
+                await asyncio.sleep(0)
+
+    # Losing.
+
+    def _lose(self, attempt: Attempt, why: str, owner: str | None = None) -> None:
+        if attempt.end is not None:
+            return
+        LOG.warning("batch %s is lost: %s", attempt.row.batch_id, why)
+        attempt.ends("lost", why, owner)
+        self._halt(attempt)
+
+    def _halt(self, attempt: Attempt) -> None:
+        task = self._running.get(attempt)
+        if task is not None:
+            task.cancel()
+        elif attempt.end == "lost":
+            self.health.counts.lost += 1
+            self.forget(attempt)
+
+    def forget(self, attempt: Attempt) -> None:
+        if self._held.get(attempt.row.batch) is attempt:
+            del self._held[attempt.row.batch]
+            self.renewals.drop([attempt.row.batch])
+        self.health.held = len(self._held)
+
+    async def _watch(self) -> None:
+        """Fence attempts that could not be renewed, and say so when nothing is heard."""
+        said_deaf = False
+        while True:
+            leases = [one.row.lease_seconds for one in self._held.values()]
+            await asyncio.sleep(max(0.01, min([WATCH_SECONDS, *(s / 20 for s in leases)])))
+            now = time.monotonic()
+            for attempt in list(self._held.values()):
+                # What is finished is settled whatever the clock says: the token decides.
+                if attempt.fence_at <= now and not attempt.finished:
+                    self._lose(attempt, "it could not be renewed before its end")
+            if self.health.is_deaf and not said_deaf:
+                LOG.error(
+                    "deaf: no claim was answered for %.0f s; %s",
+                    self.health.deaf_seconds,
+                    self.health.trouble,
+                )
+            said_deaf = self.health.is_deaf
+
+    async def _say_hello(self) -> None:
+        while True:
+            with suppress(HelixError):
+                await self._transport.hello(self._told())
+            await asyncio.sleep(HELLO_SECONDS)
+
+    def _told(self) -> dict[str, Any]:
+        noted = [
+            {"batch": str(one.row.batch_id), "fraction": one.note[0], "note": one.note[1]}
+            for one in list(self._running)[:50]
+            if one.note is not None
+        ]
+        return {**(self._options.free or {}), "health": self.health.told(), "progress": noted}
+
+    # Stopping.
+
+    async def _drain(self) -> None:
+        """Give back what was not begun, finish what was, as far as the grace time goes."""
+        self._rounds.stop_claiming()
+        waiting = []
+        while not self._ready.empty():
+            waiting.append(self._ready.get_nowait())
+        await self._release([one for one in waiting if one.end is None], "its worker stops")
+        at_once = asyncio.create_task(self._at_once.wait())
+        deadline = time.monotonic() + self._options.grace_seconds
+        while self._held and not at_once.done() and time.monotonic() < deadline:
+            await asyncio.wait([at_once], timeout=0.02)
+        at_once.cancel()
+        await self._give_back("its worker stops", seconds=CANCEL_SECONDS)
+
+    async def _give_back(self, why: str, *, seconds: float) -> None:
+        """Stop what runs and hand it to others; what is finished is still settled."""
+        self._rounds.stop_claiming()
+        begun = list(self._running)
+        for attempt in begun:
+            attempt.ends("given back", why)
+            self._halt(attempt)
+        deadline = time.monotonic() + seconds
+        while (
+            left := [self._running[one] for one in begun if one in self._running]
+        ) and time.monotonic() < deadline:
+            await asyncio.wait(left, timeout=0.01)
+        rest = [one for one in self._held.values() if not one.finished and not one.settled]
+        await self._release([one for one in rest if one.end in {None, "given back"}], why)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rounds.flushed.wait()
+
+    async def _release(self, attempts: list[Attempt], why: str) -> None:
+        if not attempts:
+            return
+        for attempt in attempts:
+            await self.quiet_async(attempt)
+        held = [Held(one.row.batch, one.row.token) for one in attempts]
+        with suppress(HelixError):  # then the leases run out
+            answers = await repeated(
+                lambda: self._transport.release(held, why), seconds=CANCEL_SECONDS
+            )
+            self.health.counts.given_back += sum(one.answer == "ok" for one in answers)
+        for attempt in attempts:
+            attempt.ends("given back", why)
+            self.forget(attempt)
+
+
+def _only(rounds: asyncio.Task[None]) -> BaseException:
+    """What ended the rounds; of a group of errors the first."""
+    error = rounds.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error or AssertionError("rounds end by an error only")

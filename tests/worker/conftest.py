@@ -1,0 +1,183 @@
+"""A database a module; workers as threads of this process, or as processes that can be hurt."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from helixqueue import HelixQueue, Queue
+from helixqueue.ledger.replay import replay
+from helixqueue.operate.check import check
+from tests.lab import one_database
+
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    for database in one_database(server, template, pooler):
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute(
+                "create table public.effect (id bigint generated always as identity, queue text, "
+                "identity text, worker text)"
+            )
+            connection.execute("grant all on public.effect to pool")
+        yield database
+
+
+@pytest.fixture
+def helix(database):
+    with HelixQueue(database.dsn("pool"), tenant="a") as client:
+        yield client
+
+
+@pytest.fixture
+def name():
+    """A queue that no other test uses."""
+    return f"work{next(_numbers)}"
+
+
+@pytest.fixture
+def queue(name):
+    return Queue(name, lease=30, backoff=0)
+
+
+class Shift:
+    """A worker in a thread of its own, to be watched from outside and stopped."""
+
+    def __init__(self, helix, queues, **options):
+        self.summary = None
+        self.error = None
+        self._stop = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(helix, queues, options))
+
+    def _run(self, helix, queues, options):
+        import asyncio  # noqa: PLC0415
+
+        from helixqueue.client import working  # noqa: PLC0415
+        from helixqueue.worker.options import Options  # noqa: PLC0415
+
+        async def run():
+            jobs = working.jobs_of(helix, queues)
+            for job in jobs.values():
+                await asyncio.to_thread(helix.know, job.queue)
+            worker = working.worker_of(helix.reach(), jobs, Options(**options), helix.submit, None)
+            loop = asyncio.get_running_loop()
+            self._stop = lambda: loop.call_soon_threadsafe(worker.stop)
+            self.worker = worker
+            self._ready.set()
+            return await worker.run()
+
+        try:
+            self.summary = asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.error = error
+            self._ready.set()
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def stop(self):
+        self._stop()
+
+    def join(self, seconds=30):
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the worker did not end"
+        if self.error is not None:
+            raise self.error
+        return self.summary
+
+    def __exit__(self, kind, *_):
+        if self._thread.is_alive() and self._stop is not None:
+            self._stop()
+            self._stop()
+        self._thread.join(30)
+        if kind is None:
+            self.join()
+
+
+@pytest.fixture
+def shift():
+    return Shift
+
+
+class Process:
+    """`helixq work` in a process, with the handlers of tests/worker/app.py."""
+
+    def __init__(self, database, queue, *options, dsn=None, **environment):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("HELIX_FAIL")}
+        kept |= {
+            "HELIX_DSN": dsn or database.dsn("pool"),
+            "HELIX_TENANT": "a",
+            "HELIX_APP_QUEUE": queue,
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            **environment,
+        }
+        self.popen = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "error", "-m", "helixqueue.cli.main", "work", queue),
+                *("--app", "tests.worker.app", *options),
+            ],
+            env=kept,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.out, self.err = self.popen.communicate()
+
+    def signal(self, number):
+        self.popen.send_signal(number)
+
+    def wait(self, seconds=30):
+        """The exit code; what it said is in `out` and `err`."""
+        self.out, self.err = self.popen.communicate(timeout=seconds)
+        return self.popen.returncode
+
+
+@pytest.fixture
+def process(database):
+    def start(queue, *options, **environment):
+        return Process(database, queue, *options, **environment)
+
+    return start
+
+
+def effects(database, queue):
+    """How often each identity took effect."""
+    rows = database.rows(
+        "select identity, count(*)::int from public.effect where queue = %s group by 1", queue
+    )
+    return dict(rows)
+
+
+def proven(database):
+    """The ledger replays to the current state, and every invariant holds."""
+    with database.connect("helix_migrator") as connection:
+        replayed = replay(connection)
+        assert replayed.clean, replayed
+        # The tests let time pass by a function of their own, which `check` duly finds.
+        broken = [
+            (result.name, witness)
+            for result in check(connection)
+            for witness in result.witnesses
+            if "test_pass_time" not in str(witness)
+        ]
+        assert broken == []

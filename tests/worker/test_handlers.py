@@ -1,0 +1,391 @@
+"""What handlers get, and what becomes of what they return or raise."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import sqlalchemy
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from helixqueue import (
+    AsyncHelixQueue,
+    AsyncLease,
+    GiveUp,
+    HelixQueue,
+    Lease,
+    LeaseLost,
+    NoResult,
+    Queue,
+    Refused,
+    Retry,
+    State,
+)
+from tests.lab import until
+from tests.worker.conftest import effects, proven
+
+
+class Basecall(BaseModel):
+    pod5: str
+
+
+class Reads(BaseModel):
+    reads: int
+
+
+def test_a_def_handler_completes_with_a_typed_result(helix, name):
+    queue = Queue(name, payload=Basecall, result=Reads)
+    seen = []
+
+    @queue.handler
+    def run(lease: Lease[Basecall, Reads]) -> Reads:
+        seen.append((lease.payload, lease.identity, lease.attempt, lease.idempotency_key))
+        lease.progress(0.4, "demultiplexing")
+        return Reads(reads=7)
+
+    one = helix.submit(queue, identity="s1", payload=Basecall(pod5="a"))
+    done = helix.work(queue, until_idle=True)
+    assert (done.completed, done.failed) == (1, 0)
+    assert helix.result(one.receipt) == Reads(reads=7)
+    assert seen == [(Basecall(pod5="a"), "s1", 1, one.receipt.key)]
+    assert [event.reason for event in helix.history(one.receipt)] == [
+        "submitted", "claimed", "started", "completed",
+    ]  # fmt: skip
+
+
+def test_an_async_handler_in_an_async_client(database, name):
+    queue = Queue(name)
+
+    @queue.handler
+    async def run(lease: AsyncLease):
+        await asyncio.sleep(0)
+        async with lease.transaction() as tx:
+            await tx.execute(
+                "insert into public.effect (queue, identity) values (%s, %s)",
+                (name, lease.identity),
+            )
+            await tx.submit(queue, identity="next", payload={"end": True})
+            return tx.complete(1)
+
+    async def story():
+        async with AsyncHelixQueue(database.dsn("pool"), tenant="a") as helix:
+            one = await helix.submit(queue, identity="first", payload={})
+            done = await helix.work(queue, until_idle=True)
+            return done, await helix.result(one.receipt)
+
+    # `next` submits itself again with its own payload: a duplicate, and the chain ends.
+    done, result = asyncio.run(story())
+    assert (done.completed, result) == (2, 1)
+    assert effects(database, name) == {"first": 1, "next": 1}
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_failures_are_told_apart(helix, name, kind):
+    queue = Queue(name, max_attempts=2, backoff=0, result=int)
+    calls = []
+
+    raised = {
+        ("gives up", 1): GiveUp("this sample is empty"),
+        ("retries", 1): Retry(after=0),
+        ("breaks", 1): ValueError("a\0b \udcff"),
+        ("breaks", 2): ValueError("a\0b \udcff"),
+    }
+    returned = {"misfits": "not a number", "works": 7, "retries": 1}
+
+    def body(lease):
+        calls.append((lease.identity, lease.attempt))
+        if error := raised.get((lease.identity, lease.attempt)):
+            raise error
+        return returned[lease.identity]
+
+    if kind == "loop":
+
+        @queue.handler
+        async def run_async(lease: AsyncLease):
+            return body(lease)
+    else:
+
+        @queue.handler
+        def run(lease: Lease):
+            return body(lease)
+
+    made = {
+        identity: helix.submit(queue, identity=identity, payload={}).receipt
+        for identity in ("gives up", "retries", "breaks", "misfits", "works")
+    }
+
+    def everything_ended():
+        helix.work(queue, until_idle=True)
+        return all(helix.state(one) in {State.COMPLETED, State.FAILED} for one in made.values())
+
+    until(everything_ended)
+    assert helix.result(made["works"]) == 7
+    assert helix.result(made["retries"]) == 1
+    ends = {}
+    for identity in ("gives up", "breaks", "misfits"):
+        with pytest.raises(NoResult) as ended:
+            helix.result(made[identity])
+        ends[identity] = (ended.value.failure, calls.count((identity, 2)), str(ended.value))
+    assert ends["gives up"][:2] == ("GiveUp", 0)
+    assert ends["breaks"][:2] == ("ValueError", 1)
+    assert "a\\0b" in ends["breaks"][2]
+    assert ends["misfits"][0] == "result"
+    assert "unable to parse string as an integer" in ends["misfits"][2]
+
+
+def test_a_misfit_names_its_place(helix, name):
+    class Deep(BaseModel):
+        samples: list[Reads]
+
+    queue = Queue(name, max_attempts=1, result=Deep)
+
+    @queue.handler
+    def run(_: Lease):
+        return {"samples": [{"reads": 1}, {"reads": "many"}]}
+
+    one = helix.submit(queue, identity="s", payload={})
+    helix.work(queue, until_idle=True)
+    with pytest.raises(NoResult, match="/samples/1/reads"):
+        helix.result(one.receipt)
+
+
+def test_rows_and_completion_are_one_commit(helix, database, name):
+    queue = Queue(name, max_attempts=1)
+
+    @queue.handler
+    def run(lease: Lease):
+        with lease.transaction() as tx:
+            tx.execute(
+                "insert into public.effect (queue, identity) values (%s, %s)",
+                (name, lease.identity),
+            )
+            tx.complete({"n": 1})
+            if lease.identity == "bad":
+                raise ValueError("after complete, before the end")
+
+    good, bad = (helix.submit(queue, identity=one, payload={}).receipt for one in ("good", "bad"))
+    helix.work(queue, until_idle=True)
+    assert effects(database, name) == {"good": 1}
+    assert (helix.state(good), helix.state(bad)) == (State.COMPLETED, State.FAILED)
+
+
+def test_a_transaction_may_fail_the_attempt_and_keep_its_rows(helix, database, name):
+    queue = Queue(name)
+
+    @queue.handler
+    def run(lease: Lease):
+        with lease.transaction() as tx:
+            tx.execute("insert into public.effect (queue, identity) values (%s, 'seen')", (name,))
+            tx.fail("no reads in it", permanent=True)
+
+    one = helix.submit(queue, identity="s", payload={})
+    done = helix.work(queue, until_idle=True)
+    assert done.failed == 1
+    assert helix.state(one.receipt) is State.FAILED
+    assert effects(database, name) == {"seen": 1}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database, name, commits):
+    queue = Queue(name, max_attempts=1)
+    engine = sqlalchemy.create_engine(
+        database.dsn("pool").replace("postgresql://", "postgresql+psycopg://")
+    )
+
+    @queue.handler
+    def run(lease: Lease):
+        with Session(engine) as session:
+            session.execute(
+                sqlalchemy.text("insert into public.effect (queue, identity) values (:q, 's')"),
+                {"q": name},
+            )
+            lease.within(session).complete({"n": 1})
+            if commits:
+                session.commit()
+
+    one = helix.submit(queue, identity="s", payload={})
+    done = helix.work(queue, until_idle=True)
+    engine.dispose()
+    assert done.completed == int(commits)
+    assert helix.state(one.receipt) is (State.COMPLETED if commits else State.FAILED)
+    assert effects(database, name) == ({"s": 1} if commits else {})
+    if not commits:
+        with pytest.raises(NoResult, match="did not commit"):
+            helix.result(one.receipt)
+
+
+def take_over(helix, database, queue, batch_id):
+    """The lease runs out and another worker completes the batch."""
+    [(batch,)] = database.rows("select batch from helix.locate(array[%s::uuid])", batch_id)
+    database.rows("select helix.test_pass_time(%s)", [batch])
+    [row] = until(lambda: helix.claim("thief", [queue], start=True))
+    [answer] = helix.settle("thief", [helix_settlement(row)])
+    assert answer.answer == "ok"
+
+
+def helix_settlement(row):
+    from helixqueue import Settlement  # noqa: PLC0415
+
+    return Settlement(row.batch, row.token, "completed", result='{"by":"thief"}')
+
+
+@pytest.mark.parametrize("way", ["transaction", "session", "stubborn session", "return"])
+def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, shift):
+    queue = Queue(name)
+    engine = sqlalchemy.create_engine(
+        database.dsn("pool").replace("postgresql://", "postgresql+psycopg://")
+    )
+    go, begun, raised = threading.Event(), threading.Event(), []
+    write = "insert into public.effect (queue, identity) values ('{}', 'zombie')".format(name)
+
+    @queue.handler
+    def run(lease: Lease):
+        begun.set()
+        assert go.wait(20)
+        try:
+            if way == "transaction":
+                with lease.transaction() as tx:
+                    tx.execute(write)
+                    tx.complete({})
+            elif way == "return":
+                return {}
+            else:
+                with Session(engine) as session:
+                    session.execute(sqlalchemy.text(write))
+                    try:
+                        lease.within(session).complete({})
+                    except LeaseLost:
+                        if way == "session":
+                            raise
+                    session.commit()
+        except LeaseLost as lost:
+            raised.append(lost.owner)
+            raise
+
+    one = helix.submit(queue, identity="s", payload={})
+    with shift(helix, queue, slots=1) as worker:
+        assert begun.wait(20)
+        take_over(helix, database, queue, one.receipt.batch_id)
+        go.set()
+        until(lambda: worker.worker.health.counts.lost == 1)
+        assert worker.worker.health.told()["held"] == 0
+    engine.dispose()
+    assert effects(database, name) == {}
+    assert helix.result(one.receipt) == {"by": "thief"}
+    [(who, owner)] = database.rows(
+        "select r.worker, r.owner from helix.refusal r join helix.locate(array[%s::uuid]) l "
+        "on l.batch = r.batch where r.operation = 'settle'",
+        one.receipt.batch_id,
+    )
+    assert owner == "thief"
+    assert who == worker.worker.worker
+    if way in {"transaction", "session"}:
+        assert raised == ["thief"]
+    proven(database)
+
+
+def test_a_cancelled_batch_stops_its_handler(helix, database, name, shift):
+    queue = Queue(name, lease=1)
+    begun, stopped = threading.Event(), threading.Event()
+
+    @queue.handler
+    async def run(_: AsyncLease):
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    one = helix.submit(queue, identity="s", payload={})
+    with shift(helix, queue, slots=1):
+        assert begun.wait(20)
+        helix.cancel(one.receipt, reason="sequenced twice")
+        assert stopped.wait(10)
+    assert helix.state(one.receipt) is State.CANCELLED
+    proven(database)
+
+
+def test_a_time_limit_ends_the_attempt(helix, name, shift):
+    queue = Queue(name, max_attempts=1, time_limit=0.2)
+    told = threading.Event()
+
+    @queue.handler
+    def run(lease: Lease):
+        if lease.lost.wait(20):
+            told.set()
+
+    one = helix.submit(queue, identity="s", payload={})
+    with shift(helix, queue, slots=1):
+        until(lambda: helix.state(one.receipt) is State.FAILED)
+    with pytest.raises(NoResult) as ended:
+        helix.result(one.receipt)
+    assert ended.value.failure == "timeout"
+    assert told.wait(10)
+
+
+def test_a_queue_without_a_handler_is_refused(helix, name):
+    with pytest.raises(Refused, match="has no handler"):
+        helix.work(Queue(name), until_idle=True)
+
+
+def test_working_inside_a_running_loop_as_a_notebook_does(database, name):
+    queue = Queue(name)
+
+    @queue.handler
+    def run(_: Lease):
+        return 1
+
+    async def cell():
+        with HelixQueue(database.dsn("pool"), tenant="a") as helix:
+            helix.submit(queue, identity="s", payload={})
+            return helix.work(queue, until_idle=True)
+
+    assert asyncio.run(cell()).completed == 1
+
+
+def test_a_queue_by_name_checks_the_stored_schema(helix, name):
+    declared = Queue(name, result=Reads, max_attempts=1)
+    one = helix.submit(declared, identity="s", payload={})
+    untyped = Queue(name)
+
+    @untyped.handler
+    def run(_: Lease):
+        return {"reads": "many"}
+
+    helix.work(untyped, until_idle=True)
+    with pytest.raises(NoResult, match="/reads"):
+        helix.result(one.receipt)
+
+
+def test_waiting_work_is_started_within_milliseconds(helix, name, shift):
+    """Not a benchmark: a worker that only polls would take half a second on average."""
+    queue = Queue(name)
+    started = {}
+
+    @queue.handler
+    async def run(lease: AsyncLease):
+        started[lease.identity] = time.monotonic()
+
+    helix.know(queue)
+    with shift(helix, queue, poll_seconds=5):
+        until(lambda: helix_waits(helix, name))
+        delays = []
+        for number in range(10):
+            before = time.monotonic()
+            helix.submit(queue, identity=f"s{number}", payload={})
+            until(lambda n=number: f"s{n}" in started)
+            delays.append(started[f"s{number}"] - before)
+    assert sorted(delays)[5] < 0.5
+
+
+def helix_waits(helix, name):
+    with helix._pool.database() as database:
+        rows = database.connection.execute(
+            "select 1 from pg_stat_activity where query like 'listen%%' "
+            "and datname = current_database()"
+        ).fetchall()
+    return bool(rows) and name
