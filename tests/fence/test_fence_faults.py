@@ -65,7 +65,7 @@ def test_without_a_database_nothing_runs(name):
 def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
     database, name, monkeypatch
 ):
-    monkeypatch.setattr("helixqueue.fence.plan.SEAL_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0.05)
     with HelixQueue(database.dsn(), tenant="a") as helix:
 
         @helix.fence(name, key=lambda: "k")

@@ -12,7 +12,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.client.plans import Ask, Pause, Plan, repeated
 from helixqueue.client.preparation import Known
 from helixqueue.errors import (
     HelixError,
@@ -26,6 +25,7 @@ from helixqueue.identity import check_name
 from helixqueue.queues import Queue
 from helixqueue.states import FINISHED, State
 from helixqueue.store import calls, reads
+from helixqueue.store.plans import Ask, Pause, Plan, repeated
 from helixqueue.store.rows import Held, LeaseRow, Receipt
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from helixqueue.client.answers import Accepted, Submission, Submitted
-from helixqueue.client.plans import Ask, Pause, Plan
 from helixqueue.client.preparation import Known, noted, prepared, submission_of
 from helixqueue.errors import (
     Conflict,
@@ -18,6 +17,7 @@ from helixqueue.errors import (
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
 from helixqueue.store import calls
+from helixqueue.store.plans import Ask, Pause, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,9 +10,9 @@ from helixqueue.client import submitting
 from helixqueue.client.answers import Submission
 from helixqueue.client.desk import Desk, Which
 from helixqueue.client.home import Embedded, Home, Server
-from helixqueue.client.plans import Pause, Plan, Step, carry_out
 from helixqueue.client.settings import Chosen
 from helixqueue.store.database import Database
+from helixqueue.store.plans import Pause, Plan, Step, carry_out
 from helixqueue.store.pool import Pool
 from helixqueue.store.within import run_within
 

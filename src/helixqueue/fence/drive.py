@@ -1,4 +1,4 @@
-"""Performs the steps of a plan: with threads, and with asyncio."""
+"""Performs the steps of a fence's plan: in a thread, and in an event loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from helixqueue.errors import HelixError
-from helixqueue.fence.plan import Ask, Look, Nest, Pause, Step, Steps
+from helixqueue.fence.plan import Look, Nest, Step
+from helixqueue.store.plans import Ask, Pause
 from helixqueue.store.within import run_within, run_within_async
 
 if TYPE_CHECKING:
@@ -31,40 +31,6 @@ class Run(Protocol):
 
 class AsyncRun(Protocol):
     def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
-
-
-def drive(steps: Steps[T], perform: Callable[[Step], Any]) -> T:
-    """Perform every step in this thread; errors of ours are the plan's to judge."""
-    answer: Any = None
-    failure: HelixError | None = None
-    while True:
-        try:
-            step = steps.send(answer) if failure is None else steps.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        answer = failure = None
-        try:
-            answer = perform(step)
-        except HelixError as error:
-            failure = error
-
-
-async def drive_async(steps: Steps[T], perform: Callable[[Step], Awaitable[Any]]) -> T:
-    """The same without a thread."""
-    answer: Any = None
-    failure: HelixError | None = None
-    while True:
-        try:
-            step = steps.send(answer) if failure is None else steps.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        answer = failure = None
-        try:
-            answer = await perform(step)
-        except HelixError as error:
-            failure = error
 
 
 class Hands:

@@ -23,17 +23,10 @@ from helixqueue.fence import call
 from helixqueue.fence.answer import UNTYPED, Codec
 from helixqueue.fence.block import Block, Held
 from helixqueue.fence.counters import Counters
-from helixqueue.fence.drive import (
-    AsyncHands,
-    AsyncRun,
-    Hands,
-    Run,
-    drive,
-    drive_async,
-    to_its_end,
-)
+from helixqueue.fence.drive import AsyncHands, AsyncRun, Hands, Run, to_its_end
 from helixqueue.fence.plan import Plan
 from helixqueue.fence.pulse import AsyncPulse, Pulse
+from helixqueue.store.plans import carry_out, carry_out_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,12 +227,12 @@ class Fence(_Fence):
 
 def _enter(block: Block, hands: Hands) -> Held:
     hands.found = block.found
-    return drive(block.entering(), hands)
+    return carry_out(block.entering(), hands)
 
 
 def _leave(block: Block, hands: Hands, error: BaseException | None) -> None:
     block.leave()
-    drive(block.leaving(error), hands)
+    carry_out(block.leaving(error), hands)
 
 
 class AsyncFence(_Fence):
@@ -298,9 +291,9 @@ class AsyncFence(_Fence):
 
 async def _enter_async(block: Block, hands: AsyncHands) -> Held:
     hands.found = block.found
-    return await drive_async(block.entering(), hands)
+    return await carry_out_async(block.entering(), hands)
 
 
 async def _leave_async(block: Block, hands: AsyncHands, error: BaseException | None) -> None:
     block.leave()
-    await to_its_end(drive_async(block.leaving(error), hands))
+    await to_its_end(carry_out_async(block.leaving(error), hands))

@@ -1,8 +1,7 @@
 """What a fenced call does, step by step, without doing any of it.
 
-Each function is a generator of steps: `Ask` the database, `Pause`, `Look` with the caller's probe,
-`Nest` a savepoint. `drive.py` performs them, once with threads and once with asyncio, so the twins
-cannot drift.
+Each function is a plan as in `store/plans.py`, with two steps more: `Look` with the caller's probe,
+and `Nest` a savepoint. `drive.py` performs them, in a thread or in an event loop.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from helixqueue.errors import Conflict, InDoubt, InProgress, LeaseLost, Retryabl
 from helixqueue.identity import diff, loads
 from helixqueue.store import fences
 from helixqueue.store.fences import Answer, Fenced, Finding, Hold, Times
+from helixqueue.store.plans import Ask, Pause, repeated
 from helixqueue.store.rows import Token
 
 if TYPE_CHECKING:
@@ -23,21 +23,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A claim is asked again for about a second while the database is away: nothing has happened yet.
-CLAIM_PAUSES = (0.05, 0.2, 0.8)
+# A claim is asked again for a second while the database is away: nothing has happened yet.
+CLAIM_SECONDS = 1.0
 # A seal for longer: the effect has happened, and only this process knows what came of it.
-SEAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+SEAL_SECONDS = 6.0
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    call: Call[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +120,7 @@ def _claim_once(plan: Plan, identity: str | None, request: str, nonce: int) -> S
         keep_request=plan.keep_request,
         alone=plan.alone,
     )
-    return (yield from _surely(plan, call, CLAIM_PAUSES))
+    return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
 def _wait(plan: Plan, told: Fenced, waited: float) -> Steps[float]:
@@ -157,7 +147,7 @@ def _probe(plan: Plan, doubted: Fenced, nonce: int) -> Steps[Fenced]:
         nonce=nonce,
         answer=found.answer,
     )
-    return (yield from _surely(plan, call, CLAIM_PAUSES))
+    return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
 def held(told: Fenced, nonce: int) -> Hold:
@@ -168,7 +158,7 @@ def held(told: Fenced, nonce: int) -> Hold:
 
 def start(plan: Plan, held: Hold) -> Steps[Fenced]:
     """Write the marker: from here on it may have happened."""
-    told = yield from _surely(plan, fences.start(held, actor=plan.actor), CLAIM_PAUSES)
+    told = yield from _surely(plan, fences.start(held, actor=plan.actor), CLAIM_SECONDS)
     return _owned(plan, told)
 
 
@@ -176,8 +166,10 @@ def seal(plan: Plan, held: Hold, answer: Answer) -> Steps[Fenced]:
     """Keep what came of it; raises `LeaseLost` when somebody else decided meanwhile."""
     call = fences.seal(held, answer, plan.times, actor=plan.actor)
     try:
-        told = yield from _surely(plan, call, SEAL_PAUSES)
-    except Unavailable as away:
+        told = yield from _surely(plan, call, SEAL_SECONDS)
+    except (Unavailable, Retryable) as away:
+        if not plan.alone:
+            raise  # the effect went with the caller's transaction
         raise InDoubt(
             f"{plan.name}: the effect took place, but the database went away before its answer was "
             f"kept: {away}",
@@ -189,29 +181,24 @@ def seal(plan: Plan, held: Hold, answer: Answer) -> Steps[Fenced]:
 def release(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
     """Nothing happened, and that is certain: the next call may do it."""
     call = fences.release(held, plan.times, actor=plan.actor, detail=detail)
-    return (yield from _surely(plan, call, CLAIM_PAUSES))
+    return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
 def doubt(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
     """It may have happened."""
     call = fences.doubt(held, actor=plan.actor, detail=detail)
-    return (yield from _surely(plan, call, CLAIM_PAUSES))
+    return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
-def _surely(plan: Plan, call: Call[Fenced], pauses: tuple[float, ...]) -> Steps[Fenced]:
+def _surely(plan: Plan, call: Call[Fenced], seconds: float) -> Steps[Fenced]:
     """Ask again when the answer was lost; every call here is answered the same the second time.
 
     Not inside a caller's transaction: that is over, and the caller begins it again.
     """
-    for pause in pauses if plan.alone else ():
-        try:
-            told: Fenced = yield Ask(call)
-        except (Unavailable, Retryable):
-            yield Pause(pause)
-        else:
-            return told
-    last: Fenced = yield Ask(call)
-    return last
+    if plan.alone:
+        return (yield from repeated(call, seconds=seconds))
+    told: Fenced = yield Ask(call)
+    return told
 
 
 def _owned(plan: Plan, told: Fenced) -> Fenced:

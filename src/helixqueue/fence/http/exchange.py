@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from helixqueue.errors import Conflict, HelixError, InDoubt, LeaseLost
 from helixqueue.fence import plan
 from helixqueue.fence.call import receipt_text
-from helixqueue.fence.drive import AsyncHands, drive_async
+from helixqueue.fence.drive import AsyncHands
 from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
 from helixqueue.fence.http.problem import Problem
 from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
 from helixqueue.fence.http.refusal import problem_of
 from helixqueue.fence.http.stored import FORM, Corrupt, Stored
 from helixqueue.store.fences import Answer
+from helixqueue.store.plans import carry_out_async
 
 if TYPE_CHECKING:
     from helixqueue.fence.http.keyed import Keyed
@@ -63,7 +64,7 @@ class Exchange:
             return
         keyed = self._keyed
         try:
-            claimed = await drive_async(
+            claimed = await carry_out_async(
                 plan.claim(keyed.plan, keyed.identity, keyed.request), self._hands
             )
         except HelixError as refused:
@@ -169,7 +170,7 @@ class Exchange:
         effect = text_of(headers, EFFECT_HEADER) or None
         if effect == "none" or status in self._keyed.route.before_the_effect:
             said = f"answered {status} before the effect"
-            await drive_async(plan.release(self._plan, held, said), self._hands)
+            await carry_out_async(plan.release(self._plan, held, said), self._hands)
             self._journal.decided("released")
             return []
         if status >= 500:
@@ -179,7 +180,7 @@ class Exchange:
         stored = Stored.of(status, headers, kept, self._keyed.route.keep_headers)
         answer = Answer(FORM, stored.write(), effect=effect)
         try:
-            told = await drive_async(plan.seal(self._plan, held, answer), self._hands)
+            told = await carry_out_async(plan.seal(self._plan, held, answer), self._hands)
         except (LeaseLost, InDoubt) as refused:
             raise Overtaken(refused) from refused
         await self._remember(told)
@@ -200,7 +201,7 @@ class Exchange:
 
     async def _doubt(self, held: Hold, why: str) -> None:
         try:
-            await drive_async(plan.doubt(self._plan, held, why), self._hands)
+            await carry_out_async(plan.doubt(self._plan, held, why), self._hands)
         except HelixError:
             # The lease will run out, and that is the same doubt.
             log.exception("fence %s: could not be put in doubt", self._plan.name)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from helixqueue.store.calls import Call
 
 T = TypeVar("T")
+# What a plan may yield: our two steps, and for fences a few more.
+S = TypeVar("S")
 
 # The longest first and the longest of all pauses between two tries; each is drawn by chance from
 # zero on, so that those whom one fault met do not come back together.
@@ -67,7 +69,8 @@ def repeated(call: Call[T], *, seconds: float, replayable: bool = True) -> Plan[
     raise AssertionError("count() does not end")
 
 
-def carry_out(plan: Plan[T], perform: Callable[[Step], Any]) -> T:
+def carry_out(plan: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
+    """Perform every step in this thread; errors of ours are the plan's to judge."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
@@ -83,7 +86,8 @@ def carry_out(plan: Plan[T], perform: Callable[[Step], Any]) -> T:
             failure = error
 
 
-async def carry_out_async(plan: Plan[T], perform: Callable[[Step], Awaitable[Any]]) -> T:
+async def carry_out_async(plan: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
+    """The same in an event loop."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
