@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Processes for the tests: one a core.
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadgroup
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadgroup --durations 15
 POSTGRES_15 := /usr/lib/postgresql/15/bin
 
 .PHONY: help run test check bench proof schema debian clean

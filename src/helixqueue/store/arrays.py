@@ -19,6 +19,11 @@ def plain(values: Iterable[Any] | None) -> str | None:
     return "{" + ",".join(["null" if value is None else str(value) for value in values]) + "}"
 
 
+def numbers(values: Iterable[int]) -> str:
+    """Of whole numbers, none of them missing: the quickest, for what every worker sends."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def texts(values: Sequence[str | None] | None) -> str | None:
     """Of texts (and of what is written as one), each in quotes."""
     if values is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 from helixqueue.identity import stored_public_id
 from helixqueue.states import State
-from helixqueue.store.arrays import plain, texts
+from helixqueue.store.arrays import numbers, plain, texts
 from helixqueue.store.hints import Hint
 from helixqueue.store.rows import (
     Answer,
@@ -313,29 +313,36 @@ def _read_number(rows: list[Row]) -> int:
     return int(rows[0][0])
 
 
-def _token_columns(held: Sequence[Held] | Sequence[Settlement]) -> tuple[str | None, ...]:
+def _token_columns(held: Sequence[Held] | Sequence[Settlement]) -> tuple[str, ...]:
     return (
-        plain([one.batch for one in held]),
-        plain([one.token.epoch for one in held]),
-        plain([one.token.nonce for one in held]),
-        plain([one.token.number for one in held]),
+        numbers([one.batch for one in held]),
+        numbers([one.token.epoch for one in held]),
+        numbers([one.token.nonce for one in held]),
+        numbers([one.token.number for one in held]),
     )
 
 
 def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, ...]:
+    columns = zip(*settlements, strict=True) if settlements else [()] * len(Settlement._fields)
+    _, _, outcome, result, failure, detail, permanent, after = columns
     return (
         *_token_columns(settlements),
-        plain([one.outcome for one in settlements]),
-        texts([one.result for one in settlements]),
-        texts([one.failure for one in settlements]),
-        texts([one.detail for one in settlements]),
-        plain([one.permanent for one in settlements]),
-        plain([one.after_seconds for one in settlements]),
+        plain(outcome),
+        # Who completes says nothing of failures, and most results are none: null for all of them.
+        texts(result) if _says(result) else None,
+        texts(failure) if _says(failure) else None,
+        texts(detail) if _says(detail) else None,
+        plain(permanent) if any(permanent) else None,
+        plain(after) if _says(after) else None,
     )
 
 
-def _hint_columns(hints: Sequence[Hint]) -> tuple[str | None, ...]:
-    return tuple(plain(column) for column in zip(*hints, strict=True))
+def _says(column: Sequence[object]) -> bool:
+    return any(value is not None for value in column)
+
+
+def _hint_columns(hints: Sequence[Hint]) -> tuple[str, ...]:
+    return tuple(numbers(column) for column in zip(*hints, strict=True))
 
 
 def _times(values: Sequence[datetime | None] | None) -> str | None:
