@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, resolve."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
+    "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal ends it."),
     "token": ("helixqueue.cli.token", "Tokens of the HTTP service."),
     "migrate": (
         "helixqueue.cli.migrate",

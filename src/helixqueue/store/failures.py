@@ -68,7 +68,8 @@ def translate(error: BaseException, *, sent: bool = True) -> HelixError:
         )
     if state in _BY_STATE:
         return _BY_STATE[state](text)
-    if state.startswith("23"):
+    if state.startswith(("22", "23")):
+        # What was sent breaks a bound: a number out of range, a constraint.
         return Refused(text)
     return HelixError(f"{text} (SQLSTATE {state})")
 

@@ -217,3 +217,8 @@ def changes(cursor: Cursor, *, queue: str | None = None, limit: int = 500) -> Ca
 def fit_to_serve() -> Call[bool]:
     """Whether this login is bound by setting alone, so that row-level security holds."""
     return Call(_SQL["ready"], (), lambda rows: bool(rows[0][0]))
+
+
+def schema_revision() -> Call[str | None]:
+    """Of the database; revision.py judges it."""
+    return Call(_SQL["revision"], (), lambda rows: str(rows[0][0]) if rows else None)

@@ -54,3 +54,7 @@ order by e.xid, e.batch, e.version;
 select exists (select from helix.role_tenant b where b.role = session_user and b.by_setting)
    and not exists (select from helix.role_tenant b where b.role = session_user and not b.by_setting)
    and not pg_has_role(session_user, 'helix_operator', 'member');
+
+-- name: revision
+-- The revision of the schema; any role may ask.
+select r.version_num from helix_migration.revision r;

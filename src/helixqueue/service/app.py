@@ -1,0 +1,152 @@
+"""Puts the service together: routes, the answers to errors, the document, the gate before all."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from helixqueue import __version__
+from helixqueue.errors import HelixError
+from helixqueue.fence.http import describe
+from helixqueue.fence.http.recorder import EFFECT_HEADER
+from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
+from helixqueue.service import batches, changes, health, people, queues, token_routes, work
+from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations
+from helixqueue.service.journal import masked
+from helixqueue.service.problems import Problem, ProblemAnswer, invalid_request, problem_of
+from helixqueue.service.service import Service, journal_of, service_of
+from helixqueue.service.settings import MAX_BODY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from helixqueue.service.settings import Settings
+
+# Everything below 500 that we answer with says that nothing was done: it may be asked again.
+_NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}
+
+
+def create_app(settings: Settings) -> Gate:
+    """The ASGI application."""
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.served.close()
+
+    app = FastAPI(
+        title="HelixQueue",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,  # behind the gate as everything else: /v1/openapi.json
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    for module in (batches, people, queues, work, changes, token_routes, health):
+        app.include_router(module.routes)
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(HelixError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_fault)
+    policy = _policy(app, settings.policy)
+    app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
+    return Gate(app, service, policy)
+
+
+def _policy(app: FastAPI, given: Policy | None) -> Policy:
+    """The policy, one route for each operation that may be fenced: keys are unique within one."""
+    base = given or Policy(routes=(Route(required=False),))
+    if given is None:
+        base = replace(base, routes=(replace(base.routes[0], methods=frozenset({"POST", "PUT"})),))
+    found = []
+    for operation in operations(_plain_document(app)):
+        route = base.route(operation.method, operation.path) if operation.fenced else None
+        if route is not None:
+            found.append(
+                replace(
+                    route,
+                    path=operation.path,
+                    methods=frozenset({operation.method}),
+                    max_body_bytes=min(route.max_body_bytes, MAX_BODY_BYTES),
+                    before_the_effect=route.before_the_effect | _NOTHING_DONE,
+                )
+            )
+    return replace(base, routes=tuple(found))
+
+
+def _plain_document(app: FastAPI) -> dict[str, Any]:
+    return get_openapi(
+        title=app.title,
+        version=app.version,
+        openapi_version=app.openapi_version,
+        summary="Every piece of work takes effect once, and you can prove it.",
+        routes=app.routes,
+    )
+
+
+def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        plain = _plain_document(app)
+        parts = plain.setdefault("components", {})
+        parts.setdefault("schemas", {})["Problem"] = ProblemAnswer.model_json_schema()
+        parts["securitySchemes"] = {
+            "token": {"type": "http", "scheme": "bearer", "description": "`helixq token create`"}
+        }
+        app.openapi_schema = describe(plain, policy)
+    return app.openapi_schema
+
+
+async def _on_problem(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, Problem)  # noqa: S101 - registered for it
+    return _told(request, problem)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HelixError)  # noqa: S101 - registered for it
+    principal = request.scope.get(PRINCIPAL_KEY)
+    problem = problem_of(error, values=principal is not None and principal.sees_payloads)
+    if problem.status_code >= 500:
+        journal = journal_of(request)
+        journal.know(fault=masked(f"{type(error).__name__}: {error}"))
+        if not (journal.unrepeatable and getattr(error, "outcome_unknown", False)):
+            # Nothing happened, or what happened will be recognised when it is asked again.
+            problem.extra[EFFECT_HEADER] = "none"
+    return _told(request, problem)
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it
+    return _told(request, invalid_request(error.errors()))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses; the gate has refused nearly all of it before."""
+    status = getattr(error, "status_code", 400)
+    kind = {404: "not-found", 405: "method-not-allowed"}.get(status, "not-json")
+    return _told(request, Problem(kind, "the request could not be read"))
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """Answered here, told of in the gate, which the error goes on to."""
+    del error
+    return _told(request, Problem("internal", "it is on record under the request's id"))
+
+
+def _told(request: Request, problem: Problem) -> Response:
+    journal = journal_of(request)
+    journal.know(problem=problem.kind)
+    service_of(request).metrics.turned_away(problem.kind)
+    return problem.response(journal.request_id)

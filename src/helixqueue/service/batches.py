@@ -1,0 +1,196 @@
+"""Submitting, and reading what became of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Query
+from pydantic import AwareDatetime
+from starlette.responses import JSONResponse, Response
+
+from helixqueue.client import submitting
+from helixqueue.client.answers import Submission, Submitted
+from helixqueue.errors import Conflict, Refused
+from helixqueue.service import answers
+from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, SubmitBody
+from helixqueue.service.problems import Problem
+from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
+from helixqueue.service.settings import MAX_PAGE
+from helixqueue.states import State
+from helixqueue.store import reads
+
+routes = router("batches")
+
+
+@routes.post(
+    "/v1/queues/{queue}/batches",
+    response_model=answers.SubmittedAnswer,
+    status_code=201,
+    summary="Submit one piece of work, once, however often this is asked",
+    **demands("submit", 409, fenced=True)
+    | {
+        "responses": demands("submit", 409)["responses"]
+        | {200: {"model": answers.SubmittedAnswer, "description": "It was there: a duplicate."}}
+    },
+)
+async def submit(
+    queue: QueueName, body: SubmitBody, asker: Asker, here: Here, note: Note
+) -> Response:
+    note.know(queue=queue)
+    note.unrepeatable = body.identity is None
+    asker.demand_queue(queue)
+    await _known(asker, queue)
+    await here.make_room(asker, queue, 1)
+    try:
+        done = await asker.do(
+            submitting.submit(asker.desk, queue, _submission(body), create=False, within=None)
+        )
+    except Refused as refused:
+        decision = "conflict" if isinstance(refused, Conflict) else "refused"
+        note.know(decision=decision)
+        here.metrics.decided(decision)
+        raise
+    here.metrics.decided(done.decision)
+    note.know(batch=done.receipt.batch_id, decision=done.decision)
+    told = answers.submitted(done, values=asker.sees_payloads, request_id=note.request_id)
+    return JSONResponse(told, 201 if done.decision == "new" else 200)
+
+
+@routes.post(
+    "/v1/queues/{queue}/chunks",
+    response_model=answers.ChunkAnswer,
+    summary="Submit many; each row gets its own answer, in the order they came",
+    **demands("submit", 409, fenced=True),
+)
+async def submit_many(
+    queue: QueueName, body: ChunkBody, asker: Asker, here: Here, note: Note
+) -> Response:
+    note.know(queue=queue, count=len(body.submissions))
+    note.unrepeatable = any(one.identity is None for one in body.submissions)
+    asker.demand_queue(queue)
+    await _known(asker, queue)
+    await here.make_room(asker, queue, len(body.submissions))
+    rows = [_submission(one) for one in body.submissions]
+    done: list[Submitted] = await asker.do(
+        submitting.submit_many(asker.desk, queue, rows, create=False, within=None)
+    )
+    for one in done:
+        here.metrics.decided(one.decision)
+    note.know(decision=sorted({one.decision for one in done}))
+    told = [
+        answers.submitted(one, values=asker.sees_payloads, request_id=note.request_id)
+        for one in done
+    ]
+    return JSONResponse({"submitted": told})
+
+
+def _submission(body: SubmitBody) -> Submission:
+    identity = tuple(body.identity) if isinstance(body.identity, list) else body.identity
+    return Submission(
+        identity,
+        body.payload,
+        revision=body.revision,
+        priority=body.priority,
+        run_at=body.run_at,
+        expires_at=body.expires_at,
+        limit_key=body.limit_key,
+        requires=body.requires,
+    )
+
+
+async def _known(asker: Asker, queue: str) -> None:
+    try:
+        await asker.do(asker.desk.known(queue))
+    except Refused as refused:
+        if type(refused) is not Refused:
+            raise  # about the token, or the name
+        raise Problem("no-such-queue", f"the tenant has no queue {queue}") from None
+
+
+@routes.get(
+    "/v1/batches",
+    response_model=answers.PageAnswer,
+    summary="A page of batches, newest first",
+    **demands("read"),
+)
+async def batches(
+    *,
+    asker: Asker,
+    queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
+    state: Annotated[State | None, Query()] = None,
+    identity: Annotated[
+        list[str] | None,
+        Query(max_length=16, description="In any spelling; again for further parts."),
+    ] = None,
+    worker: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    since: Annotated[AwareDatetime | None, Query()] = None,
+    until: Annotated[AwareDatetime | None, Query()] = None,
+    after: Annotated[
+        str | None, Query(max_length=100, description="The `next` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> answers.PageAnswer:
+    named = None
+    if identity:
+        named = identity[0] if len(identity) == 1 else tuple(identity)
+    page = await asker.ask(
+        reads.batches(
+            tenant=asker.tenant,
+            queue=queue,
+            state=state,
+            identity=named,
+            worker=worker,
+            since=since,
+            until=until,
+            after=after,
+            limit=limit,
+        )
+    )
+    return answers.PageAnswer(
+        batches=[answers.batch(row, details=asker.sees_payloads) for row in page.rows],
+        next=page.next,
+    )
+
+
+@routes.get(
+    "/v1/batches/{batch_id}",
+    response_model=answers.StoryAnswer,
+    summary="One batch's whole story: attempts, events, refusals, decisions",
+    **demands("read"),
+)
+async def batch(
+    *,
+    batch_id: UUID,
+    asker: Asker,
+    note: Note,
+    payload: Annotated[
+        bool, Query(description="With payload and result; needs the scope payloads.")
+    ] = False,
+) -> answers.StoryAnswer:
+    note.know(batch=batch_id)
+    if payload:
+        asker.demand("payloads")
+    told = await asker.ask(reads.story(batch_id, payload=payload))
+    if told is None:
+        raise no_such_batch(batch_id)
+    note.know(attempt=told.attempt, worker=told.worker)
+    return answers.story(told, values=asker.sees_payloads)
+
+
+@routes.get(
+    "/v1/batches/{batch_id}/outcome",
+    response_model=answers.OutcomeAnswer,
+    summary="Where a batch stands, and what it ended with",
+    **demands("read"),
+)
+async def outcome(batch_id: UUID, asker: Asker, note: Note) -> answers.OutcomeAnswer:
+    note.know(batch=batch_id)
+    [found] = await asker.ask(reads.outcomes(ids=[batch_id], results=asker.sees_payloads))
+    if found is None:
+        raise no_such_batch(batch_id)
+    return answers.outcome(found, values=asker.sees_payloads)
+
+
+def no_such_batch(batch_id: UUID) -> Problem:
+    return Problem("no-such-batch", f"the tenant has no batch {batch_id}", got=str(batch_id))

@@ -1,0 +1,203 @@
+"""What clients send. Bounds stand here, so that the OpenAPI document has them too."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+)
+
+from helixqueue.identity import PROFILES
+from helixqueue.service.settings import MAX_LEASES, MAX_ROWS
+from helixqueue.store.rows import Held, Settlement, Token
+from helixqueue.store.tokens import DAYS, DAYS_MAX, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - the form of one
+_INT4, _INT8 = 2**31, 2**63
+
+
+def _printable(text: str) -> str:
+    if not text.strip() or any(ord(char) < 32 for char in text):
+        raise ValueError("expected some text without control characters")
+    return text
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
+Worker = Annotated[
+    str,
+    Field(min_length=1, max_length=63, examples=["gpu-1"]),
+    AfterValidator(_printable),
+]
+Reason = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Why, for the record.",
+        examples=["reads were contaminated"],
+    ),
+    AfterValidator(_printable),
+]
+IdentityText = Annotated[str, Field(max_length=1024)]
+Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
+Json = Any
+Seconds = Annotated[float, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A member that is not known is refused: a misspelt option would be silently ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SubmitBody(Body):
+    identity: Identity = Field(
+        description="The business identifier; null for none.", examples=["S-1"]
+    )
+    payload: Json = Field(description="Any JSON.", examples=[{"pod5": "a.pod5"}])
+    revision: Annotated[str, Field(max_length=255)] | None = Field(None, examples=["2"])
+    priority: Annotated[StrictInt, Field(ge=0, le=9)] | None = None
+    run_at: AwareDatetime | None = None
+    expires_at: AwareDatetime | None = None
+    limit_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
+
+
+class ChunkBody(Body):
+    submissions: Annotated[list[SubmitBody], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+class ReasonBody(Body):
+    reason: Reason
+
+
+class Resources(Body):
+    """What a worker has free."""
+
+    gpus: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
+    gpu_vram_gb: Amount = 0
+    cpu_cores: Amount = 0
+    ram_gb: Amount = 0
+    disk_gb: Amount = 0
+    labels: Annotated[dict[str, Annotated[str, Field(max_length=255)]], Field(max_length=64)] = (
+        Field(default_factory=dict)
+    )
+
+
+class QueueBody(Body):
+    """Settings of a queue; what is not named stays as it is."""
+
+    reason: Reason
+    profile: Literal["text-v1", "lab-id-v1"] | None = None
+    lease_seconds: Seconds | None = None
+    max_attempts: Annotated[StrictInt, Field(ge=1, le=1_000)] | None = None
+    backoff_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+    backoff_max_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = (
+        None
+    )
+    key_limit: Annotated[StrictInt, Field(ge=1, le=100_000)] | None = None
+    unknown: Literal["refuse", "accept"] | None = None
+    closed: StrictBool | None = None
+    requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
+    payload_schema: dict[str, Any] | None = Field(None, examples=[{"type": "object"}])
+    result_schema: dict[str, Any] | None = None
+
+
+assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them
+
+
+class LeaseRef(Body):
+    """A lease, named by its batch and proved by its token."""
+
+    batch: Annotated[StrictInt, Field(ge=1, le=2**53 - 1)]
+    token: Annotated[str, Field(pattern=TOKEN_PATTERN, examples=["1.-42.7"])]
+
+    def held(self) -> Held:
+        return Held(self.batch, read_token(self.token))
+
+
+class LeasesBody(Body):
+    worker: Worker
+    leases: Annotated[list[LeaseRef], Field(min_length=1, max_length=1_000)]
+
+
+class ReleaseBody(LeasesBody):
+    detail: Annotated[str, Field(max_length=1_000), AfterValidator(_printable)] | None = None
+
+
+class SettlementBody(LeaseRef):
+    outcome: Literal["completed", "failed"]
+    result: Json = Field(None, description="Any JSON, of a completed one.")
+    failure: Annotated[str, Field(max_length=255)] | None = None
+    detail: Annotated[str, Field(max_length=10_000)] | None = None
+    permanent: StrictBool = False
+    after_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = None
+
+
+class SettleBody(Body):
+    worker: Worker
+    settlements: Annotated[list[SettlementBody], Field(min_length=1, max_length=MAX_LEASES)]
+
+
+class ClaimBody(Body):
+    worker: Worker
+    request: UUID = Field(description="The same again gives the same leases again.")
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_LEASES)] = 1
+    free: Resources | None = None
+    start: StrictBool = False
+    lease_seconds: Seconds | None = None
+    settle: Annotated[list[SettlementBody], Field(max_length=MAX_LEASES)] = Field(
+        default_factory=list
+    )
+
+
+class HelloBody(Body):
+    worker: Worker
+    free: Resources | None = None
+
+
+class TokenBody(Body):
+    name: Name
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)]
+    queues: Annotated[list[Name], Field(min_length=1, max_length=QUEUES_MAX)] | None = None
+    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
+
+
+class RotateBody(Body):
+    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
+    overlap_seconds: Annotated[float, Field(ge=0, le=OVERLAP_SECONDS_MAX)] = 86_400.0
+
+
+def read_token(text: str) -> Token:
+    """The parts of a lease's token; one out of range is nobody's, and will be refused."""
+    epoch, nonce, number = (int(part) for part in text.split("."))
+    fits = epoch < _INT4 and -_INT8 <= nonce < _INT8 and number < _INT8
+    return Token(epoch, nonce, number) if fits else Token(0, 0, 0)
+
+
+def write_token(token: Token) -> str:
+    return f"{token.epoch}.{token.nonce}.{token.number}"
+
+
+def settlement(body: SettlementBody, result: str | None) -> Settlement:
+    return Settlement(
+        body.batch,
+        read_token(body.token),
+        body.outcome,
+        result=result,
+        failure=body.failure,
+        detail=body.detail,
+        permanent=body.permanent,
+        after_seconds=body.after_seconds,
+    )

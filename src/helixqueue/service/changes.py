@@ -1,0 +1,185 @@
+"""A stream of changes: every event of the tenant's ledger, in order, none left out.
+
+Server-sent events. An event's id is where the reader stands; a client that comes back with it in
+Last-Event-ID goes on behind it. Events are told in the order of their transactions, and only those
+before the first transaction that is still under way: so none can appear behind the reader's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import Header, Query
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from helixqueue.errors import HelixError
+from helixqueue.service import answers
+from helixqueue.service.bodies import NAME_PATTERN
+from helixqueue.service.problems import Problem, problem_of
+from helixqueue.service.routing import Asker, Here, Note, demands, router
+from helixqueue.store import serving
+from helixqueue.store.serving import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from helixqueue.service.principal import Principal
+    from helixqueue.service.service import Service
+    from helixqueue.store.serving import Changes
+
+routes = router("changes")
+MAX_ROWS: Final = 500
+QUIET_SECONDS: Final = 10.0  # then a comment is sent, so that nobody takes silence for death
+# A stream that begins anew tells of transactions that were under way then, if they are no older.
+OLDEST: Final = timedelta(hours=1)
+_ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
+_EXAMPLE = 'id: 815-17-2-1788220800000\nevent: change\ndata: {"batch_id": "...", ...}\n\n'
+
+
+@routes.get(
+    "/v1/changes",
+    response_class=StreamingResponse,
+    summary="Every change from now on, or from behind Last-Event-ID, as server-sent events",
+    **demands("read")
+    | {
+        "responses": demands("read")["responses"]
+        | {
+            200: {
+                "description": "Events, each with the id to come back with.",
+                "content": {
+                    "text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}
+                },
+            }
+        }
+    },
+)
+async def changes(
+    *,
+    request: Request,
+    asker: Asker,
+    here: Here,
+    note: Note,
+    last_event_id: Annotated[str | None, Header(max_length=80)] = None,
+    queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
+    seconds: Annotated[
+        int, Query(ge=1, le=3_600, description="The stream ends after this long; come back.")
+    ] = 300,
+) -> StreamingResponse:
+    note.know(queue=queue)
+    if here.metrics.streams >= here.settings.max_streams:
+        here.metrics.turned_away("too-many-streams")
+        raise Problem(
+            "too-many-streams",
+            f"this process has {here.settings.max_streams} streams open",
+            retry_after=10,
+        )
+    reader = _Reader(here, asker, queue)
+    await reader.begin(last_event_id)
+    lines = _lines(reader, time.monotonic() + seconds, request)
+    return StreamingResponse(lines, media_type="text/event-stream")
+
+
+class _Reader:
+    """Where one stream stands."""
+
+    def __init__(self, service: Service, principal: Principal, queue: str | None) -> None:
+        self.service = service
+        self._principal = principal
+        self._queue = queue
+        self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        # Transactions from `next` on began after `now`: with them the cursor's time moves on.
+        self._seen: deque[tuple[int, datetime]] = deque()
+
+    async def begin(self, last_event_id: str | None) -> None:
+        if last_event_id is not None:
+            self._cursor = read_id(last_event_id)
+            return
+        # One look in the future tells where now is, and gives no rows.
+        never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
+        found = await self._principal.ask(serving.changes(never, limit=1))
+        self._cursor = Cursor(found.reached, 0, 0, found.now - OLDEST)
+        self._seen.append((found.next, found.now))
+
+    async def more(self) -> list[str]:
+        """What is new, as server-sent events; waits for nothing."""
+        found = await self._principal.ask(
+            serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS)
+        )
+        told = []
+        for row in found.rows:
+            self._cursor = Cursor(row.xid, row.batch, row.version, self._cursor.since)
+            said = answers.change(row, details=self._principal.sees_payloads)
+            told.append(
+                f"id: {write_id(self._cursor)}\nevent: change\n"
+                f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
+            )
+        self._move_on(found)
+        return told
+
+    def _move_on(self, found: Changes) -> None:
+        if len(found.rows) < MAX_ROWS and found.reached > self._cursor.xid:
+            # Everything below has ended and was told.
+            self._cursor = Cursor(found.reached, 0, 0, self._cursor.since)
+        if not self._seen or found.next > self._seen[-1][0]:
+            self._seen.append((found.next, found.now))
+        while self._seen and self._seen[0][0] <= self._cursor.xid:
+            self._cursor = self._cursor._replace(since=self._seen.popleft()[1])
+        while len(self._seen) > 1_000:
+            del self._seen[1]  # a transaction is open for long; the oldest mark is the one to keep
+
+    @property
+    def place(self) -> str:
+        return write_id(self._cursor)
+
+
+def write_id(cursor: Cursor) -> str:
+    # Rounded down: a time that no event is older than may be earlier, not later.
+    milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
+    return f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}"
+
+
+def read_id(text: str) -> Cursor:
+    found = _ID.fullmatch(text)
+    numbers = [int(part) for part in found.groups()] if found else []
+    if not numbers or max(numbers[:2]) >= 2**63 or numbers[2] >= 2**31 or numbers[3] > 10**14:
+        raise Problem(
+            "invalid-request",
+            "Last-Event-ID: expected the id of an earlier event of this stream",
+            expected="an id such as 815-17-2-1788220800000",
+            got=ascii(text)[:80],
+            remedy="begin without one",
+        )
+    xid, batch, version, milliseconds = numbers
+    return Cursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterator[str]:
+    service = reader.service
+    service.metrics.streams += 1
+    said_at = time.monotonic()
+    try:
+        # The place at once: who is cut off before the first event can come back to it.
+        yield f"retry: 1000\nid: {reader.place}\nevent: begin\ndata: {{}}\n\n"
+        while time.monotonic() < until and not await request.is_disconnected():
+            told = await reader.more()
+            if told:
+                said_at = time.monotonic()
+                yield "".join(told)
+            elif time.monotonic() - said_at > QUIET_SECONDS:
+                said_at = time.monotonic()
+                yield ": nothing new\n\n"
+            if len(told) < MAX_ROWS:
+                await asyncio.sleep(service.settings.poll_seconds)
+    except HelixError as error:
+        # The status has long been sent. The client comes back, and is told then.
+        kind = problem_of(error).kind
+        yield f"event: end\ndata: {json.dumps({'problem': kind})}\n\n"
+    finally:
+        service.metrics.streams -= 1

@@ -1,0 +1,241 @@
+"""The way in: every request passes here before anything of it is read.
+
+Who is it (401), is there such a path (404, 405), may it (403), how often (429), how much (413,
+408): in this order, so that a stranger learns nothing and costs little. What an operation demands
+stands in the OpenAPI document, `x-scope`; an operation that names none cannot be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from helixqueue.errors import HelixError
+from helixqueue.fence.http import IdempotencyMiddleware
+from helixqueue.fence.http.asgi import Disconnected, Message, Receive, Scope, Send, whole_body
+from helixqueue.fence.http.header import values
+from helixqueue.fence.http.recorder import EFFECT_HEADER
+from helixqueue.service.journal import SCOPE_KEY, Journal, masked
+from helixqueue.service.problems import Problem, problem_of
+from helixqueue.service.settings import MAX_BODY_BYTES
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from helixqueue.fence.policy import Policy
+    from helixqueue.service.principal import Principal
+    from helixqueue.service.service import Service
+
+log = logging.getLogger("helixqueue.service")
+OPEN: Final = "open"  # asks for no token
+ANY: Final = "any"  # for every good token
+PRINCIPAL_KEY: Final = "helixqueue.principal"
+CLIENT_LEFT: Final = 499
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
+# Said once for all answers: they are data, never a page, and nobody's to keep.
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, as the OpenAPI document has it."""
+
+    path: str
+    pattern: re.Pattern[str]
+    method: str
+    scope: str | None
+    fenced: bool
+
+
+def operations(document: dict[str, Any]) -> list[Operation]:
+    found = []
+    for path, methods in document["paths"].items():
+        parts = re.split(r"(\{[^{}/]+\})", path)
+        pattern = re.compile("".join("[^/]+" if p.startswith("{") else re.escape(p) for p in parts))
+        for method, told in methods.items():
+            fenced = bool(told.get("x-fenced"))
+            found.append(Operation(path, pattern, method.upper(), told.get("x-scope"), fenced))
+    return found
+
+
+class Gate:
+    """Wraps the application; this is what a server runs."""
+
+    def __init__(self, app: FastAPI, service: Service, policy: Policy) -> None:
+        self.app = app
+        self.service = service
+        self._policy = policy
+        self._operations = operations(app.openapi())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        journal = Journal(_request_id(scope), scope["method"])
+        scope[SCOPE_KEY] = journal
+        answer = _Answer(send, journal)
+        metrics = self.service.metrics
+        metrics.under_way += 1
+        try:
+            await self._answered(scope, receive, answer, journal)
+        finally:
+            metrics.under_way -= 1
+            metrics.answered(journal.method, journal.route, answer.status, journal.seconds)
+            journal.write(answer.status)
+
+    async def _answered(
+        self, scope: Scope, receive: Receive, answer: _Answer, journal: Journal
+    ) -> None:
+        try:
+            await self._admitted(scope, receive, answer, journal)
+        except Disconnected:
+            return
+        except Problem as problem:
+            await self._refuse(problem, scope, receive, answer)
+        except HelixError as error:
+            journal.know(fault=f"{type(error).__name__}: {error}")
+            await self._refuse(problem_of(error), scope, receive, answer)
+        except Exception as error:  # noqa: BLE001 - the last handler of the request
+            # Where it happened, and not what was said: a message may hold somebody's data.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            name = type(error).__name__
+            log.error("request %s: %s\n%s", journal.request_id, name, masked(where))  # noqa: TRY400
+            journal.know(fault=name)
+            if answer.status == CLIENT_LEFT:
+                fault = Problem("internal", "it is on record under the request's id")
+                await self._refuse(fault, scope, receive, answer)
+
+    async def _admitted(
+        self, scope: Scope, receive: Receive, answer: _Answer, journal: Journal
+    ) -> None:
+        operation, allowed = self._find(scope)
+        if operation is not None:
+            journal.route = operation.path
+        principal = None
+        if operation is None or operation.scope != OPEN:
+            principal = await self._principal(scope, journal)
+        if operation is None:
+            raise _nowhere(scope, allowed)
+        if principal is not None:
+            if operation.scope is None:
+                raise Problem("forbidden", "this operation names no scope, so nobody may")
+            if operation.scope != ANY:
+                principal.demand(operation.scope)
+            principal.allowance.take()
+        body = await self._body(receive)
+        given = _Given(body, receive)
+        if principal is not None and operation.fenced and self._keyed(operation, scope):
+            fence = IdempotencyMiddleware(
+                self.app, principal, self._policy, principal=lambda _: principal.grant.name
+            )
+            await fence(scope, given, answer)
+        else:
+            await self.app(scope, given, answer)
+
+    def _find(self, scope: Scope) -> tuple[Operation | None, list[str]]:
+        """The operation asked for; else the methods that the path does know."""
+        there = [one for one in self._operations if one.pattern.fullmatch(scope["path"])]
+        wanted = next((one for one in there if one.method == scope["method"]), None)
+        return wanted, sorted({one.method for one in there})
+
+    async def _principal(self, scope: Scope, journal: Journal) -> Principal:
+        principal = await self.service.principals.of(values(scope["headers"], "authorization"))
+        scope[PRINCIPAL_KEY] = principal
+        name = f"{principal.grant.name}.{principal.grant.generation}"
+        journal.know(tenant=principal.tenant, token=name)
+        return principal
+
+    def _keyed(self, operation: Operation, scope: Scope) -> bool:
+        route = self._policy.route(operation.method, operation.path)
+        header = values(scope["headers"], self._policy.header)
+        return route is not None and (route.required or bool(header))
+
+    async def _body(self, receive: Receive) -> bytes:
+        seconds = self.service.settings.body_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                body = await whole_body(receive, MAX_BODY_BYTES)
+        except TimeoutError:
+            raise Problem("too-slow", f"expected the body within {seconds:g} s") from None
+        if body is None:
+            raise Problem(
+                "body-too-large",
+                f"a body has at most {MAX_BODY_BYTES} bytes",
+                expected=f"at most {MAX_BODY_BYTES} bytes",
+                got="more",
+                headers={"Connection": "close"},
+            )
+        return body
+
+    async def _refuse(
+        self, problem: Problem, scope: Scope, receive: Receive, answer: _Answer
+    ) -> None:
+        journal: Journal = scope[SCOPE_KEY]
+        journal.know(problem=problem.kind)
+        self.service.metrics.turned_away(problem.kind)
+        await problem.response(journal.request_id)(scope, receive, answer)
+
+
+class _Given:
+    """The body that was read, then what the server says: that the client left."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        message, self._message = self._message, None
+        return message if message is not None else await self._receive()
+
+
+class _Answer:
+    """The server's `send`, which learns the status and adds what every answer has."""
+
+    def __init__(self, send: Send, journal: Journal) -> None:
+        self._send = send
+        self._journal = journal
+        self.status = CLIENT_LEFT  # until something was answered
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [(n, v) for n, v in message["headers"] if n.lower() != EFFECT_HEADER.encode()]
+            if any(name == b"idempotency-replayed" for name, _ in headers):
+                self._journal.know(decision="repeated")
+            headers += [*_HEADERS, (b"x-request-id", self._journal.request_id.encode())]
+            if not any(name.lower() == b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's, if it is fit to be written down; else one of ours."""
+    said = values(scope["headers"], "x-request-id")
+    if len(said) == 1 and _REQUEST_ID.fullmatch(said[0]):
+        return masked(said[0].decode("ascii"))
+    return uuid.uuid4().hex
+
+
+def _nowhere(scope: Scope, allowed: list[str]) -> Problem:
+    if allowed:
+        return Problem(
+            "method-not-allowed",
+            f"this path knows {', '.join(allowed)}",
+            expected=", ".join(allowed),
+            got=scope["method"][:20],
+            headers={"Allow": ", ".join(allowed)},
+        )
+    return Problem("not-found", "there is no such path")

@@ -1,0 +1,66 @@
+"""Whether it lives, whether it can serve, its counts, and the document that describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from helixqueue.service import answers
+from helixqueue.service.problems import Problem
+from helixqueue.service.routing import Asker, Here, demands, router
+from helixqueue.store import reads
+
+routes = router("service")
+
+
+@routes.get(
+    "/health/live",
+    response_model=answers.HealthAnswer,
+    summary="The process answers",
+    **demands("open"),
+)
+async def live() -> answers.HealthAnswer:
+    return answers.HealthAnswer(status="live")
+
+
+@routes.get(
+    "/health/ready",
+    response_model=answers.HealthAnswer,
+    summary="It can serve; else 503 with the reason",
+    **demands("open"),
+)
+async def ready(here: Here) -> answers.HealthAnswer:
+    reason = await here.why_not_ready()
+    if reason is not None:
+        raise Problem("not-ready", reason, retry_after=1)
+    return answers.HealthAnswer(status="ready")
+
+
+@routes.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    summary="Counts of this process, for Prometheus",
+    **demands("operate"),
+)
+async def metrics(here: Here, asker: Asker) -> Response:
+    await _still_good(asker)
+    return Response(here.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@routes.get(
+    "/v1/openapi.json",
+    response_model=dict[str, Any],
+    summary="This document",
+    **demands("any"),
+)
+async def document(request: Request, asker: Asker) -> dict[str, Any]:
+    await _still_good(asker)
+    found: dict[str, Any] = request.app.openapi()
+    return found
+
+
+async def _still_good(asker: Asker) -> None:
+    """What needs no database still asks whether the token is good, as all else does."""
+    await asker.ask(reads.tenants())

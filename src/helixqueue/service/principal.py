@@ -1,0 +1,150 @@
+"""Who asks: a good token, what it allows, and the calls it makes.
+
+What a token allows never changes, so it is remembered for a second. Whether the token is good is
+asked of the database in every transaction, together with the call (store/serving.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from helixqueue.client.desk import Desk
+from helixqueue.fence.guard import AsyncFences
+from helixqueue.service.problems import Problem, unauthenticated
+from helixqueue.store import tokens
+from helixqueue.store.plans import Ask, Plan, Step, carry_out_async
+from helixqueue.store.tokens import TOKEN
+
+if TYPE_CHECKING:
+    from helixqueue.service.settings import Settings
+    from helixqueue.store.calls import Call
+    from helixqueue.store.serving import Served
+    from helixqueue.store.tokens import Grant
+
+T = TypeVar("T")
+REMEMBER_SECONDS: Final = 1.0
+REMEMBERED_MAX: Final = 1_000
+
+
+class Principal:
+    """One token at work."""
+
+    def __init__(self, served: Served, token_hash: bytes, grant: Grant, settings: Settings) -> None:
+        self.grant = grant
+        self.tenant = grant.tenant
+        self.read_at = time.monotonic()
+        self._served = served
+        self._hash = token_hash
+        self.desk = Desk(
+            tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
+        )
+        self.allowance = Allowance(settings.requests_per_second, settings.burst)
+
+    async def run(self, call: Call[T], *more: Call[Any]) -> T:
+        """Make a call for the token's tenant; `more` in the same transaction."""
+        return await self._served.run(self._hash, call, *more)
+
+    async def do(self, plan: Plan[T]) -> T:
+        return await carry_out_async(plan, self._perform)
+
+    async def ask(self, call: Call[T]) -> T:
+        """Make a call that may be repeated while the database is away."""
+        return await self.do(self.desk.ask(call))
+
+    async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the answer of any call
+        if isinstance(step, Ask):
+            return await self.run(step.call)
+        await asyncio.sleep(step.seconds)
+        return None
+
+    @cached_property
+    def fences(self) -> AsyncFences:
+        """Of the requests that come with an idempotency key."""
+        return AsyncFences(self.run, self.tenant, self.grant.name)
+
+    def demand(self, scope: str) -> None:
+        if scope not in self.grant.scopes:
+            raise Problem(
+                "forbidden",
+                f"this needs the scope {scope}",
+                expected=f"a token with the scope {scope}",
+                got=f"one with {', '.join(sorted(self.grant.scopes))}",
+            )
+
+    def demand_queue(self, *queues: str) -> None:
+        only = self.grant.queues
+        outside = [queue for queue in queues if only is not None and queue not in only]
+        if outside:
+            raise Problem(
+                "forbidden",
+                f"this token is for other queues than {outside[0]}",
+                expected=f"one of {', '.join(sorted(only or ()))[:300]}",
+                got=outside[0],
+            )
+
+    @property
+    def sees_payloads(self) -> bool:
+        """Payloads, results, and what workers wrote about failures."""
+        return "payloads" in self.grant.scopes
+
+
+class Allowance:
+    """So many requests a second, and so many at once after a pause."""
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._left = float(burst)
+        self._at = time.monotonic()
+
+    def take(self) -> None:
+        now = time.monotonic()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < 1:
+            raise Problem(
+                "too-many-requests",
+                f"a token may ask {self._per_second:g} times a second, {self._burst} at once",
+                expected=f"at most {self._per_second:g} requests a second",
+                retry_after=(1 - self._left) / self._per_second,
+            )
+        self._left -= 1
+
+
+class Principals:
+    """Those who asked lately."""
+
+    def __init__(self, served: Served, settings: Settings) -> None:
+        self._served = served
+        self._settings = settings
+        self._known: OrderedDict[bytes, Principal] = OrderedDict()
+
+    async def of(self, authorization: list[bytes]) -> Principal:
+        """Who sent this header; raises a problem for nobody we know."""
+        if not authorization:
+            raise unauthenticated("expected the header Authorization, got none")
+        word, _, token = authorization[0].decode("latin-1").partition(" ")
+        if len(authorization) > 1 or word.lower() != "bearer" or not TOKEN.fullmatch(token.strip()):
+            raise unauthenticated("expected Authorization: Bearer hx_..., got something else")
+        token_hash = tokens.hashed(token.strip())
+        known = self._known.get(token_hash)
+        if known is not None and time.monotonic() - known.read_at < REMEMBER_SECONDS:
+            return known
+        grant = await self._served.ask(tokens.authenticate(token_hash))
+        if grant is None:
+            self._known.pop(token_hash, None)
+            raise unauthenticated("the token is unknown, expired or revoked")
+        if known is not None and known.grant == grant:
+            # The same with its desk, its allowance and its fences.
+            known.read_at = time.monotonic()
+        else:
+            known = Principal(self._served, token_hash, grant, self._settings)
+        self._known[token_hash] = known
+        self._known.move_to_end(token_hash)
+        while len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return known

@@ -1,0 +1,217 @@
+"""How a client is told no: RFC 9457 problems with stable types, and what to do about each."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import JSONResponse
+
+from helixqueue.errors import (
+    Conflict,
+    HelixError,
+    IllegalTransition,
+    InProgress,
+    InvalidIdentity,
+    InvalidPayload,
+    NoResult,
+    NotPermitted,
+    QueuePaused,
+    Refused,
+    Retryable,
+    SchemaMismatch,
+    Unavailable,
+)
+from helixqueue.fence.http.problem import PREFIX
+from helixqueue.store.serving import InvalidToken
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Kind: status, title, remedy. docs/http.md has a line on each; a test compares.
+PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
+    "not-json": (400, "The body is not JSON with one meaning", "send strict JSON in UTF-8"),
+    "unauthenticated": (
+        401,
+        "No good token",
+        "send Authorization: Bearer with a token of `helixq token create` that is good now",
+    ),
+    "forbidden": (403, "The token does not allow this", "ask with a token that has the scope"),
+    "not-found": (404, "There is no such path", "see /v1/openapi.json"),
+    "no-such-batch": (404, "The tenant has no such batch", "look at the receipt"),
+    "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
+    "no-such-token": (404, "The tenant has no such token to do this with", "list them"),
+    "method-not-allowed": (405, "The path knows no such method", "see the header Allow"),
+    "too-slow": (408, "The body did not come in time", "send it again"),
+    "conflict": (
+        409,
+        "The identity stands for another payload",
+        "send the same payload, or give this one a revision of its own",
+    ),
+    "illegal-transition": (409, "Not possible in the state the batch is in", "look at its state"),
+    "in-progress": (409, "It is not finished", "ask again after Retry-After seconds"),
+    "no-result": (409, "The batch ended without a result", "look at its story"),
+    "queue-closed": (409, "The queue takes no new work", "an operator opens it"),
+    "name-taken": (409, "The name was used before", "rotate that token, or take another name"),
+    "body-too-large": (413, "The body is too large", "send less, or in several requests"),
+    "invalid-request": (422, "The request is not what the operation takes", "see the faults"),
+    "invalid-identity": (422, "The identity breaks its profile", "correct the identifier"),
+    "invalid-payload": (422, "The payload is not what the queue takes", "correct the payload"),
+    "refused": (422, "The answer is no", "asking again with the same words changes nothing"),
+    "too-many-requests": (429, "Too many requests", "wait Retry-After seconds"),
+    "queue-full": (429, "The queue is full", "submit again when work has been done"),
+    "too-many-streams": (429, "Too many streams are open", "close one, or ask another service"),
+    "internal": (500, "A fault of the service", "report it with the request's id"),
+    "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
+    "not-ready": (503, "The service cannot serve", "see the detail"),
+}
+
+
+class Problem(HTTPException):
+    """One answer; `more` are its extension members."""
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,  # noqa: ANN401 - JSON
+    ) -> None:
+        status, self.title, usual = PROBLEMS[kind]
+        super().__init__(status_code=status, detail=detail)
+        self.kind = kind
+        self.told = {"expected": expected, "got": got, "remedy": remedy or usual, **more}
+        self.extra = dict(headers or {})
+        if retry_after is not None:
+            self.extra["Retry-After"] = str(min(max(math.ceil(retry_after), 1), 60))
+
+    def response(self, request_id: str) -> JSONResponse:
+        body = {
+            "type": PREFIX + self.kind,
+            "title": self.title,
+            "status": self.status_code,
+            "detail": self.detail,
+            "request": request_id,
+            **{name: value for name, value in self.told.items() if value is not None},
+        }
+        headers = {"Cache-Control": "no-store", **self.extra}
+        return JSONResponse(body, self.status_code, headers, media_type="application/problem+json")
+
+
+def problem_of(error: HelixError, *, values: bool = False) -> Problem:
+    """The problem for an error of ours; `values` says that the client may see payloads."""
+    kind = next((name for one, name in _KINDS if isinstance(error, one)), "internal")
+    headers, retry_after = None, None
+    if kind == "unauthenticated":
+        headers = {"WWW-Authenticate": "Bearer"}
+    if kind in {"in-progress", "unavailable"}:
+        retry_after = getattr(error, "retry_after", 1.0)
+    # The client learns nothing of the inside; whoever runs it reads the log.
+    detail = str(error) if isinstance(error, Refused | InProgress) else PROBLEMS[kind][1]
+    more = _more(error, values=values)
+    return Problem(kind, detail, retry_after=retry_after, headers=headers, **more)
+
+
+# The first that fits.
+_KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
+    (InvalidToken, "unauthenticated"),
+    (Conflict, "conflict"),
+    (InvalidIdentity, "invalid-identity"),
+    (InvalidPayload, "invalid-payload"),
+    (IllegalTransition, "illegal-transition"),
+    (NotPermitted, "forbidden"),
+    (QueuePaused, "queue-closed"),
+    (NoResult, "no-result"),
+    (Refused, "refused"),
+    (InProgress, "in-progress"),
+    (Unavailable, "unavailable"),
+    (Retryable, "unavailable"),
+    (SchemaMismatch, "not-ready"),
+)
+
+
+def _more(error: HelixError, *, values: bool) -> dict[str, Any]:
+    """What an error knows besides its words."""
+    match error:
+        case Conflict():
+            # A difference is a disclosure: who may not read payloads gets the places alone.
+            paths = [{name: op[name] for name in ("op", "path")} for op in error.diff]
+            return {"diff": error.diff if values else paths}
+        case InvalidIdentity():
+            names = ("code", "code_point", "offset", "part", "suggestion")
+            return {name: getattr(error, name) for name in names}
+        case InvalidPayload():
+            return {"code": error.code, "pointer": error.path}
+    return {}
+
+
+def unauthenticated(detail: str) -> Problem:
+    return Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def invalid_request(errors: Sequence[Any]) -> Problem:
+    """From what validation found; of what came, only where it stood: it may be a secret."""
+    faults = [
+        {
+            "where": "/" + "/".join(str(part) for part in fault["loc"]),
+            "expected": str(fault["msg"])[:300],
+        }
+        for fault in errors[:20]
+    ]
+    first = faults[0] if faults else {"where": "/", "expected": "another request"}
+    return Problem(
+        "invalid-request",
+        f"{first['where']}: {first['expected']}",
+        expected=first["expected"],
+        got=f"something else at {first['where']}",
+        faults=faults,
+    )
+
+
+class ProblemAnswer(BaseModel):
+    """What every refusal looks like; some have more members, as docs/http.md says."""
+
+    model_config = ConfigDict(title="Problem", extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request: str | None = None
+    expected: str | None = None
+    got: str | None = None
+    remedy: str | None = None
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: the problems that an operation may answer with."""
+    always = {401, 404, 405, 408, 413, 429, 500, 503}
+    by_status: dict[int, list[str]] = {}
+    for kind, (status, title, _) in PROBLEMS.items():
+        by_status.setdefault(status, []).append(f"`{kind}`: {title}.")
+    return {
+        status: {
+            "description": " ".join(by_status[status]),
+            "content": {
+                "application/problem+json": {
+                    "schema": {"$ref": "#/components/schemas/Problem"},
+                    "example": {
+                        "type": PREFIX + "unauthenticated",
+                        "title": "No good token",
+                        "status": status,
+                        "detail": "expected the header Authorization, got none",
+                        "request": "7f0c1d7e9a5b4f66",
+                        "remedy": "send Authorization: Bearer with a token",
+                    },
+                }
+            },
+        }
+        for status in sorted(always | set(statuses))
+    }

@@ -1,0 +1,131 @@
+"""Queues and workers, as people see and set them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import AwareDatetime
+
+from helixqueue.queues import Schema, checked_requires
+from helixqueue.service import answers
+from helixqueue.service.bodies import QueueBody, ReasonBody
+from helixqueue.service.problems import Problem
+from helixqueue.service.routing import Asker, Note, QueueName, demands, router
+from helixqueue.store import calls, reads, serving
+
+routes = router("queues")
+
+
+@routes.get(
+    "/v1/queues",
+    response_model=answers.QueuesAnswer,
+    summary="Queues with their settings, and how much stands where",
+    **demands("read"),
+)
+async def queues(
+    asker: Asker,
+    count_to: Annotated[
+        int, Query(ge=0, le=10_000, description="Nothing is counted further than this.")
+    ] = 1_000,
+) -> answers.QueuesAnswer:
+    sights = await asker.ask(reads.queues(tenant=asker.tenant, bound=count_to))
+    return answers.QueuesAnswer(queues=[answers.queue(one.settings, one) for one in sights])
+
+
+@routes.get(
+    "/v1/queues/{queue}",
+    response_model=answers.QueueAnswer,
+    summary="One queue",
+    **demands("read"),
+)
+async def queue(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnswer:
+    note.know(queue=queue)
+    sights = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue))
+    if not sights:
+        raise _no_such_queue(queue)
+    return answers.queue(sights[0].settings, sights[0])
+
+
+@routes.put(
+    "/v1/queues/{queue}",
+    response_model=answers.QueueAnswer,
+    summary="Declare a queue, or change what is named",
+    **demands("operate", 409, fenced=True),
+)
+async def set_queue(
+    queue: QueueName, body: QueueBody, asker: Asker, note: Note
+) -> answers.QueueAnswer:
+    settings = body.model_dump(exclude={"reason"}, exclude_none=True)
+    if "requires" in settings:
+        settings["requires"] = checked_requires(settings["requires"])
+    for name in ("payload_schema", "result_schema"):
+        if name in settings:
+            Schema(settings[name])  # says what is wrong with it, if anything is
+    return await _set(queue, settings, body.reason, asker, note)
+
+
+@routes.post(
+    "/v1/queues/{queue}/pause",
+    response_model=answers.QueueAnswer,
+    summary="Hand out no more work; what is leased goes on",
+    **demands("operate", fenced=True),
+)
+async def pause(
+    queue: QueueName, body: ReasonBody, asker: Asker, note: Note
+) -> answers.QueueAnswer:
+    return await _switch(queue, body, asker, note, paused=True)
+
+
+@routes.post(
+    "/v1/queues/{queue}/resume",
+    response_model=answers.QueueAnswer,
+    summary="Hand out work again",
+    **demands("operate", fenced=True),
+)
+async def resume(
+    queue: QueueName, body: ReasonBody, asker: Asker, note: Note
+) -> answers.QueueAnswer:
+    return await _switch(queue, body, asker, note, paused=False)
+
+
+@routes.get(
+    "/v1/workers",
+    response_model=answers.WorkersAnswer,
+    summary="Workers that said hello over HTTP, the latest first",
+    **demands("read"),
+)
+async def workers(
+    asker: Asker,
+    since: Annotated[AwareDatetime | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> answers.WorkersAnswer:
+    rows = await asker.ask(serving.workers(tenant=asker.tenant, since=since, limit=limit))
+    return answers.WorkersAnswer(workers=[answers.worker(row) for row in rows])
+
+
+async def _switch(
+    queue: str, body: ReasonBody, asker: Asker, note: Note, *, paused: bool
+) -> answers.QueueAnswer:
+    # Pausing is of a queue that is there; PUT is what declares one. Queues are never deleted.
+    if await asker.ask(calls.queue(tenant=asker.tenant, queue=queue)) is None:
+        raise _no_such_queue(queue)
+    return await _set(queue, {"paused": paused}, body.reason, asker, note)
+
+
+async def _set(
+    queue: str, settings: dict[str, Any], reason: str, asker: Asker, note: Note
+) -> answers.QueueAnswer:
+    """The change and its reason, in one transaction."""
+    note.know(queue=queue, reason=reason)
+    actor = asker.grant.name
+    row = await asker.run(
+        calls.set_queue(tenant=asker.tenant, queue=queue, actor=actor, **settings),
+        serving.note_reason(tenant=asker.tenant, queue=queue, actor=actor, reason=reason),
+    )
+    asker.desk.forget(queue)
+    return answers.queue(row)
+
+
+def _no_such_queue(queue: str) -> Problem:
+    return Problem("no-such-queue", f"the tenant has no queue {queue}", got=queue)

@@ -1,0 +1,69 @@
+"""How operations are declared: what they demand stands in the document that clients read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Depends, Path
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+
+from helixqueue.errors import InvalidPayload
+from helixqueue.identity import loads
+from helixqueue.service.bodies import NAME_PATTERN
+from helixqueue.service.journal import Journal
+from helixqueue.service.principal import Principal
+from helixqueue.service.problems import Problem, documented
+from helixqueue.service.service import Service, journal_of, principal_of, service_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from starlette.responses import Response
+
+Asker = Annotated[Principal, Depends(principal_of)]
+Here = Annotated[Service, Depends(service_of)]
+Note = Annotated[Journal, Depends(journal_of)]
+QueueName = Annotated[
+    str, Path(pattern=NAME_PATTERN, description="A queue.", examples=["basecall"])
+]
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:  # noqa: ANN401 - JSON
+        """No doubled names, no NaN, no lone surrogates: a body has one meaning or none."""
+        try:
+            return loads(await self.body())
+        except InvalidPayload as refused:
+            raise Problem(
+                "not-json", str(refused), code=refused.code, pointer=refused.path
+            ) from None
+
+
+class StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+def router(tag: str) -> APIRouter:
+    return APIRouter(tags=[tag], route_class=StrictRoute)
+
+
+def demands(scope: str, *statuses: int, fenced: bool = False) -> dict[str, Any]:
+    """What an operation says of itself besides what its signature does.
+
+    `fenced`: it may come with an idempotency key. Not what hands out secrets: answers are kept.
+    """
+    return {
+        "responses": documented(400, 403, 422, *statuses),
+        "openapi_extra": {
+            "x-scope": scope,
+            "x-fenced": fenced,
+            **({} if scope == "open" else {"security": [{"token": []}]}),
+        },
+    }

@@ -1,0 +1,110 @@
+"""What one running service has: its connections, who asked lately, its counts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import Request
+
+from helixqueue.errors import HelixError, SchemaMismatch
+from helixqueue.service.gate import PRINCIPAL_KEY
+from helixqueue.service.journal import SCOPE_KEY, Journal
+from helixqueue.service.metrics import Metrics
+from helixqueue.service.principal import Principal, Principals
+from helixqueue.service.problems import Problem
+from helixqueue.store import reads, revision, serving
+from helixqueue.store.serving import Served
+
+if TYPE_CHECKING:
+    from helixqueue.service.settings import Settings
+
+READY_SECONDS: Final = 1.0
+# How old a count of a queue may be: a deep one is looked at often, a shallow one now and then.
+DEEP_SECONDS: Final = 1.0
+SHALLOW_SECONDS: Final = 10.0
+COUNTED_MAX: Final = 10_000
+AWAY: Final = "the database is away"
+BIND_IT: Final = (
+    "create a role for the service: create role helix_service login; grant helix_client to "
+    "helix_service; select helix.bind_v1('helix_service', '*', true)"
+)
+
+
+class Service:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.served = Served(
+            settings.dsn,
+            connections=settings.connections,
+            connect_seconds=settings.connect_seconds,
+            statement_seconds=settings.statement_seconds,
+            wait_seconds=settings.wait_seconds,
+            pooled=settings.pooled,
+        )
+        self.principals = Principals(self.served, settings)
+        self.metrics = Metrics()
+        self._ready: tuple[float, str | None] = (float("-inf"), None)
+        self._pending: dict[tuple[str, str], tuple[float, int]] = {}
+
+    async def why_not_ready(self) -> str | None:
+        """None when it can serve. Asked of the database at most once a second."""
+        read_at, reason = self._ready
+        if time.monotonic() - read_at >= READY_SECONDS:
+            reason = await self._find_out()
+            self._ready = (time.monotonic(), reason)
+        return reason
+
+    async def _find_out(self) -> str | None:
+        try:
+            revision.demand(await self.served.ask(serving.schema_revision()))
+            fit = await self.served.ask(serving.fit_to_serve())
+        except SchemaMismatch:
+            return "the database's schema does not fit this release; run helixq migrate"
+        except HelixError:
+            return AWAY
+        if not fit:
+            return f"the login must be bound by setting alone; {BIND_IT}"
+        return None
+
+    async def make_room(self, principal: Principal, queue: str, rows: int) -> None:
+        """Turn submissions away while a queue is full; a soft bound, counted now and then."""
+        bound = self.settings.max_pending
+        place = (principal.tenant, queue)
+        read_at, pending = self._pending.get(place, (float("-inf"), 0))
+        age = time.monotonic() - read_at
+        if age >= SHALLOW_SECONDS or (age >= DEEP_SECONDS and pending + rows >= bound // 2):
+            sights = await principal.ask(
+                reads.queues(tenant=principal.tenant, queue=queue, bound=bound)
+            )
+            pending = sum(sight.ready.number + sight.waiting.number for sight in sights)
+            if len(self._pending) >= COUNTED_MAX:
+                self._pending.clear()
+            read_at = time.monotonic()
+        if pending + rows > bound:
+            self._pending[place] = (read_at, pending)
+            raise Problem(
+                "queue-full",
+                f"queue {queue} has {pending} batches pending, and takes {bound}",
+                expected=f"at most {bound} pending",
+                got=str(pending + rows),
+                retry_after=DEEP_SECONDS,
+                pending=pending,
+                limit=bound,
+            )
+        self._pending[place] = (read_at, pending + rows)
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def principal_of(request: Request) -> Principal:
+    principal: Principal = request.scope[PRINCIPAL_KEY]
+    return principal
+
+
+def journal_of(request: Request) -> Journal:
+    journal: Journal = request.scope[SCOPE_KEY]
+    return journal

@@ -1,0 +1,50 @@
+"""What a service can be told. Every wait, list and rate has a bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import Refused
+from helixqueue.store.database import parsed
+
+if TYPE_CHECKING:
+    from helixqueue.fence.policy import Policy
+
+# What one body may hold is what strict JSON reads (identity/strictjson.py).
+MAX_BODY_BYTES = 1024 * 1024
+MAX_ROWS = 1_000  # of one chunk of submissions
+MAX_LEASES = 100  # of one claim: each may carry a payload of a mebibyte
+MAX_PAGE = 500
+COUNT_BOUND = 100_000  # the furthest that the engine counts
+
+
+@dataclass(frozen=True)
+class Settings:
+    dsn: str = field(repr=False)  # of a login that is bound by setting alone; may hold a password
+    pooled: bool = False  # the DSN leads through pgbouncer in transaction mode
+    connections: int = 10
+    connect_seconds: float = 3.0
+    statement_seconds: float = 10.0
+    wait_seconds: float = 5.0  # for a free connection
+    patience_seconds: float = 1.0  # over repeats, while the database is away
+    body_seconds: float = 15.0  # for a client to say what it has to say
+    requests_per_second: float = 500.0  # of one token, in this process
+    burst: int = 1_000
+    max_pending: int = COUNT_BOUND  # of one queue; submissions beyond are told to wait
+    max_streams: int = 64
+    poll_seconds: float = 0.5  # between two looks of a stream
+    policy: Policy | None = None  # of idempotency keys; optional everywhere unless said
+
+    def __post_init__(self) -> None:
+        parsed(self.dsn)
+        if not 1 <= self.max_pending <= COUNT_BOUND:
+            raise Refused(
+                f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "
+                "nothing is counted further"
+            )
+        for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
+                     "body_seconds", "requests_per_second", "burst", "max_streams",
+                     "poll_seconds"):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

@@ -1,0 +1,133 @@
+"""Tokens of the asker's own tenant. What is made is shown once, and kept by no idempotency key."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+
+from helixqueue.errors import Refused
+from helixqueue.service import answers
+from helixqueue.service.bodies import (
+    NAME_PATTERN,
+    ReasonBody,
+    RotateBody,
+    TokenBody,
+)
+from helixqueue.service.problems import Problem
+from helixqueue.service.routing import Asker, Note, demands, router
+from helixqueue.store import tokens
+
+routes = router("tokens")
+TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="A token's name.")]
+
+
+@routes.get(
+    "/v1/tokens",
+    response_model=answers.TokensAnswer,
+    summary="Tokens: what they allow, until when, and when they were last used",
+    **demands("admin"),
+)
+async def listed(
+    asker: Asker,
+    after: Annotated[
+        str | None, Query(max_length=100, pattern=r"^[a-z0-9_.-]+~[0-9]{1,9}$")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=tokens.TOKENS_MAX)] = 100,
+) -> answers.TokensAnswer:
+    behind = None
+    if after is not None:
+        name, _, generation = after.partition("~")
+        behind = (asker.tenant, name, int(generation))
+    rows = await asker.ask(tokens.listed(tenant=asker.tenant, after=behind, limit=limit))
+    last = rows[-1] if len(rows) == limit else None
+    return answers.TokensAnswer(
+        tokens=[answers.TokenAnswer(**answers.token(row)) for row in rows],
+        next=None if last is None else f"{last.name}~{last.generation}",
+    )
+
+
+@routes.post(
+    "/v1/tokens",
+    response_model=answers.FreshTokenAnswer,
+    status_code=201,
+    summary="Make a token; it is shown this once",
+    **demands("admin", 409),
+)
+async def create(body: TokenBody, asker: Asker, note: Note) -> answers.FreshTokenAnswer:
+    made = tokens.fresh()
+    created = await asker.run(
+        tokens.create(
+            tenant=asker.tenant,
+            name=body.name,
+            token_hash=made.hash,
+            scopes=body.scopes,
+            queues=body.queues,
+            expires_at=_in(body.days),
+            actor=asker.grant.name,
+        )
+    )
+    note.know(decision="created" if created else "refused")
+    if not created:
+        raise Problem("name-taken", f"the tenant has had a token {body.name}")
+    return await _shown(asker, body.name, 1, made.token)
+
+
+@routes.post(
+    "/v1/tokens/{name}/rotate",
+    response_model=answers.FreshTokenAnswer,
+    status_code=201,
+    summary="The next token of a name; the old one goes on for a while",
+    **demands("admin"),
+)
+async def rotate(
+    name: TokenName, body: RotateBody, asker: Asker, note: Note
+) -> answers.FreshTokenAnswer:
+    made = tokens.fresh()
+    generation = await asker.run(
+        tokens.rotate(
+            tenant=asker.tenant,
+            name=name,
+            token_hash=made.hash,
+            expires_at=_in(body.days),
+            overlap_seconds=body.overlap_seconds,
+            actor=asker.grant.name,
+        )
+    )
+    note.know(decision="rotated" if generation else "refused")
+    if generation is None:
+        raise Problem("no-such-token", f"there is no token {name} to rotate")
+    return await _shown(asker, name, generation, made.token)
+
+
+@routes.post(
+    "/v1/tokens/{name}/revoke",
+    response_model=answers.RevokedAnswer,
+    summary="End every token of a name, at once",
+    **demands("admin"),
+)
+async def revoke(
+    name: TokenName, body: ReasonBody, asker: Asker, note: Note
+) -> answers.RevokedAnswer:
+    note.know(reason=body.reason)
+    ended = await asker.run(
+        tokens.revoke(tenant=asker.tenant, name=name, reason=body.reason, actor=asker.grant.name)
+    )
+    if not ended:
+        raise Problem("no-such-token", f"no token {name} was good")
+    return answers.RevokedAnswer(revoked=ended)
+
+
+async def _shown(asker: Asker, name: str, generation: int, token: str) -> answers.FreshTokenAnswer:
+    rows = await asker.ask(tokens.listed(tenant=asker.tenant, name=name))
+    found: dict[str, Any] | None = next(
+        (answers.token(row) for row in rows if row.generation == generation), None
+    )
+    if found is None:
+        raise Refused(f"expected the token {name} that was just made, got none")
+    return answers.FreshTokenAnswer(token=token, **found)
+
+
+def _in(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)

@@ -1,0 +1,150 @@
+"""What workers do: claim, start, renew, settle, release. A lease's token is its only proof.
+
+The answers are the engine's, batch by batch: ok, repeat, refused (somebody else has it now), busy,
+illegal. So a refused write is an answer of 200 with the new owner's name, not an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from helixqueue.identity import canonical_text
+from helixqueue.service import answers, bodies
+from helixqueue.service.bodies import (
+    ClaimBody,
+    HelloBody,
+    LeasesBody,
+    ReleaseBody,
+    SettleBody,
+)
+from helixqueue.service.routing import Asker, Here, Note, demands, router
+from helixqueue.store import calls, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from helixqueue.store.rows import Answer, Settlement
+
+routes = router("work")
+
+
+@routes.post(
+    "/v1/work/hello",
+    status_code=204,
+    summary="A worker says that it is there, and what it has free",
+    **demands("work"),
+)
+async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
+    note.know(worker=body.worker)
+    free = None if body.free is None else body.free.model_dump()
+    await asker.ask(calls.hello(worker=serving.worker_name(asker.tenant, body.worker), free=free))
+
+
+@routes.post(
+    "/v1/work/claim",
+    response_model=answers.ClaimAnswer,
+    summary="Settle what is finished, take leases that fit, start them: one commit",
+    **demands("work"),
+)
+async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answers.ClaimAnswer:
+    note.know(worker=body.worker, queue=body.queues)
+    asker.demand_queue(*body.queues)
+    claimed = await asker.ask(
+        calls.claim(
+            worker=body.worker,
+            request=body.request,
+            queues=body.queues,
+            count=body.count,
+            free=None if body.free is None else body.free.model_dump(),
+            start=body.start,
+            lease_seconds=body.lease_seconds,
+            settle=_settlements(body.settle),
+        )
+    )
+    leases = [answers.lease(row) for row in claimed.leases]
+    note.know(
+        count=len(leases),
+        batch=[one.batch_id for one in leases],
+        attempt=[one.attempt for one in leases],
+    )
+    settled = _told("settle", claimed.settled, here, note)
+    return answers.ClaimAnswer(leases=leases, settled=settled)
+
+
+@routes.post(
+    "/v1/work/start",
+    response_model=answers.HeldsAnswer,
+    summary="ASSIGNED becomes RUNNING",
+    **demands("work"),
+)
+async def start(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    note.know(worker=body.worker)
+    told = await asker.ask(
+        calls.start(worker=body.worker, held=[one.held() for one in body.leases])
+    )
+    return answers.HeldsAnswer(answers=_told("start", told, here, note))
+
+
+@routes.post(
+    "/v1/work/renew",
+    response_model=answers.HeldsAnswer,
+    summary="A later deadline; never waits",
+    **demands("work"),
+)
+async def renew(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    note.know(worker=body.worker)
+    told = await asker.ask(
+        calls.renew(worker=body.worker, held=[one.held() for one in body.leases])
+    )
+    return answers.HeldsAnswer(answers=_told("renew", told, here, note))
+
+
+@routes.post(
+    "/v1/work/settle",
+    response_model=answers.HeldsAnswer,
+    summary="The end of attempts: durable before it is answered",
+    **demands("work"),
+)
+async def settle(body: SettleBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    note.know(worker=body.worker)
+    told = await asker.ask(
+        calls.settle(worker=body.worker, settlements=_settlements(body.settlements))
+    )
+    return answers.HeldsAnswer(answers=_told("settle", told, here, note))
+
+
+@routes.post(
+    "/v1/work/release",
+    response_model=answers.HeldsAnswer,
+    summary="Give leases back, at no cost of an attempt",
+    **demands("work"),
+)
+async def release(body: ReleaseBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    note.know(worker=body.worker)
+    told = await asker.ask(
+        calls.release(
+            worker=body.worker, held=[one.held() for one in body.leases], detail=body.detail
+        )
+    )
+    return answers.HeldsAnswer(answers=_told("release", told, here, note))
+
+
+def _settlements(given: Sequence[bodies.SettlementBody]) -> list[Settlement]:
+    return [
+        bodies.settlement(one, None if one.outcome == "failed" else canonical_text(one.result))
+        for one in given
+    ]
+
+
+def _told(
+    operation: str, told: Sequence[Answer], here: Here, note: Note
+) -> list[answers.HeldAnswer]:
+    """As answers, and on record: above all who was refused, and in whose favour."""
+    for one in told:
+        here.metrics.worker_told(operation, one.answer)
+    if told:
+        note.know(decision=[one.answer for one in told], batch=[one.batch for one in told])
+    refused = [one for one in told if one.answer == "refused"]
+    if refused:
+        note.know(conflicting_worker=[one.owner for one in refused if one.owner] or None)
+    return [answers.held(one) for one in told]

@@ -1,0 +1,97 @@
+"""A real service on loopback, on a real database, and tokens for whoever a test needs."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+import uvicorn
+
+from helixqueue.service import Settings, create_app
+from helixqueue.store import tokens
+from tests.lab import POOLED, Lab, one_database, until
+
+ALL = ("submit", "work", "read", "payloads", "operate", "admin")
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def serving(settings):
+    """The URL of a service, in a thread of its own."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, ws="none",
+                            timeout_graceful_shutdown=1)  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+class Site:
+    """One service and the database behind it."""
+
+    def __init__(self, database, url):
+        self.database = database
+        self.url = url
+
+    def token(self, *scopes, tenant="a", queues=None, name=None, expires_at=None):
+        made = tokens.fresh()
+        with Lab(self.database) as lab:
+            assert lab.run(
+                tokens.create(
+                    tenant=tenant,
+                    name=name or f"t{next(_numbers)}",
+                    token_hash=made.hash,
+                    scopes=scopes or ALL,
+                    queues=queues,
+                    expires_at=expires_at or datetime.now(UTC) + timedelta(days=1),
+                )
+            )
+        return made.token
+
+    def client(self, *scopes, token=None, **options):
+        """A client with a token of these scopes; of all of them unless said."""
+        token = token or self.token(*scopes, **options)
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+        )
+
+
+def settings_for(database, **options):
+    return Settings(database.dsn("service"), pooled=POOLED, poll_seconds=0.05, **options)
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture(scope="module")
+def site(database):
+    with serving(settings_for(database)) as url:
+        yield Site(database, url)
+
+
+@pytest.fixture
+def http(site):
+    with site.client() as client:
+        yield client
+
+
+@pytest.fixture
+def lab(database):
+    """A queue of this test's own, of tenant a, and a client of the engine."""
+    with Lab(database) as lab:
+        lab.queue()
+        yield lab

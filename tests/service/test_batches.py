@@ -1,0 +1,231 @@
+"""Submitting and reading over HTTP: one batch, equal receipts, refusals that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import httpx
+import pytest
+
+from helixqueue.store import calls
+from tests.lab import completed
+from tests.service.conftest import Site, serving, settings_for
+
+PROBLEM = "urn:helixqueue:problem:"
+NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
+
+
+def submit(http, lab, identity="s-1", payload=None, **more):
+    body = {"identity": identity, "payload": {} if payload is None else payload, **more}
+    headers = body.pop("headers", {})
+    return http.post(f"/v1/queues/{lab.q}/batches", json=body, headers=headers)
+
+
+def kind(answer):
+    assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert told["status"] == answer.status_code
+    assert told["remedy"]
+    assert told["request"] == answer.headers["x-request-id"]
+    return told["type"].removeprefix(PROBLEM)
+
+
+def test_two_spellings_are_one_batch_with_one_receipt(http, lab):
+    first, second = submit(http, lab, NFC), submit(http, lab, NFD)
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert (first.json()["decision"], second.json()["decision"]) == ("new", "duplicate")
+    assert first.json()["receipt"] == second.json()["receipt"]
+
+
+def test_another_payload_is_a_conflict_with_a_difference(site, http, lab):
+    submit(http, lab, payload={"reads": 1})
+    told = submit(http, lab, payload={"reads": 2})
+    assert (told.status_code, kind(told)) == (409, "conflict")
+    [change] = told.json()["diff"]
+    assert (change["op"], change["path"], change["value"]) == ("replace", "/reads", 2)
+    with site.client("submit") as blind:
+        [change] = submit(blind, lab, payload={"reads": 3}).json()["diff"]
+    assert change == {"op": "replace", "path": "/reads"}
+
+
+@pytest.mark.parametrize(
+    ("identity", "problem"), [("a\u200bb", "invalid-identity"), (None, "invalid-identity")]
+)
+def test_a_bad_identity_is_refused_by_name(http, lab, identity, problem):
+    told = submit(http, lab, identity)
+    assert (told.status_code, kind(told)) == (422, problem)
+
+
+def test_a_payload_that_breaks_the_schema_is_refused_with_its_place(http, lab):
+    lab.queue(payload_schema={"type": "object", "properties": {"n": {"type": "integer"}}})
+    told = submit(http, lab, payload={"n": "seven"})
+    assert (told.status_code, kind(told)) == (422, "invalid-payload")
+    assert told.json()["pointer"] == "/n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "problem"),
+    [
+        (b"{", 400, "not-json"),
+        (b'{"identity": "a", "identity": "b", "payload": 1}', 400, "not-json"),
+        (b'{"identity": "a", "payload": NaN}', 400, "not-json"),
+        (b'{"identity": "a", "payload": "\\ud800"}', 400, "not-json"),
+        (b'{"identity": "a"}', 422, "invalid-request"),
+        (b'{"identity": "a", "payload": 1, "prority": 3}', 422, "invalid-request"),
+        (b'{"identity": "a", "payload": 1, "priority": 10}', 422, "invalid-request"),
+        (b'{"identity": "a", "payload": 1, "run_at": "2026-01-01T00:00:00"}', 422,
+         "invalid-request"),
+        (b"x" * (1024 * 1024 + 1), 413, "body-too-large"),
+        (b"", 422, "invalid-request"),
+    ],
+    ids=["torn", "doubled", "nan", "surrogate", "missing", "misspelt", "range", "zone", "large",
+         "empty"],
+)  # fmt: skip
+def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem):
+    told = http.post(
+        f"/v1/queues/{lab.q}/batches", content=body, headers={"content-type": "application/json"}
+    )
+    assert (told.status_code, kind(told)) == (status, problem)
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 0
+
+
+def test_a_queue_that_is_not_there_or_closed_takes_nothing(http, lab):
+    told = http.post("/v1/queues/nowhere/batches", json={"identity": "a", "payload": 1})
+    assert (told.status_code, kind(told)) == (404, "no-such-queue")
+    lab.queue(closed=True)
+    told = submit(http, lab, "late")
+    assert (told.status_code, kind(told)) == (409, "queue-closed")
+
+
+def test_many_are_answered_row_by_row_in_order(http, lab):
+    submit(http, lab, "b", payload=1)
+    rows = [("a", 1), ("b", 1), ("b", 2), ("\u200b", 1), ("a", 1)]
+    told = http.post(
+        f"/v1/queues/{lab.q}/chunks",
+        json={"submissions": [{"identity": i, "payload": p} for i, p in rows]},
+    )
+    assert told.status_code == 200
+    found = told.json()["submitted"]
+    words = ["new", "duplicate", "conflict", "refused", "duplicate"]
+    assert [one["decision"] for one in found] == words
+    assert found[2]["problem"]["type"] == f"{PROBLEM}conflict"
+    assert found[0]["receipt"] == found[4]["receipt"]
+    too_many = {"submissions": [{"identity": str(n), "payload": 1} for n in range(1001)]}
+    assert http.post(f"/v1/queues/{lab.q}/chunks", json=too_many).status_code == 422
+
+
+def test_a_crowd_that_submits_the_same_makes_one_batch_each(site, lab):
+    identities = [f"crowd-{n}" for n in range(5)]
+    token = site.token("submit")
+
+    async def one(client, identity):
+        told = await client.post(
+            f"/v1/queues/{lab.q}/batches", json={"identity": identity, "payload": {"of": identity}}
+        )
+        return identity, told.status_code, told.json()["receipt"]["key"]
+
+    async def crowd():
+        limits = httpx.Limits(max_connections=40)
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(
+            base_url=site.url, headers=headers, limits=limits, timeout=60
+        ) as client:
+            return await asyncio.gather(*[one(client, i) for i in identities for _ in range(40)])
+
+    told = asyncio.run(crowd())
+    assert len(told) == 200
+    assert sorted(status for _, status, _ in told).count(201) == len(identities)
+    assert len({(identity, key) for identity, _, key in told}) == len(identities)
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == len(identities)
+
+
+def test_a_list_is_walked_in_pages_and_filtered(http, lab):
+    for n in range(5):
+        submit(http, lab, f"p-{n}")
+    seen, after = [], None
+    while True:
+        query = {"queue": lab.q, "limit": 2} | ({"after": after} if after else {})
+        page = http.get("/v1/batches", params=query).json()
+        seen += [one["identity"] for one in page["batches"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == [f"p-{n}" for n in (4, 3, 2, 1, 0)]
+    [lease] = lab.claim()
+    running = http.get("/v1/batches", params={"queue": lab.q, "state": "RUNNING"}).json()["batches"]
+    assert [one["batch_id"] for one in running] == [str(lease.batch_id)]
+    mine = http.get("/v1/batches", params={"worker": lab.worker, "queue": lab.q}).json()["batches"]
+    assert len(mine) == 1
+    assert http.get("/v1/batches", params={"after": "x"}).status_code == 422
+
+
+def test_an_identity_is_found_in_any_spelling(http, lab):
+    key = submit(http, lab, NFC).json()["receipt"]["key"]
+    found = http.get("/v1/batches", params={"identity": NFD, "queue": lab.q}).json()["batches"]
+    assert [one["key"] for one in found] == [key]
+
+
+def test_a_story_tells_of_attempts_events_and_refusals(site, http, lab):
+    batch_id = submit(http, lab, payload={"secret": "x"}).json()["receipt"]["batch_id"]
+    [frozen] = lab.claim(worker="bo", lease_seconds=0.05)
+    lab.pass_time(frozen.batch)
+    lab.run(calls.reap(actor="ada"))
+    [second] = lab.claim(worker="ada")
+    lab.settle(completed(second), worker="ada")
+    lab.settle(completed(frozen), worker="bo")
+    told = http.get(f"/v1/batches/{batch_id}", params={"payload": "true"}).json()
+    assert [one["worker"] for one in told["attempts"]] == ["bo", "ada"]
+    assert told["events"][-1]["to_state"] == "COMPLETED"
+    [refusal] = told["refusals"]
+    assert (refusal["worker"], refusal["operation"]) == ("bo", "settle")
+    assert (told["payload"], told["result"]) == ({"secret": "x"}, {"reads": 7})
+    assert http.get(f"/v1/batches/{batch_id}/outcome").json()["result"] == {"reads": 7}
+    with site.client("read") as viewer:
+        blind = viewer.get(f"/v1/batches/{batch_id}").json()
+        assert blind["payload"] is blind["result"] is None
+        assert {event["detail"] for event in blind["events"]} == {None}
+        refused = viewer.get(f"/v1/batches/{batch_id}", params={"payload": "true"})
+        assert (refused.status_code, kind(refused)) == (403, "forbidden")
+        assert viewer.get(f"/v1/batches/{batch_id}/outcome").json()["result"] is None
+
+
+def test_a_batch_of_nobody_is_not_found(http):
+    told = http.get(f"/v1/batches/{uuid.uuid4()}")
+    assert (told.status_code, kind(told)) == (404, "no-such-batch")
+
+
+def test_a_keyed_request_is_repeated_and_not_run_again(http, lab):
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    first = submit(http, lab, "keyed", headers=key)
+    second = submit(http, lab, "keyed", headers=key)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.headers["idempotency-replayed"] == "true"
+    assert first.json() == second.json()
+    other = submit(http, lab, "other", headers=key)
+    assert (other.status_code, other.json()["type"]) == (409, f"{PROBLEM}key-reused")
+
+
+def test_what_was_refused_may_be_asked_again_with_its_key(http, lab):
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    lab.queue(closed=True)
+    assert submit(http, lab, "again", headers=key).status_code == 409
+    lab.queue(closed=False)
+    assert submit(http, lab, "again", headers=key).status_code == 201
+
+
+def test_a_full_queue_says_how_full_it_is(database, lab):
+    settings = settings_for(database, max_pending=3)
+    with serving(settings) as url, Site(database, url).client() as http:
+        lab.submit_many(3)
+        told = submit(http, lab, "one-more")
+        assert (told.status_code, kind(told)) == (429, "queue-full")
+        assert (told.json()["pending"], told.json()["limit"]) == (3, 3)
+        assert int(told.headers["retry-after"]) >= 1
+
+
+def test_a_token_that_asks_too_often_is_told_to_wait(database):
+    settings = settings_for(database, requests_per_second=0.01, burst=2)
+    with serving(settings) as url, Site(database, url).client() as http:
+        answers = [http.get("/v1/batches").status_code for _ in range(3)]
+        assert answers == [200, 200, 429]

@@ -1,0 +1,117 @@
+"""What operators do over HTTP: for a reason, by name, on record."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+
+from tests.service.test_batches import kind, submit
+
+
+@pytest.fixture
+def batch_id(http, lab):
+    return submit(http, lab).json()["receipt"]["batch_id"]
+
+
+def decide(http, verb, batch_id, reason="the sample was mixed up"):
+    return http.post(f"/v1/batches/{batch_id}/{verb}", json={"reason": reason})
+
+
+def test_a_decision_lands_in_the_ledger_with_name_and_reason(site, lab, batch_id):
+    with site.client("operate", name="ann") as ann:
+        told = decide(ann, "cancel", batch_id)
+        assert told.json() | {"note": None} == {
+            "batch_id": batch_id, "answer": "ok", "state": "CANCELLED", "note": None,
+        }  # fmt: skip
+        assert decide(ann, "cancel", batch_id).json()["answer"] == "repeat"
+    actor, detail = lab.rows(
+        "select e.actor, e.detail from helix.event e "
+        "join helix.locate(array[%s::uuid]) l on l.batch = e.batch order by e.version desc limit 1",
+        batch_id,
+    )[0]
+    assert (actor, detail) == ("ann", "the sample was mixed up")
+
+
+@pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "  "}, {"reason": "a\u0001b"}])
+@pytest.mark.parametrize("verb", ["retry", "cancel", "release", "erase"])
+def test_nothing_is_decided_without_a_reason(http, lab, batch_id, verb, body):
+    told = http.post(f"/v1/batches/{batch_id}/{verb}", json=body)
+    assert told.status_code == 422
+    assert len(lab.history(uuid.UUID(batch_id))) == 1
+
+
+def test_failed_work_is_retried_and_only_failed_work(http, lab, batch_id):
+    told = decide(http, "retry", batch_id)
+    assert (told.status_code, kind(told)) == (409, "illegal-transition")
+    lab.fail(*lab.claim(), permanent=True)
+    assert decide(http, "retry", batch_id).json()["state"] == "PENDING"
+
+
+def test_a_lease_is_taken_back_from_a_worker_that_is_gone(http, lab, batch_id):
+    [lease] = lab.claim()
+    assert decide(http, "release", batch_id).json()["state"] == "PENDING"
+    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    assert decide(http, "release", str(uuid.uuid4())).status_code == 404
+
+
+def test_finished_work_is_erased_and_its_ledger_stays(http, lab, batch_id):
+    assert decide(http, "erase", batch_id).status_code == 409
+    lab.complete(*lab.claim())
+    assert decide(http, "erase", batch_id).json()["answer"] == "ok"
+    told = http.get(f"/v1/batches/{batch_id}", params={"payload": "true"}).json()
+    assert (told["erased"], told["payload"], told["result"]) == (True, None, None)
+    assert told["decisions"][-1]["kind"] == "erased"
+    assert len(told["events"]) == 4
+
+
+def test_a_queue_is_declared_changed_paused_and_resumed_for_a_reason(site, lab):
+    name = f"{lab.q}-new"
+    with site.client("operate", "read", name=f"boss-{lab.q}") as boss:
+        assert kind(boss.post(f"/v1/queues/{name}/pause", json={"reason": "x"})) == "no-such-queue"
+        told = boss.put(
+            f"/v1/queues/{name}",
+            json={"reason": "a new assay", "lease_seconds": 60, "requires": {"gpus": 1}},
+        )
+        assert told.status_code == 200
+        assert (told.json()["lease_seconds"], told.json()["requires"]) == (60, {"gpus": 1})
+        assert boss.post(f"/v1/queues/{name}/pause", json={"reason": "flood"}).json()["paused"]
+        resumed = boss.post(f"/v1/queues/{name}/resume", json={"reason": "dry again"})
+        assert resumed.json()["paused"] is False
+        shown = boss.get(f"/v1/queues/{name}").json()
+        assert shown["counts"]["ready"] == {"number": 0, "more": False}
+        assert name in {one["name"] for one in boss.get("/v1/queues").json()["queues"]}
+    reasons = [
+        json.loads(detail)["reason"]
+        for actor, detail in lab.rows(
+            "select actor, detail from helix.decision where queue = %s and tenant = 'a' "
+            "order by id", name,
+        )
+        if "reason" in json.loads(detail) and actor == f"boss-{lab.q}"
+    ]  # fmt: skip
+    assert reasons == ["a new assay", "flood", "dry again"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"requires": {"gpu": 1}},
+        {"payload_schema": {"type": 7}},
+        {"payload_schema": {"$ref": "http://elsewhere/schema"}},
+        {"profile": "other"},
+        {"lease_seconds": 0},
+        {"pausd": True},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_change_nothing(http, lab, settings):
+    name = f"{lab.q}-bad"
+    told = http.put(f"/v1/queues/{name}", json={"reason": "x", **settings})
+    assert told.status_code == 422
+    assert http.get(f"/v1/queues/{name}").status_code == 404
+
+
+def test_a_profile_is_for_good(http, lab):
+    told = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
+    assert (told.status_code, kind(told)) == (422, "refused")
