@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -11,12 +12,28 @@ from helixqueue.cli.exits import Exit
 from tests.cli.conftest import HELIXQ, Done
 
 
+def environment(tmp_path):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
+    return kept | {"TMPDIR": str(tmp_path)}
+
+
+def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(tmp_path):
+    with subprocess.Popen(
+        [HELIXQ, "demo"], env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as process:
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert "starting a PostgreSQL" in said
+    assert (process.returncode, rest) == (Exit.INTERRUPTED, "")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.timeout(240)
 def test_each_sample_takes_effect_once_though_workers_are_killed_and_frozen(tmp_path):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
     done = subprocess.run(
         [HELIXQ, "demo", "--json"],
-        env=kept | {"TMPDIR": str(tmp_path)},
+        env=environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,
         text=True,

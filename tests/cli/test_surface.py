@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -124,6 +125,38 @@ def test_a_new_directory_is_usable_at_once(helixq, tmp_path):
     assert done.code == Exit.OK, done.err
     assert done.json["decision"] == "new"
     assert "embedded, in" in done.err
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/none"])
+def test_a_directory_that_cannot_be_used_is_no_bug(helixq, place):
+    done = helixq("migrate", "--data", place, HELIX_DSN="")
+    assert done.code == Exit.UNAVAILABLE
+    assert f"got {place}/postgres" in done.err
+    assert "name another one" in done.err
+
+
+def test_an_unset_variable_does_not_mean_the_working_directory(helixq):
+    done = helixq("migrate", "--data", "")
+    assert done.code == Exit.USAGE
+    assert "got an empty name" in done.err
+
+
+def test_an_answer_that_cannot_be_written_down_was_not_given(helixq):
+    """Found at once where there is much, and when it is flushed where there is little."""
+    helixq("queue", "set", helixq.q)
+    for command in ("queue", "list"), ("migrate", "--print-sql"):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [HELIXQ, *command],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=helixq._environment(None, {}),
+                text=True,
+                check=False,
+            )
+        assert done.returncode == Exit.FAILED, done.stderr
+        assert "No space left" in done.stderr
+        assert not {"Traceback", "Exception"} & set(done.stderr.split())
 
 
 def test_a_database_without_the_schema_and_a_role_without_rights_are_told_so(helixq, database):

@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.main import VERBS
+
+# All in one process of the suite: the others need not wait for the installation.
+pytestmark = pytest.mark.xdist_group("fresh")
+
 ROOT = Path(__file__).parents[2]
 TRIES = 7
 
@@ -45,11 +51,11 @@ def install(home):
         pytest.fail(f"pip install . failed:\n{done.stderr}")
 
 
-def run(fresh, *command):
+def run(fresh, *command, **environment):
     return subprocess.run(
         [fresh / "bin" / command[0], *command[1:]],
         cwd=fresh,
-        env={"PATH": os.environ["PATH"]},
+        env={"PATH": os.environ["PATH"]} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -89,7 +95,7 @@ def test_importing_loads_nothing_heavy(fresh):
     assert not [name for name in ("psycopg", "pydantic", "typer") if f"'{name}'" in loaded]
     code = (
         "import sys\nfrom helixqueue import HelixQueue, Queue\n"
-        "Queue('q', payload=dict); HelixQueue('')\nprint(sorted(sys.modules))"
+        "Queue('q', payload=dict); HelixQueue('postgresql://')\nprint(sorted(sys.modules))"
     )
     loaded = run(fresh, "python", "-c", code).stdout
     assert "'psycopg'" in loaded
@@ -115,3 +121,16 @@ except Unavailable as missing:
 """
     done = run(fresh, "python", "-W", "error", "-c", code)
     assert (done.stdout.split(), done.stderr) == (["new", "duplicate", "True"], "")
+
+
+@pytest.mark.parametrize("verb", ["migrate", "demo"])
+def test_a_verb_that_needs_more_than_the_core_says_what_to_install(fresh, verb):
+    done = run(fresh, "helixq", verb)
+    assert done.returncode == Exit.FAILED
+    assert "pip install 'helixqueue[" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_core_completes_every_verb(fresh):
+    asked = {"_HELIXQ_COMPLETE": "complete_bash", "COMP_WORDS": "helixq ", "COMP_CWORD": "1"}
+    assert set(run(fresh, "helixq", **asked).stdout.split()) >= set(VERBS)

@@ -15,7 +15,7 @@ import pytest
 from helixqueue import errors
 from helixqueue.states import State
 from helixqueue.store import calls
-from helixqueue.store.database import AsyncDatabase
+from helixqueue.store.database import AsyncDatabase, parsed
 from helixqueue.store.database import Database as Store
 from helixqueue.store.failures import translate
 from helixqueue.store.rows import Held, Settlement, SubmissionRow, Token
@@ -293,6 +293,25 @@ def test_no_password_is_in_any_message(database):
         Store.connect(dsn)
     text = str(refused.value) + repr(refused.value) + str(refused.value.__cause__)
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("password", ["hun@ter2", "hun/ter2", "12/ter2", "h:un@ter2"])
+def test_the_rest_of_a_password_is_no_host_port_or_database(password):
+    """With libpq a password ends at the first @ or /, and what is behind would be shown."""
+    with pytest.raises(errors.Refused) as refused:
+        parsed(f"postgresql://app:{password}@db.lab/helix")
+    assert "ter2" not in str(refused.value)
+    assert parsed("postgresql://app:hun%40ter2@db.lab:5433,other/helix?sslmode=require")
+
+
+@pytest.mark.parametrize("host", ["%2Fvar%2Frun%2Fa@b", "@abstract", "a,b:1"])
+def test_hosts_of_every_kind_are_taken(host):
+    assert parsed(f"postgresql:///helix?host={host}")
+
+
+def test_an_empty_dsn_does_not_mean_whatever_runs_here():
+    with pytest.raises(errors.Refused, match="got an empty one"):
+        parsed(" ")
 
 
 def test_what_the_driver_cannot_send_is_refused_and_not_repeated(database):

@@ -26,6 +26,7 @@ class Exit(IntEnum):
     IN_DOUBT = 7  # an outside effect may or may not have happened
     FAILED = 8  # any other failure that HelixQueue explains
     BUG = 70  # one that it does not; not 1, which is an answer (EX_SOFTWARE of sysexits.h)
+    INTERRUPTED = 130  # by Ctrl-C, as shells have it
 
 
 class NoSuchBatch(Refused):

@@ -24,6 +24,7 @@ from helixqueue.errors import HelixError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
 # Verb: the module that registers it, and its help.
 VERBS: dict[str, tuple[str, str]] = {
@@ -52,6 +53,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split."),
 }
 
+# What to install for a verb that needs more than the core.
+EXTRAS = {"demo": "embedded", "migrate": "migrate"}
+
 
 def build(wanted: str | None = None) -> typer.Typer:
     """The application with the verb `wanted` loaded and the others by name only; None loads all."""
@@ -69,11 +73,33 @@ def build(wanted: str | None = None) -> typer.Typer:
     for verb, (module, summary) in VERBS.items():
         if find_spec(module) is None:
             continue
-        if wanted in {None, verb}:
+        if wanted == verb:
+            _loaded(verb, module).register(app)
+        elif wanted is None and _is_installed(module):
             import_module(module).register(app)
         else:
             app.command(verb, help=summary)(_not_loaded)
     return app
+
+
+def _loaded(verb: str, module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("helixqueue"):
+            raise
+        raise HelixError(
+            f"helixq {verb} needs the package {error.name}, which the core does not bring: "
+            f"pip install 'helixqueue[{EXTRAS.get(verb, 'all')}]'"
+        ) from error
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        import_module(module)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -84,16 +110,42 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # What a terminal cannot write is shown by number; it is no reason to fail.
             stream.reconfigure(errors="backslashreplace")
     _demand_text(args)
+    sys.exit(_flushed(_ended(args)))
+
+
+def _ended(args: Sequence[str]) -> int:
+    """What the command ends with; whatever goes wrong, people read a line and scripts a number."""
     try:
         build(_wanted(args))(args, prog_name="helixq")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
     except HelixError as error:
         _report(error, as_json="--json" in args)
-        sys.exit(exit_for(error))
+        return exit_for(error)
+    except OSError as error:
+        # A full disk, a file that may not be read: the machine's matter, and no bug.
+        sys.stderr.write(f"helixq: {plain(str(error))}\n")
+        return Exit.FAILED
     except Exception:  # noqa: BLE001 - the last handler of the process
         traceback.print_exc()
         sys.stderr.write("helixq: this is a bug; please report it with the lines above\n")
-        sys.exit(Exit.BUG)
-    sys.exit(Exit.OK)
+        return Exit.BUG
+    return Exit.OK
+
+
+def _flushed(code: int) -> int:
+    """An answer that could not be written down was not given."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # whoever reads has had enough
+            sys.stderr.write(f"helixq: the answer could not be written: {error.strerror}\n")
+        # Or the interpreter would try again when it ends, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or Exit.FAILED
+    return code
 
 
 def _wanted(args: Sequence[str]) -> str | None:

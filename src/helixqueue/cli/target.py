@@ -30,6 +30,14 @@ DEFAULT_DATA = Path("helix-data")
 DEFAULT_TENANT = "default"  # as the Python clients have it
 EVERY_TENANT = "*"  # what an operator, or a role that is bound so, acts for
 
+
+def _directory(given: str | Path) -> Path:
+    """Path("") is the working directory, which nobody means by `--data "$UNSET"`."""
+    if not os.fspath(given):
+        raise typer.BadParameter("expected a directory, got an empty name")
+    return Path(given)
+
+
 Dsn = Annotated[
     str | None,
     typer.Option("--dsn", metavar="DSN", help="The database, else HELIX_DSN.", show_default=False),
@@ -39,6 +47,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
+        parser=_directory,
         help="Embedded servers in this directory, else HELIX_DATA, else ./helix-data.",
         show_default=False,
     ),

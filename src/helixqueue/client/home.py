@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from helixqueue.errors import Unavailable
+from helixqueue.errors import Refused, Unavailable
 from helixqueue.store.database import parsed
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Embedded:
     """PostgreSQL from its wheel, in `directory`: created, started or joined, and migrated."""
 
     def __init__(self, directory: str | Path) -> None:
+        if not os.fspath(directory):
+            # Path("") is the working directory, which nobody means by an empty setting.
+            raise Refused("expected a directory for the embedded servers, got an empty name")
         self._directory = Path(directory)
         self._postgres: Postgres | None = None
         self._dsns: dict[int, str] = {}
@@ -65,12 +68,7 @@ class Embedded:
         if self._postgres is None:
             # Only PostgreSQL: a client has no use for Valkey.
             self._postgres = Servers(self._directory).postgres
-        try:
-            self._postgres.start()
-        except OSError as error:
-            raise Unavailable(
-                f"expected a directory for the embedded servers, got {self._directory}: {error}"
-            ) from error
+        self._postgres.start()
         prepare(self._postgres)
         return self._postgres.dsn
 

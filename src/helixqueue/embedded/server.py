@@ -100,8 +100,14 @@ class Server(ABC):
         say = progress or _silent
         with self._mutex:
             self._adopt_after_fork()
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._bring_up(say)
+            try:
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._bring_up(say)
+            except OSError as error:
+                raise Unavailable(
+                    f"expected a directory that this user can keep {self.title} in, got "
+                    f"{self.directory}: {error}; name another one, or mend it"
+                ) from error
             if self._supervised and self._supervisor is None:
                 self._supervisor = Supervisor(
                     self.title, self._sharing, lambda: self._bring_up(log.info)

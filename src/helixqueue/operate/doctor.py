@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from helixqueue.errors import Unavailable
+from helixqueue.store.database import connect_options
 from helixqueue.store.revision import head, revision_of
 from helixqueue.store.statements import statements
 
@@ -59,13 +60,12 @@ class Patient:
 def examine(dsn: str) -> list[Finding]:
     """Every finding, worst ones included; raises only when the database cannot be reached."""
     try:
-        with psycopg.connect(
-            dsn, autocommit=True, row_factory=dict_row, application_name="helixq doctor"
-        ) as connection:
+        options = connect_options(dsn) | {"application_name": "helixq doctor"}
+        with psycopg.connect(dsn, autocommit=True, row_factory=dict_row, **options) as connection:
             connection.prepare_threshold = None
             return list(_findings(Patient(connection)))
     except psycopg.OperationalError as error:
-        raise Unavailable(f"cannot reach the database: {str(error).strip()}") from error
+        raise Unavailable(f"cannot reach the database: {' '.join(str(error).split())}") from error
 
 
 def _findings(patient: Patient) -> Iterator[Finding]:

@@ -53,14 +53,37 @@ def connect_options(
 
 
 def parsed(dsn: str) -> dict[str, Any]:
-    """The parts of a DSN; the error repeats nothing of it, for there may be a password inside."""
+    """The parts of a DSN; the error repeats nothing of it, for there may be a password inside.
+
+    A password with a bare @ or / in it ends early, and its rest would be taken for a host, a port
+    or a database, and shown as such.
+    """
     try:
-        return dict(conninfo_to_dict(dsn))
+        parts = dict(conninfo_to_dict(dsn))
     except (psycopg.ProgrammingError, TypeError, AttributeError):
         raise Refused(
             "expected a DSN such as postgresql://user@host/database, got one that libpq cannot "
             "read (not shown: it may hold a password; SQLAlchemy's postgresql+driver:// is not one)"
         ) from None
+    if not dsn.strip():
+        raise Refused(
+            "expected a DSN such as postgresql://user@host/database, got an empty one; to go by "
+            "PGHOST and the other variables of libpq, write postgresql://"
+        )
+    if "://" in dsn and _password_spilt(parts):
+        raise Refused(
+            "expected a DSN such as postgresql://user:password@host:5432/database, got one whose "
+            "host, port or database holds what looks like the rest of a password (not shown): "
+            "write @ as %40, / as %2F and % as %25 in the password"
+        )
+    return parts
+
+
+def _password_spilt(parts: dict[str, Any]) -> bool:
+    # A host may be a directory or an abstract socket, which begins with @.
+    hosts = [host for host in str(parts.get("host", "")).split(",") if host[:1] not in {"/", "@"}]
+    ports = str(parts.get("port", "")).replace(",", "")
+    return "@" in "".join([*hosts, str(parts.get("dbname", ""))]) or bool(ports.strip("0123456789"))
 
 
 def is_fit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

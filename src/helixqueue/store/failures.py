@@ -96,5 +96,6 @@ def _text(error: BaseException) -> str:
     said = getattr(diag, "message_primary", None) or getattr(error, "message", None)
     hint = getattr(diag, "message_hint", None) or getattr(error, "hint", None)
     if said is None:
-        return str(error).strip()
+        # libpq tells of each host it tried in lines of its own; an error is one line.
+        return " ".join(str(error).split())
     return "; ".join(part for part in (said, hint) if part)

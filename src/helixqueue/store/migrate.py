@@ -34,6 +34,7 @@ from helixqueue.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from helixqueue.store.database import connect_options
 from helixqueue.store.revision import demand, head, revision_of, revisions
 
 if TYPE_CHECKING:
@@ -173,9 +174,12 @@ def _prepare() -> str:
 
 def _connect(dsn: str) -> Connection[Any]:
     try:
-        return psycopg.connect(dsn, autocommit=True, application_name="helixq migrate")
+        return psycopg.connect(
+            dsn, autocommit=True, **connect_options(dsn) | {"application_name": "helixq migrate"}
+        )
     except psycopg.Error as error:
-        raise Unavailable(f"cannot connect to the database: {str(error).strip()}") from error
+        said = " ".join(str(error).split())
+        raise Unavailable(f"cannot connect to the database: {said}") from error
 
 
 def _demand_direct(connection: Connection[Any]) -> None:
