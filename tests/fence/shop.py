@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from contextlib import asynccontextmanager
 
@@ -15,9 +16,36 @@ from starlette.routing import Route
 
 from helixqueue import AsyncHelixQueue
 from helixqueue.fence.http import IdempotencyMiddleware
+from helixqueue.fence.http.problem import PREFIX
+from helixqueue.fence.policy import Policy
+from helixqueue.fence.policy import Route as PolicyRoute
+from helixqueue.store import fences as calls
 from tests.lab import POOLED
 
 KEY = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+KINDS = ["fastapi", "starlette", "bare"]
+_numbers = itertools.count(1)
+
+
+def fresh(**options):
+    """A policy whose fences no other test meets."""
+    route = {"wait_ms": 0, "min_key_chars": 1} | options.pop("route", {})
+    path = route.setdefault("path", f"/orders/{{order{next(_numbers)}}}/refunds")
+    return Policy(routes=(PolicyRoute(**(route | {"path": path})),), **options)
+
+
+def run(story):
+    """Run an async test; one that hangs fails by the suite's time limit."""
+    return asyncio.run(story)
+
+
+def kind_of(response):
+    return response.json()["type"].removeprefix(PREFIX)
+
+
+async def fences_of(door):
+    name = door.middleware.policy.routes[0].name
+    return await door.helix.fences.run(calls.listed(name=name))
 
 
 class Shop:
@@ -99,9 +127,12 @@ class Door:
 
 
 @asynccontextmanager
-async def open_shop(database, policy=None, kind="bare", app=None, role="pool", **options):
+async def open_shop(
+    database, policy=None, kind="bare", *, app=None, role="pool", settings=None, **options
+):
     shop = Shop()
-    async with AsyncHelixQueue(database.dsn(role), tenant="a", pooled=POOLED) as helix:
+    settings = {"pooled": POOLED} | (settings or {})
+    async with AsyncHelixQueue(database.dsn(role), tenant="a", **settings) as helix:
         inner = getattr(shop, kind)() if app is None else app
         middleware = IdempotencyMiddleware(inner, helix=helix, policy=policy, **options)
         transport = httpx.ASGITransport(middleware, raise_app_exceptions=False)

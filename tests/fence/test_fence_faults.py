@@ -7,8 +7,12 @@ import itertools
 import pytest
 
 from helixqueue import HelixQueue
-from helixqueue.errors import InDoubt, Unavailable
+from helixqueue.errors import InDoubt, Retryable, Unavailable
+from helixqueue.fence import plan
+from helixqueue.fence.plan import Plan
 from helixqueue.store import fences as calls
+from helixqueue.store.fences import Answer, Hold
+from helixqueue.store.rows import Token
 from tests.faults import Faults
 from tests.fence.passing import let_time_pass
 from tests.lab import POOLED
@@ -82,3 +86,15 @@ def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
         act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran twice"))
         with pytest.raises(InDoubt, match="nobody knows"):
             act()
+
+
+@pytest.mark.parametrize("fault", [Unavailable("away", outcome_unknown=True), Retryable("again")])
+def test_a_seal_without_an_answer_is_a_doubt_unless_the_effect_went_with_it(monkeypatch, fault):
+    """Inside a caller's transaction the effect is undone: that is certain, and said as it is."""
+    monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0)
+    held = Hold(b"\x01" + bytes(32), Token(1, 2, 3))
+    for alone, told in ((True, InDoubt), (False, type(fault))):
+        steps = plan.seal(Plan("a", "n", "me", alone=alone), held, Answer("json", b"1"))
+        next(steps)
+        with pytest.raises(told):
+            steps.throw(fault)

@@ -135,6 +135,32 @@ def test_a_result_that_cannot_be_kept_is_sealed_by_digest_and_never_run_again(he
     assert ran == [1]
 
 
+@pytest.mark.parametrize("form", ["json", "of a later release"])
+def test_a_kept_result_that_cannot_be_read_is_told_so_and_not_run_again(
+    helix, database, name, form
+):
+    def ask(kind):
+        def act():
+            raise TimeoutError
+
+        act.__annotations__["return"] = kind
+        return helix.fence(name, key=lambda: "k")(act)()
+
+    with pytest.raises(TimeoutError):
+        ask(Refund)
+    row = fence_of(database, name)
+    with HelixQueue(database.dsn("operator"), tenant="a", pooled=POOLED) as operator:
+        answer = calls.Answer(form, b'{"other": "shape"}')
+        operator.fences.run(
+            calls.resolve(row.key, row.version, Times(), actor="ann", reason="x", answer=answer)
+        )
+    with pytest.raises(ResultGone, match="took effect once") as gone:
+        ask(Refund)
+    assert gone.value.receipt.startswith("r1:")
+    if form == "json":
+        assert ask(dict[str, str]) == {"other": "shape"}
+
+
 def test_a_huge_result_is_sealed_by_digest_and_never_run_again(helix, name):
     ran = []
 
@@ -388,6 +414,30 @@ def test_heartbeats_keep_a_slow_effect_alive(helix, database, name):
         fence.seal("slow")
     with helix.fence(name, key="k") as again:
         assert again.result == "slow"
+
+
+def test_a_call_that_hangs_past_its_limit_is_in_doubt_and_its_late_seal_counts(
+    helix, database, name
+):
+    """Otherwise a hung call would be in progress for ever, and nobody could decide."""
+    with helix.fence(name, key="k", ttl=Times(lease=0.2, limit=0.3)) as fence:
+
+        def another():
+            with helix.fence(name, key="k", wait=0):
+                pytest.fail("ran twice")
+
+        def doubted():
+            try:
+                another()
+            except InProgress:
+                return False
+            except InDoubt:
+                return True
+
+        until(doubted)
+        fence.seal("late")
+    with helix.fence(name, key="k") as again:
+        assert again.result == "late"
 
 
 def test_a_holder_that_was_replaced_learns_so_from_its_heartbeat(helix, database, name):

@@ -14,8 +14,7 @@ from helixqueue.errors import Refused
 from helixqueue.fence.counters import Counters
 from helixqueue.fence.hint import PREFIX, Hint
 from tests.fence.passing import let_time_pass
-from tests.fence.shop import open_shop
-from tests.fence.test_http import fences_of, fresh, kind_of
+from tests.fence.shop import fences_of, fresh, kind_of, open_shop
 from tests.lab import until
 
 SECRET = b"0123456789abcdef"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from helixqueue.cli import show, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.errors import Refused
 from helixqueue.fence.http.stored import FORM, Stored
-from helixqueue.fence.receipt import fence_key, receipt_of
+from helixqueue.fence.receipt import fence_key, key_bytes, key_text, receipt_of
 from helixqueue.identity import PART_SEPARATOR, canonical_text, canonicalize, loads
 from helixqueue.states import FenceState
 from helixqueue.store import fences
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, resolve.")
 
-_KEY = re.compile(r"v([01]):([0-9a-f]{64})")
 _STYLES = {
     FenceState.SEALED: "green",
     FenceState.IN_DOUBT: "bold red",
@@ -200,22 +198,19 @@ def _answer(effect: str | None, result: str | None, http_status: int | None) -> 
 
 
 def _found(database: Database, ref: str, name: str | None, tenant: str | None) -> FenceRow:
-    if said := _KEY.fullmatch(ref):
-        key = bytes([int(said[1])]) + bytes.fromhex(said[2])
-    elif name is None:
-        raise Refused(f"expected a key such as v1:..., or --name with an identity; got {ref!r}")
-    else:
+    try:
+        key = key_bytes(ref)
+    except ValueError:
+        if name is None:
+            raise Refused(
+                f"expected a key such as v1:..., or --name with an identity; got {ref!r}"
+            ) from None
         of = target.tenant_to_change(database, tenant)
-        parts = canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical
-        key = fence_key(of, name, parts)
+        key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
     rows = database.run(fences.listed(key=key, limit=1))
     if not rows:
-        raise NoSuchFence(f"no fence has the key {_text(key)}, among those this role may see")
+        raise NoSuchFence(f"no fence has the key {key_text(key)}, among those this role may see")
     return rows[0]
-
-
-def _text(key: bytes) -> str:
-    return f"v{key[0]}:{key[1:].hex()}"
 
 
 def _identity(row: FenceRow) -> str:
@@ -225,7 +220,7 @@ def _identity(row: FenceRow) -> str:
 def _row(row: FenceRow) -> tuple[str, ...]:
     what = row.effect or "" if row.state is FenceState.SEALED else row.detail or row.reason
     return (
-        _text(row.key), row.name, _identity(row), row.state, str(row.attempt),
+        key_text(row.key), row.name, _identity(row), row.state, str(row.attempt),
         times.seconds(row.changed_at), row.actor, what,
     )  # fmt: skip
 
@@ -233,7 +228,7 @@ def _row(row: FenceRow) -> tuple[str, ...]:
 def _facts(row: FenceRow) -> dict[str, Any]:
     sealed = row.state is FenceState.SEALED
     return {
-        "fence": _text(row.key),
+        "fence": key_text(row.key),
         "tenant": row.tenant,
         "name": row.name,
         "identity": None if row.identity is None else row.identity.split(PART_SEPARATOR),
@@ -273,7 +268,7 @@ def _clocks(row: FenceRow) -> str:
 
 
 def _tell(row: FenceRow, story: list[Told]) -> None:
-    show.line(f"{_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
+    show.line(f"{key_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
     receipt = f"; receipt {receipt_of(row).id}" if row.state is FenceState.SEALED else ""
     show.line(f"{row.state} since {times.shown(row.changed_at)}; {_clocks(row)}{receipt}")
     show.table(

@@ -1,7 +1,7 @@
 """Fences: exactly-once effect for any function and any HTTP endpoint.
 
 `guard` is what `helix.fence(...)` gives, `block` one guarded call as steps, `plan` the steps of
-claim, seal and doubt, `drive` performs them with threads or asyncio, `pulse` keeps leases alive.
+claim, seal and doubt, `drive` holds the hands that perform them, `pulse` keeps leases alive.
 `receipt` proves what happened, `policy` reads idempotency.yml, `http` is the ASGI middleware.
 """
 

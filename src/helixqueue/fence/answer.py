@@ -46,8 +46,11 @@ class Codec:
         return JSON, data
 
     def read(self, form: str, data: bytes) -> Any:  # noqa: ANN401 - whatever was written
+        """Raises `ValueError` for what is not of this form, or of none that is known here."""
         if form == BYTES:
             return data
+        if form != JSON:
+            raise ValueError(f"expected the form {JSON} or {BYTES}, got {form}")
         return from_json(data) if self._adapter is None else self._adapter.validate_json(data)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import call, plan
 from helixqueue.fence.plan import Nest
-from helixqueue.fence.receipt import downstream_key
+from helixqueue.fence.receipt import downstream_key, key_text
 
 if TYPE_CHECKING:
     from contextvars import Token as ContextToken
@@ -38,7 +39,7 @@ class Held:
         told = claimed.told
         self.first = claimed.held is not None
         self.attempt = told.attempt or 1
-        self.key = plan.key_text(told.key)
+        self.key = key_text(told.key)
         # For the next system, as its own idempotency key: the same in every attempt.
         self.downstream_key = downstream_key(told.key)
         self.effect: str | None = told.effect
@@ -100,7 +101,7 @@ class Block:
         self._token: ContextToken[Held | None] | None = None
 
     def found(self, looked: object) -> Found:
-        return call.found(looked, self._codec, self._plan.name)
+        return call.found(looked, partial(call.written, self._codec), self._plan.name)
 
     def entering(self) -> Steps[Held]:
         self._began = time.monotonic()
@@ -117,8 +118,7 @@ class Block:
             self._counters.took("function", self._plan.name, "waited", self._claimed.waited)
         if self._claimed.held is not None:
             if self._plan.alone:
-                lease = self._plan.times.lease
-                self._held.beat = self._pulse.hold(self._claimed.held, lease)
+                self._held.beat = self._pulse.hold(self._claimed.held, self._plan.times)
             else:
                 yield Nest("open")
         self._token = _current.set(self._held)

@@ -169,17 +169,27 @@ def read(codec: Codec, told: Fenced, name: str) -> Any:  # noqa: ANN401 - what w
             f"{why}",
             receipt=receipt,
         )
-    return codec.read(told.form, told.answer)
+    try:
+        return codec.read(told.form, told.answer)
+    except ValueError as error:  # pydantic's are, too
+        receipt = receipt_text(told) or ""
+        log.exception("fence %s: a kept result cannot be read (receipt %s)", name, receipt)
+        raise ResultGone(
+            f"fence {name}: it took effect once (receipt {receipt}), but its kept result does not "
+            "fit the return type any more; nothing was run again. Read it with the type it was "
+            "written with",
+            receipt=receipt,
+        ) from error
 
 
 def receipt_text(told: Fenced) -> str | None:
     return None if told.receipt is None else f"r1:{told.receipt.hex()}"
 
 
-def found(looked: object, codec: Codec, name: str) -> Found:
-    """A probe's answer in the words of the database."""
+def found(looked: object, write: Callable[[Any, str | None], Answer], name: str) -> Found:
+    """A probe's answer in the words of the database; `write` makes bytes of result and effect."""
     if isinstance(looked, Applied):
-        return Found("applied", written(codec, looked.result, looked.effect))
+        return Found("applied", write(looked.result, looked.effect))
     if looked is NOT_APPLIED:
         return Found("not_applied")
     if isinstance(looked, Exception):

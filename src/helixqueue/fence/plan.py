@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from helixqueue.errors import Conflict, InDoubt, InProgress, LeaseLost, Retryable, Unavailable
+from helixqueue.fence.receipt import key_text
 from helixqueue.identity import diff, loads
 from helixqueue.store import fences
 from helixqueue.store.fences import Answer, Fenced, Finding, Hold, Times
@@ -212,7 +213,10 @@ def _owned(plan: Plan, told: Fenced) -> Fenced:
 
 
 def conflict(plan: Plan, told: Fenced, request: str) -> Conflict:
-    changes = [] if told.request is None else diff(loads(told.request), loads(request))
+    got = loads(request)
+    # The first request is not kept any more, or never was: all that is known is that they differ.
+    unknown = [{"op": "replace", "path": "", "value": got}]
+    changes = unknown if told.request is None else diff(loads(told.request), got)
     remedy = "use a new key for new work"
     return Conflict(f"{plan.name}: this key stands for another request; {remedy}", diff=changes)
 
@@ -233,8 +237,3 @@ def doubtful(plan: Plan, told: Fenced) -> InDoubt:
         key=key,
         retry_after=told.retry_after,
     )
-
-
-def key_text(key: bytes) -> str:
-    """As people see a key: v1:<hex>."""
-    return f"v{key[0]}:{key[1:].hex()}"

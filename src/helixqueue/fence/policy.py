@@ -33,6 +33,7 @@ class Ttl:
     tombstone_days: float = 30
     lease_seconds: float = 30
     quiet_seconds: float = 90
+    limit_seconds: float = 3600  # a handler that hangs longer is in doubt
 
     def times(self, kind: Kind) -> Times:
         answer = {
@@ -42,7 +43,7 @@ class Ttl:
         }[kind]
         # The key outlives the answer: a retry at the end of the horizon must still meet it.
         tombstone = max(self.tombstone_days * DAY, 2 * answer)
-        return Times(self.lease_seconds, self.quiet_seconds, answer, tombstone)
+        return Times(self.lease_seconds, self.quiet_seconds, answer, tombstone, self.limit_seconds)
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,11 @@ class Route:
 
     @property
     def name(self) -> str:
-        """The fence's name: what a key is unique within."""
-        return f"{'+'.join(sorted(self.methods))} {self.path}"
+        """The fence's name: what a key is unique within.
+
+        Not the methods: to fence one more must not make all keys new.
+        """
+        return f"http {self.path}"
 
     def fits(self, method: str, path: str) -> bool:
         return method in self.methods and self._pattern.fullmatch(path) is not None

@@ -219,6 +219,7 @@ def _ttl(place: _Place) -> Ttl:
         "tombstone_days": _number(1, 36_500, "days"),
         "lease_seconds": _number(1, 86_400, "seconds"),
         "quiet_seconds": _number(0, 604_800, "seconds"),
+        "limit_seconds": _number(1, 604_800, "seconds"),
     }
     return Ttl(**place.members(readers))
 

@@ -1,12 +1,15 @@
 """Heartbeats: while this process lives, the leases of the fences it holds do not run out.
 
 All fences of a client share one beat, and a beat renews all that are due in one call. A process
-that dies or freezes stops beating, and that is the point.
+that dies or freezes stops beating, and that is the point. A call that hangs past its limit is
+renewed no more either: otherwise the others would be told for ever that somebody is at it, and no
+probe or person could decide.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -14,22 +17,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError
+from helixqueue.fence.receipt import key_text
 from helixqueue.store import fences
 
 if TYPE_CHECKING:
     from helixqueue.fence.drive import AsyncRun, Run
-    from helixqueue.store.fences import Hold
+    from helixqueue.store.fences import Hold, Times
 
+log = logging.getLogger("helixqueue.fence")
 BEATS_PER_LEASE = 3
 
 
 @dataclass(slots=True)
 class Beat:
-    """One held fence: when it is due, and whether it was lost."""
+    """One held fence: when it is due, when it ends (by our clock), and whether it was lost."""
 
     held: Hold
     every: float
     due: float
+    ends: float
     lost: bool = False
 
 
@@ -39,9 +45,10 @@ class _Board:
     def __init__(self) -> None:
         self.beats: dict[int, Beat] = {}
 
-    def add(self, held: Hold, lease: float) -> Beat:
-        every = lease / BEATS_PER_LEASE
-        beat = Beat(held, every, time.monotonic() + every)
+    def add(self, held: Hold, times: Times) -> Beat:
+        now = time.monotonic()
+        every = times.lease / BEATS_PER_LEASE
+        beat = Beat(held, every, now + every, now + times.limit)
         self.beats[id(beat)] = beat
         return beat
 
@@ -53,6 +60,13 @@ class _Board:
 
     def due(self) -> list[Beat]:
         now = time.monotonic()
+        for beat in [beat for beat in self.beats.values() if beat.ends <= now]:
+            self.remove(beat)
+            log.error(
+                "fence %s: its call is past its limit and is renewed no more; it will be in doubt. "
+                "If it is slow and does not hang, give it a longer Times(limit=...)",
+                key_text(beat.held.key),
+            )
         # A little ahead: what is due soon goes with what is due now.
         found = [beat for beat in self.beats.values() if beat.due <= now + beat.every / 4]
         for beat in found:
@@ -73,11 +87,11 @@ class Pulse:
         self._changed = threading.Condition()
         self._wakes_at: float | None = None  # None: no thread
 
-    def hold(self, held: Hold, lease: float) -> Beat:
+    def hold(self, held: Hold, times: Times) -> Beat:
         if self._process != os.getpid():
             self._begin()  # a fork takes no threads along, and its parent beats for itself
         with self._changed:
-            beat = self._board.add(held, lease)
+            beat = self._board.add(held, times)
             if self._wakes_at is None:
                 self._wakes_at = beat.due
                 threading.Thread(target=self._beat, name="helix-fence-pulse", daemon=True).start()
@@ -118,8 +132,8 @@ class AsyncPulse:
         self._timer: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[None]] = set()
 
-    def hold(self, held: Hold, lease: float) -> Beat:
-        beat = self._board.add(held, lease)
+    def hold(self, held: Hold, times: Times) -> Beat:
+        beat = self._board.add(held, times)
         if self._timer is None or self._timer.cancelled() or self._timer.when() > self._when(beat):
             self._set_timer()
         return beat

@@ -57,7 +57,7 @@ class EffectReceipt:
     @property
     def id(self) -> str:
         return receipt_id(
-            _key_bytes(self.key),
+            key_bytes(self.key),
             bytes.fromhex(self.fingerprint),
             self.effect,
             self.form,
@@ -95,7 +95,7 @@ def receipt_of(row: FenceRow) -> EffectReceipt:
         tenant=row.tenant,
         name=row.name,
         identity=parts,
-        key=f"v{row.key[0]}:{row.key[1:].hex()}",
+        key=key_text(row.key),
         fingerprint=row.fingerprint.hex(),
         effect=row.effect,
         form=row.form,
@@ -131,7 +131,7 @@ def verify(
         return [f"expected the texts {', '.join(_MEMBERS)}; {', '.join(missing)} missing"]
     faults = []
     try:
-        key = _key_bytes(document["key"])
+        key = key_bytes(document["key"])
         derived = receipt_id(
             key,
             bytes.fromhex(document["fingerprint"]),
@@ -189,7 +189,13 @@ class HmacSigner:
         return hmac.compare_digest(self.sign(message), signature)
 
 
-def _key_bytes(text: str) -> bytes:
+def key_text(key: bytes) -> str:
+    """As people see a key: v1:<hex>."""
+    return f"v{key[0]}:{key[1:].hex()}"
+
+
+def key_bytes(text: str) -> bytes:
+    """A key that people saw; raises `ValueError` for other texts."""
     version, _, digits = text.partition(":")
     key = bytes.fromhex(digits)
     if version not in {"v0", "v1"} or len(key) != 32:

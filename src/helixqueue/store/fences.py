@@ -64,12 +64,15 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The three clocks of a fence, and the quiet period before a probe's no is believed."""
+    """The three clocks of a fence, the quiet period before a probe's no is believed, a limit."""
 
     lease: float = 30.0  # seconds without a heartbeat until the holder counts as gone
     quiet: float = 90.0  # seconds beyond the lease in which a frozen holder may still act
     answer: float = 86_400.0  # how long the answer can be repeated
     tombstone: float = 30 * 86_400.0  # how long the key is remembered after its end
+    # Seconds for which heartbeats renew the lease. A call that hangs longer is in doubt for the
+    # others; should it end after all, before anybody decided, its seal still counts.
+    limit: float = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

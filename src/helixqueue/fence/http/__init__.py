@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from helixqueue.fence.http.middleware import IdempotencyMiddleware
 from helixqueue.fence.http.openapi import describe
+from helixqueue.fence.http.stored import Stored
 
-__all__ = ["IdempotencyMiddleware", "describe"]
+__all__ = ["IdempotencyMiddleware", "Stored", "describe"]

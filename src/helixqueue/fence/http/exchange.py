@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from helixqueue.errors import Conflict, HelixError, InDoubt, LeaseLost
+from helixqueue.errors import Conflict, HelixError
 from helixqueue.fence import plan
-from helixqueue.fence.call import receipt_text
+from helixqueue.fence.call import Applied, found, receipt_text
 from helixqueue.fence.drive import AsyncHands
 from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
 from helixqueue.fence.http.problem import Problem
@@ -25,18 +26,12 @@ if TYPE_CHECKING:
 
 # Changes what is kept of a body: status, headers, body > body.
 Redact = Callable[[int, list[Header], bytes], bytes]
+# Looks whether the effect of a request took place: scope, body > Applied, NOT_APPLIED or UNKNOWN.
+Probe = Callable[[Scope, bytes], Any]
 
 log = logging.getLogger("helixqueue.fence.http")
 # A file or a socket handed to the server would leave before it is sealed.
 _UNSEEN = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
-
-
-class Overtaken(Exception):
-    """Somebody else decided while the application worked; its answer is not sent."""
-
-    def __init__(self, refused: HelixError) -> None:
-        super().__init__(str(refused))
-        self.refused = refused
 
 
 class Exchange:
@@ -56,7 +51,9 @@ class Exchange:
         self._journal = journal
         self._scope = scope
         self._send = send
-        self._hands = AsyncHands(ours.fences.run)
+        look = None if ours.probe is None else partial(ours.probe, scope, keyed.body)
+        self._hands = AsyncHands(ours.fences.run, probe=look)
+        self._hands.found = self._found
         journal.know(key=keyed.key, source_id=keyed.key, tenant=keyed.plan.tenant)
 
     async def perform(self) -> None:
@@ -65,7 +62,13 @@ class Exchange:
         keyed = self._keyed
         try:
             claimed = await carry_out_async(
-                plan.claim(keyed.plan, keyed.identity, keyed.request), self._hands
+                plan.claim(
+                    keyed.plan,
+                    keyed.identity,
+                    keyed.request,
+                    probes=self._ours.probe is not None,
+                ),
+                self._hands,
             )
         except HelixError as refused:
             await self._refuse(refused)
@@ -79,16 +82,28 @@ class Exchange:
         else:
             await self._execute(claimed.held)
 
+    # Perhaps done before.
+
+    def _found(self, looked: object) -> plan.Found:
+        if isinstance(looked, Applied) and not isinstance(looked.result, Stored):
+            kind = type(looked.result).__name__
+            looked = TypeError(f"expected the probe to return Applied(Stored.of(...)), got {kind}")
+        return found(looked, _written, self._plan.name)
+
     # Done before.
 
     async def _hinted(self) -> bool:
         """A sealed answer from the cache; never a permission to execute."""
         if self._ours.hint is None:
             return False
-        found = await self._ours.hint.get(self._plan, self._keyed.identity, self._keyed.request)
-        if found is None:
+        known = await self._ours.hint.get(self._plan, self._keyed.identity, self._keyed.request)
+        if known is None:
             return False
-        await self._repeat(Stored.read(found.answer), found.receipt, found.sealed_at)
+        try:
+            stored = Stored.read(known.answer)
+        except Corrupt:
+            return False  # PostgreSQL decides
+        await self._repeat(stored, known.receipt, known.sealed_at)
         return True
 
     async def _remember(self, told: Fenced) -> None:
@@ -105,6 +120,8 @@ class Exchange:
             await self._answer(Problem("result-expired", detail, more=proof))
             return
         try:
+            if told.form != FORM:
+                raise Corrupt(f"expected an answer of the form {FORM}, got {told.form}")
             stored = Stored.read(told.answer)
         except Corrupt:
             log.exception("fence %s: a kept answer cannot be read", self._plan.name)
@@ -139,7 +156,7 @@ class Exchange:
 
         recorder = Recorder(self._send, decide, self._keyed.route.max_answer_bytes)
         pulse = self._ours.fences.pulse
-        beat = pulse.hold(held, self._plan.times.lease)
+        beat = pulse.hold(held, self._plan.times)
         failure: BaseException | None = None
         try:
             await self._ours.app(self._inner_scope(), Given(self._keyed.body), recorder)
@@ -147,8 +164,9 @@ class Exchange:
             failure = error
         finally:
             pulse.drop(beat)
-        if isinstance(recorder.refused, Overtaken):
-            await self._refuse(recorder.refused.refused)
+        if isinstance(recorder.refused, HelixError):
+            # Somebody else decided meanwhile, or the store went away: its answer is not sent.
+            await self._refuse(recorder.refused)
             return
         if not recorder.decided:
             failure = failure or RuntimeError("the application ended without an answer")
@@ -178,11 +196,8 @@ class Exchange:
             return []
         kept = self._redacted(status, headers, body)
         stored = Stored.of(status, headers, kept, self._keyed.route.keep_headers)
-        answer = Answer(FORM, stored.write(), effect=effect)
-        try:
-            told = await carry_out_async(plan.seal(self._plan, held, answer), self._hands)
-        except (LeaseLost, InDoubt) as refused:
-            raise Overtaken(refused) from refused
+        answer = _written(stored, effect)
+        told = await carry_out_async(plan.seal(self._plan, held, answer), self._hands)
         await self._remember(told)
         receipt = receipt_text(told) or ""
         self._journal.decided("executed", effect_id=effect, receipt=receipt)
@@ -218,3 +233,7 @@ class Exchange:
         status, headers, body = problem.response()
         self._journal.decided(problem.kind, status=status)
         await respond(self._send, status, headers, body)
+
+
+def _written(stored: Stored, effect: str | None) -> Answer:
+    return Answer(FORM, stored.write(), effect=effect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,12 @@ from helixqueue.fence.http.header import InvalidKey, digest_fits, key_of, values
 from helixqueue.fence.http.problem import Problem
 from helixqueue.fence.http.request import TooLarge, request_text
 from helixqueue.fence.plan import Plan
-from helixqueue.identity import PART_SEPARATOR, check_name
+from helixqueue.identity import PART_SEPARATOR, canonicalize, check_name
 
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy, Route
+
+log = logging.getLogger("helixqueue.fence.http")
 
 # From the identity that authentication verified, never from a header that the client writes.
 OfScope = Callable[[Scope], Any]
@@ -40,9 +43,23 @@ class Owners:
         if not tenant or (self.principal is not None and not principal):
             return None
         try:
-            return check_name("tenant", tenant), None if principal is None else str(principal)
+            return check_name("tenant", tenant), _spelled(principal)
         except InvalidIdentity:
+            log.exception("idempotency: the verified tenant or principal is no name")
             return None
+
+
+def _spelled(principal: object) -> str | None:
+    """Refused, not repaired: two principals must not become one."""
+    if principal is None:
+        return None
+    text = str(principal)
+    if canonicalize(text).text != text:
+        raise InvalidIdentity(
+            f"expected a principal in its one spelling (NFC, trimmed), got {text!a}",
+            code="spelling",
+        )
+    return text
 
 
 async def _settled(value: Any) -> Any:  # noqa: ANN401 - whatever the function gives
@@ -78,7 +95,7 @@ async def read(
         return Problem("missing-key", f"send the header {policy.header}", describedby=docs)
     owner = await owners.of(scope)
     if owner is None:
-        return Problem("scope-unavailable", "expected a verified tenant, got none")
+        return Problem("scope-unavailable", "expected to know whose request this is, got nobody")
     body = await whole_body(receive, route.max_body_bytes)
     if body is None:
         return Problem("body-too-large", f"expected at most {route.max_body_bytes} bytes")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.fence.drive import to_its_end
 from helixqueue.fence.http.asgi import App, Disconnected, Receive, Scope, Send, respond
-from helixqueue.fence.http.exchange import Exchange, Redact
+from helixqueue.fence.http.exchange import Exchange, Probe, Redact
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.keyed import OfScope, Owners, read
 from helixqueue.fence.http.problem import Problem
@@ -38,7 +38,9 @@ class IdempotencyMiddleware:
 
     `tenant` and `principal` are functions of the scope (sync or async) that name whose request it
     is, as authentication verified it; without `tenant`, all are the client's one tenant. `redact`
-    changes what is kept of a body. `hint` repeats sealed answers from Redis or Valkey.
+    changes what is kept of a body. `probe` is given scope and body of a request that is in doubt
+    and says `Applied(Stored.of(...))`, `NOT_APPLIED` or `UNKNOWN`. `hint` repeats sealed answers
+    from Redis or Valkey.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class IdempotencyMiddleware:
         tenant: OfScope | None = None,
         principal: OfScope | None = None,
         redact: Redact | None = None,
+        probe: Probe | None = None,
         hint: Hint | None = None,
     ) -> None:
         fences: AsyncFences = helix.fences
@@ -57,6 +60,7 @@ class IdempotencyMiddleware:
         self.policy = policy if isinstance(policy, Policy) else _read(policy)
         self.fences = fences
         self.redact = redact
+        self.probe = probe
         self.hint = hint
         self._owners = Owners(fences.actor, fences.tenant, tenant, principal)
 

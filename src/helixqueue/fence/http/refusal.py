@@ -24,19 +24,33 @@ log = logging.getLogger("helixqueue.fence.http")
 def problem_of(refused: HelixError, policy: Policy) -> Problem:
     if isinstance(refused, Conflict):
         return _mismatch(refused, policy)
+    # Our messages name hosts and processes. The client learns nothing of the inside; whoever runs
+    # it does.
     if isinstance(refused, InProgress):
-        return Problem("in-progress", str(refused), retry_after=refused.retry_after)
+        log.info("idempotency: %s", refused)
+        detail = "send the same request again after Retry-After"
+        return Problem("in-progress", detail, retry_after=refused.retry_after)
     if isinstance(refused, LeaseLost):
-        return Problem("in-progress", str(refused), retry_after=1)
+        log.warning("idempotency: %s", refused)
+        return Problem("in-progress", "another try took over; ask for its answer", retry_after=1)
     if isinstance(refused, InDoubt):
-        more = {"fence": refused.key}
-        return Problem("in-doubt", str(refused), retry_after=refused.retry_after or None, more=more)
-    # The client learns nothing of the inside; whoever runs it does.
+        log.warning("idempotency: %s", refused)
+        return _doubt(refused, policy)
     if isinstance(refused, NotPermitted):
         log.error("idempotency: the database role may not act for this tenant: %s", refused)
         return Problem("scope-unavailable", "this service may not act for the tenant")
     log.error("idempotency: the store is away: %s", refused)
     return Problem("storage-unavailable", "nothing was done; try again later", retry_after=1)
+
+
+def _doubt(refused: InDoubt, policy: Policy) -> Problem:
+    return Problem(
+        "in-doubt",
+        "it was begun and nobody knows how it ended; send no new key, ask whoever runs this",
+        retry_after=refused.retry_after or None,
+        more={"fence": refused.key},
+        describedby=policy.documentation,
+    )
 
 
 def _mismatch(refused: Conflict, policy: Policy) -> Problem:

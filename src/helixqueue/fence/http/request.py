@@ -8,7 +8,6 @@ another request is another. A body without a single meaning (doubled names, NaN)
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
 from email.message import Message
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +21,16 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 _MAX_FIELDS: Final = 10_000
-_DISPOSITION = re.compile(rb"(?i)content-disposition:\s*(.*)")
-_TYPE = re.compile(rb"(?i)content-type:\s*(.*)")
+_READABLE: Final = frozenset({"gzip", "x-gzip", "deflate"})
+# Bytes beyond ASCII that came as they are (D8xx) and those that came percent-encoded but are no
+# UTF-8 (DCxx, as `surrogateescape` has them) are shown by their numbers. Each text has one shape
+# here and each shape one text, so that no two requests look alike.
+_AS_THEY_CAME: Final = {byte: chr(0xD800 + byte) for byte in range(0x80, 0x100)}
+_SHOWN: Final = (
+    {ord("\\"): "\\\\", 0: "\\0"}
+    | {0xD800 + byte: f"\\r{byte:02x}" for byte in range(0x80, 0x100)}
+    | {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
+)
 
 
 class TooLarge(Exception):
@@ -34,14 +41,13 @@ def request_text(
     route: Route, *, method: str, path: str, query: bytes, media: str, encoding: str, body: bytes
 ) -> str:
     """The canonical text; raises `InvalidPayload` or `TooLarge`."""
-    content = _decoded(body, encoding, route.max_body_bytes)
-    kind, value = _body(media, content)
+    kind, value = _body(media, encoding, body, route.max_body_bytes)
     document: dict[str, Any] = {
         "v": VERSION,
         "method": method,
         "route": route.path,
         "path": path,
-        "query": _pairs(query.decode("latin-1")),
+        "query": _pairs(query),
         "media": kind,
         "body": value,
     }
@@ -58,8 +64,6 @@ def request_text(
 
 
 def _decoded(body: bytes, encoding: str, most: int) -> bytes:
-    if encoding not in {"gzip", "x-gzip", "deflate"}:
-        return body  # identity, or one we do not read: compared as bytes
     reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         content = reader.decompress(body, most + 1)
@@ -67,72 +71,74 @@ def _decoded(body: bytes, encoding: str, most: int) -> bytes:
         raise InvalidPayload(f"expected {encoding}, got {error}", code="encoding") from error
     if len(content) > most:
         raise TooLarge
+    if not reader.eof or reader.unused_data:
+        # What follows would not be compared, and what is cut off cannot be.
+        raise InvalidPayload(f"expected one whole {encoding} stream", code="encoding")
     return content
 
 
-def _body(media: str, content: bytes) -> tuple[str, Any]:
+def _body(media: str, encoding: str, content: bytes, most: int) -> tuple[str, Any]:
     header = Message()
     header["content-type"] = media or "application/octet-stream"
     kind = header.get_content_type()
+    if encoding in _READABLE:
+        content = _decoded(content, encoding, most)
+    elif encoding not in {"", "identity"}:
+        return _raw(f"{encoding} {kind}", content)
     if kind == "application/json" or kind.endswith("+json"):
-        return "json", loads(content) if content else None
+        return ("json", loads(content)) if content else ("no json", None)
     if kind == "application/x-www-form-urlencoded":
-        return "form", _pairs(content.decode("latin-1"))
+        return "form", _pairs(content)
     if kind == "multipart/form-data":
         parts = _parts(content, str(header.get_param("boundary") or ""))
         if parts is not None:
             return "multipart", parts
+    return _raw(kind, content)
+
+
+def _raw(kind: str, content: bytes) -> tuple[str, Any]:
     return f"raw {kind}", {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def _pairs(text: str) -> list[list[str]]:
+def _pairs(data: bytes) -> list[list[str]]:
     """Sorted by name, in the order they came for each name: a=1&a=2 is not a=2&a=1."""
     try:
         pairs = parse_qsl(
-            text, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="surrogateescape"
+            data.decode("latin-1").translate(_AS_THEY_CAME),
+            keep_blank_values=True,
+            max_num_fields=_MAX_FIELDS,
+            errors="surrogateescape",
         )
     except ValueError as error:
         raise InvalidPayload(f"expected at most {_MAX_FIELDS} fields", code="names") from error
-    # Bytes that are no UTF-8 are shown by their numbers: they must differ, not be pretty.
-    shown = [[_plain(name), _plain(value)] for name, value in pairs]
+    shown = [[name.translate(_SHOWN), value.translate(_SHOWN)] for name, value in pairs]
     return sorted(shown, key=lambda pair: pair[0])
 
 
-def _plain(text: str) -> str:
-    return (
-        text.encode("utf-8", "surrogateescape")
-        .decode("utf-8", "backslashreplace")
-        .replace("\0", "\\0")
-    )
-
-
 def _parts(content: bytes, boundary: str) -> list[dict[str, Any]] | None:
-    """Each part by name, file name, type and digest, whatever the boundary; None if malformed."""
+    """Each part by its headers and its digest, whatever the boundary.
+
+    None for what two readers could cut in two ways: that is compared as bytes.
+    """
     if not boundary:
         return None
     mark = b"\r\n--" + boundary.encode("latin-1", "replace")
-    pieces = (b"\r\n" + content).split(mark)
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+    before, *pieces = (b"\r\n" + content).split(mark)
+    if before or not pieces or pieces.pop() not in {b"--", b"--\r\n"}:
         return None
     found = []
-    for piece in pieces[1:-1]:
-        head, separator, data = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
-        if not separator:
+    for piece in pieces:
+        head, separator, data = piece.partition(b"\r\n\r\n")
+        if not separator or not head.startswith(b"\r\n"):
             return None
-        found.append(_part(head, data))
+        found.append(_part(head.split(b"\r\n")[1:], data))
     return found
 
 
-def _part(head: bytes, data: bytes) -> dict[str, Any]:
-    header = Message()
-    for line in head.split(b"\r\n"):
-        for name, pattern in (("disposition", _DISPOSITION), ("kind", _TYPE)):
-            if said := pattern.fullmatch(line):
-                header[name] = said[1].decode("latin-1")
+def _part(lines: list[bytes], data: bytes) -> dict[str, Any]:
+    pairs = [line.decode("latin-1").partition(":") for line in lines]
     return {
-        "name": header.get_param("name", header="disposition"),
-        "filename": header.get_param("filename", header="disposition"),
-        "type": header.get("kind"),
+        "headers": sorted([name.lower(), value.strip()] for name, _, value in pairs),
         "sha256": hashlib.sha256(data).hexdigest(),
         "bytes": len(data),
     }
@@ -140,7 +146,7 @@ def _part(head: bytes, data: bytes) -> dict[str, Any]:
 
 def _selected(value: Any, route: Route) -> Any:  # noqa: ANN401 - JSON
     if route.only:
-        return [[pointer, _at(value, pointer)] for pointer in route.only]
+        return [[pointer, *_at(value, pointer)] for pointer in route.only]
     for pointer in route.ignore:
         value = _without(value, _names(pointer))
     return value
@@ -150,15 +156,16 @@ def _names(pointer: str) -> list[str]:
     return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
 
 
-def _at(value: Any, pointer: str) -> Any:  # noqa: ANN401 - JSON
+def _at(value: Any, pointer: str) -> list[Any]:  # noqa: ANN401 - JSON
+    """What stands there, in a list; nothing is not null."""
     for name in _names(pointer):
         if isinstance(value, dict) and name in value:
             value = value[name]
         elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
             value = value[int(name)]
         else:
-            return None
-    return value
+            return []
+    return [value]
 
 
 def _without(value: Any, names: list[str]) -> Any:  # noqa: ANN401 - JSON

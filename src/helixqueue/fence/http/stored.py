@@ -69,6 +69,7 @@ class Stored:
 
     @classmethod
     def read(cls, data: bytes) -> Self:
+        """The answer again; raises `Corrupt`."""
         length = int.from_bytes(data[:4], "big")
         try:
             head = json.loads(data[4 : 4 + length])
