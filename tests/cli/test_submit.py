@@ -118,6 +118,8 @@ def test_csv_with_a_column_of_json(helixq, lab):
         (b"identity,identity\na,b\n", "twice"),
         (b"identity,payload,payload.x\na,1,2\n", "got both"),
         ("identity\ns\n".encode("utf-16"), "UTF-16"),
+        ("identity,payload.Größe\ns,1\n".encode("latin-1"), "UTF-8, got the byte 0xF6 behind"),
+        (b"PK\x03\x04\x00\x00\n", "save a workbook as CSV"),
     ],
 )
 def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, why):
@@ -125,6 +127,24 @@ def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, w
     assert done.code == Exit.NO
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 1}
     assert why in done.json["problems"][0]["reason"]
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_columns_are_parted_as_the_spreadsheet_does_it(helixq, lab, between):
+    sheet = between.join(["identity", "payload.a", "payload.b\nS-1", "1,5", "x\n"]).encode()
+    assert helixq("submit", lab.q, "--from", "-", given=sheet).code == Exit.OK
+    story = helixq("batch", "show", "S-1", "--queue", lab.q, "--payload", "--json").json
+    assert story["payload"] == {"a": "1,5", "b": "x"}
+
+
+@pytest.mark.parametrize("row", [b"S\xe4mple,b", b'S,"two\nl\xe4nes"'])
+def test_another_encoding_is_named_and_never_guessed(helixq, lab, row):
+    """Also where it stands in a later line of a cell."""
+    sheet = b"identity,payload.a\nfirst,a\n" + row + b"\nlast,c\n"
+    done = helixq("submit", lab.q, "--from", "-", "--json", given=sheet)
+    assert counted(done) == {"rows": 3, "new": 2, "duplicate": 0, "bad": 1}
+    [told] = done.json["problems"]
+    assert (told["line"], "got the byte 0xE4" in told["reason"]) == (3, True)
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", None])

@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import fields
 from datetime import datetime
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from helixqueue.client.answers import Submission
@@ -29,6 +30,8 @@ IN_PAYLOAD = "payload."  # columns of CSV that become members of the payload
 _COLUMNS = [field.name for field in fields(Submission)]
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Between columns: spreadsheets write what their country or their clipboard has.
+_DELIMITERS = (",", ";", "\t")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -70,24 +73,40 @@ class _Line(NamedTuple):
 
 
 def _lines(stream: IO[bytes]) -> Iterator[_Line]:
-    """Lines as text; bytes that are no UTF-8 become surrogates, which nothing accepts."""
+    """Lines as text, and a reason for each that is none."""
     number = 0
     while line := stream.readline(MAX_LINE_BYTES):
         number += 1
         if number == 1:
-            _demand_utf_8(line)
+            _demand_text(line)
             line = line.removeprefix(_BOM)
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
             yield _Line(number, "\n", f"expected at most {MAX_LINE_BYTES:,} bytes in a line")
         else:
-            yield _Line(number, line.decode("utf-8", "surrogateescape"))
+            yield _decoded(number, line)
 
 
-def _demand_utf_8(start: bytes) -> None:
+def _decoded(number: int, line: bytes) -> _Line:
+    try:
+        return _Line(number, line.decode())
+    except UnicodeDecodeError as error:
+        # Its quotes still count, or a cell of several lines would end in the wrong one.
+        return _Line(number, line.decode("ascii", "replace"), _no_utf_8(error))
+
+
+def _no_utf_8(error: UnicodeDecodeError) -> str:
+    byte, before = error.object[error.start], error.object[max(0, error.start - 20) : error.start]
+    near = before.decode("ascii", "replace").rpartition("\n")[2]
+    return f"expected UTF-8, got the byte 0x{byte:02X} behind {near!a}: save the file as UTF-8"
+
+
+def _demand_text(start: bytes) -> None:
     if start.startswith(_UTF_16):
         raise BadSheet("expected UTF-8, got UTF-16: save the file as UTF-8 (with or without BOM)")
+    if b"\0" in start:
+        raise BadSheet("expected text, got a binary file: save a workbook as CSV, in UTF-8")
 
 
 def _jsonl(stream: IO[bytes]) -> Iterator[Read]:
@@ -101,13 +120,16 @@ def _jsonl(stream: IO[bytes]) -> Iterator[Read]:
 def _json(stream: IO[bytes]) -> Iterator[Read]:
     """An array of objects, or one object; an element at a time, each with its line."""
     data = stream.read(MAX_JSON_BYTES + 1)
-    _demand_utf_8(data)
+    _demand_text(data)
     if len(data) > MAX_JSON_BYTES:
         raise BadSheet(
             f"expected at most {MAX_JSON_BYTES:,} bytes of JSON; write JSONL instead, one object a "
             "line, which has no bound"
         )
-    text = data.removeprefix(_BOM).decode("utf-8", "surrogateescape")
+    try:
+        text = data.removeprefix(_BOM).decode()
+    except UnicodeDecodeError as error:
+        raise BadSheet(_no_utf_8(error)) from None
     at = _after_space(text, 0)
     if at == len(text):
         return
@@ -169,7 +191,10 @@ def _csv(stream: IO[bytes]) -> Iterator[Read]:
                 flaws[line.number] = line.reason
             yield line.text
 
-    reader = csv.reader(texts(), strict=True)
+    lines = texts()
+    first = next(lines, "")
+    delimiter = next((one for one in _DELIMITERS if one in first), ",")
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
         line = reader.line_num + 1
@@ -180,30 +205,34 @@ def _csv(stream: IO[bytes]) -> Iterator[Read]:
         except csv.Error as error:
             yield Read(line, None, f"broken CSV: {error}")
             continue
-        if line in flaws:
-            yield Read(line, None, flaws.pop(line))
-        elif not any(cell.strip() for cell in row):
+        # A cell may go over several lines, and a flaw in any of them is the row's.
+        flaw = next((flaws[at] for at in range(line, reader.line_num + 1) if at in flaws), None)
+        if flaw is None and not any(cell.strip() for cell in row):
             continue
-        elif header is None:
-            header = _header(row)
+        if header is None:
+            header = _header(row, flaw)
+        elif flaw is not None:
+            yield Read(line, None, flaw)
         else:
             yield _of_csv(line, header, row)
 
 
-def _header(row: list[str]) -> list[str]:
+def _header(row: list[str], flaw: str | None) -> list[str]:
+    if flaw is not None:
+        raise BadSheet(flaw)
     names = [name.strip() for name in row]
     for name in names:
         if name not in _COLUMNS and not (name.startswith(IN_PAYLOAD) and name != IN_PAYLOAD):
             raise BadSheet(
-                f"line 1: unknown column {name[:80]!a}; known are {', '.join(_COLUMNS)}. Call it "
-                f"{IN_PAYLOAD}{name[:80]} to make it a member of the payload"
+                f"unknown column {name[:80]!a}; known are {', '.join(_COLUMNS)}. Call it "
+                f"{IN_PAYLOAD + name[:80]!a} to make it a member of the payload"
             )
         if names.count(name) > 1:
-            raise BadSheet(f"line 1: column {name[:80]!a} stands there twice")
+            raise BadSheet(f"column {name[:80]!a} stands there twice")
     if "identity" not in names:
-        raise BadSheet("line 1: expected a header with the column identity, got none")
+        raise BadSheet("expected a header with the column identity, got none")
     if "payload" in names and any(name.startswith(IN_PAYLOAD) for name in names):
-        raise BadSheet(f"line 1: expected payload or {IN_PAYLOAD}... columns, got both")
+        raise BadSheet(f"expected payload or {IN_PAYLOAD}... columns, got both")
     return names
 
 

@@ -207,6 +207,8 @@ def _many(
                     "what is there answers duplicate"
                 )
                 raise
+    if not tally.rows and not tally.failed:
+        show.progress(f"--from {source}: no rows")
     _tell_many(tally, as_json=as_json)
     raise typer.Exit(Exit.NO if tally.failed else Exit.OK)
 
