@@ -259,7 +259,13 @@ CLIENTS = {
     "a URL of SQLAlchemy": ({"dsn": "postgresql+psycopg://u:hunter2@h/d"}, Refused, "a DSN"),
     "no DSN": ({"dsn": None}, Refused, "a DSN"),
     "tenant": ({"tenant": "Lab A"}, InvalidIdentity, "tenant name"),
+    "empty DSN": ({"dsn": ""}, Refused, "got an empty one"),
     "connections": ({"connections": 0}, Refused, "connections: expected"),
+    "connections half": ({"connections": 2.5}, Refused, "connections: expected a whole number"),
+    "a bound without end": ({"connect_seconds": float("inf")}, Refused, "connect_seconds: expec"),
+    "a bound of 0 ms": ({"statement_seconds": 0.0001}, Refused, "statement_seconds: expected"),
+    "patience": ({"patience_seconds": "long"}, Refused, "patience_seconds: expected"),
+    "patience below 0": ({"patience_seconds": -1}, Refused, "patience_seconds: expected"),
     "statement_seconds": ({"statement_seconds": -1}, Refused, "statement_seconds: expected"),
     "actor": ({"actor": ""}, Refused, "actor: expected"),
 }
@@ -273,6 +279,33 @@ def test_a_client_that_makes_no_sense_is_refused_at_once(case):
     assert type(refused.value) is error
     assert words in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+def test_an_unknown_setting_is_a_mistake_in_the_program():
+    with pytest.raises(TypeError, match="unknown setting 'patience'; known are actor"):
+        HelixQueue("postgresql://u@h/d", patience=1)
+
+
+def test_an_unset_directory_is_not_the_working_directory():
+    with pytest.raises(Refused, match="got an empty name"):
+        HelixQueue.embedded("")
+
+
+@pytest.mark.parametrize("worker", ["", "w" * 256, "a\nb", "a\0b", 7, None])
+def test_no_lease_goes_to_nobody(client, worker):
+    for act in (
+        lambda: client.claim(worker, [PLAIN]),
+        lambda: client.renew(worker, []),
+        lambda: client.settle(worker, []),
+    ):
+        with pytest.raises(Refused, match="worker: expected a name"):
+            act()
+
+
+@pytest.mark.parametrize("queues", [PLAIN, "bad.plain"])
+def test_one_queue_alone_is_not_taken_for_its_letters(client, queues):
+    with pytest.raises(Refused, match="queues: expected several"):
+        client.claim("w", queues)
 
 
 def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):
@@ -316,6 +349,8 @@ def test_a_batch_that_nobody_knows(client, ask):
         getattr(client, ask)(NOBODY)
     with pytest.raises(Refused, match="expected a receipt or a batch's UUID"):
         getattr(client, ask)("8")
+    with pytest.raises(Refused, match=r"give its \.receipt"):
+        getattr(client, ask)(client.submit(PLAIN, identity="whole", payload={}))
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
@@ -341,6 +376,8 @@ def test_what_the_state_does_not_allow(client):
         ({"state": "DONE"}, "state: expected one of PENDING"),
         ({"queue": "Base Call"}, "queue name"),
         ({"identity": "\u200b"}, "U+200B"),
+        ({"since": "yesterday"}, "since: expected a datetime"),
+        ({"until": datetime(2026, 3, 1)}, "until: expected a datetime with its time zone"),  # noqa: DTZ001
         ({"state": "PENDING", "worker": "w"}, "no worker"),
     ],
 )

@@ -12,7 +12,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.client.preparation import Known
+from helixqueue.client.preparation import Known, moment
 from helixqueue.errors import (
     HelixError,
     IllegalTransition,
@@ -199,8 +199,8 @@ class Desk:
                 state=None if state is None else _state(state),
                 identity=identity,
                 worker=worker,
-                since=since,
-                until=until,
+                since=moment("since", since),
+                until=moment("until", until),
                 after=after,
                 limit=PAGE_ROWS,
             )
@@ -230,13 +230,15 @@ class Desk:
         *,
         start: bool,
     ) -> Plan[list[LeaseRow]]:
+        if isinstance(queues, str | Queue):  # which callers without a type checker do
+            raise Refused(f"queues: expected several, such as [{queues!r}]; got {queues!r} alone")
         names = []
         for queue in queues:
             known = yield from self.known(queue)
             names.append(known.row.name)
         claimed = yield from self.ask(
             calls.claim(
-                worker=worker,
+                worker=_worker(worker),
                 request=uuid.uuid4(),  # one for all tries: a repeat gives the same leases
                 queues=names,
                 count=count,
@@ -249,12 +251,13 @@ class Desk:
     def hold(self, verb: str, worker: str, leases: Iterable[LeaseRow | Held]) -> Plan[list[Answer]]:
         """start, renew or release."""
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
-        return self.ask(build(worker=worker, held=[Held(one.batch, one.token) for one in leases]))
+        held = [Held(one.batch, one.token) for one in leases]
+        return self.ask(build(worker=_worker(worker), held=held))
 
     def settle(
         self, worker: str, settlements: Sequence[Settlement], within: object
     ) -> Plan[list[Answer]]:
-        call = calls.settle(worker=worker, settlements=settlements)
+        call = calls.settle(worker=_worker(worker), settlements=settlements)
         if within is None:
             return (yield from self.ask(call))
         answers: list[Answer] = yield Ask(call, within)
@@ -269,11 +272,21 @@ def _equal(stored: object, named: object) -> bool:
     return bool(stored == json.loads(json.dumps(named)))
 
 
-def _batch_id(which: Which) -> uuid.UUID:
+def _batch_id(which: object) -> uuid.UUID:
     found = which.batch_id if isinstance(which, Receipt) else which
     if not isinstance(found, uuid.UUID):
-        raise Refused(f"expected a receipt or a batch's UUID, got {ascii(which)[:80]}")
+        inside = "; give its .receipt" if hasattr(which, "receipt") else ""
+        raise Refused(f"expected a receipt or a batch's UUID, got {ascii(which)[:80]}{inside}")
     return found
+
+
+def _worker(name: object) -> str:
+    """Whom the record names: never nobody, and never more than a name."""
+    if not isinstance(name, str) or not 1 <= len(name) <= 255 or not name.isprintable():
+        raise Refused(
+            f"worker: expected a name of 1 to 255 visible characters, got {ascii(name)[:80]}"
+        )
+    return name
 
 
 def _state(word: State | str) -> State:

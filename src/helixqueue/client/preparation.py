@@ -73,8 +73,8 @@ def prepared(known: Known, one: Submission) -> SubmissionRow:
         raw=None if named is None else named.raw_text,
         revision=canonical_revision(one.revision),
         priority=_priority(one.priority),
-        run_at=_moment("run_at", one.run_at),
-        expires_at=_moment("expires_at", one.expires_at),
+        run_at=moment("run_at", one.run_at),
+        expires_at=moment("expires_at", one.expires_at),
         limit_key=_limit_key(one.limit_key),
         requires=_requires(one.requires),
     )
@@ -113,7 +113,7 @@ def _priority(value: int | None) -> int | None:
     return value
 
 
-def _moment(name: str, value: datetime | None) -> datetime | None:
+def moment(name: str, value: datetime | None) -> datetime | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:

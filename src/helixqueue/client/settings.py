@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self, TypedDict
 
 from helixqueue.errors import Refused
+
+MOST_SECONDS = 86_400
+MOST_CONNECTIONS = 10_000
+# PostgreSQL counts in milliseconds, and 0 of them are no bound at all.
+_LEAST_SECONDS = {
+    "connect_seconds": 0.001,
+    "statement_seconds": 0.001,
+    "wait_seconds": 0.001,
+    "patience_seconds": 0.0,
+}
 
 
 class Settings(TypedDict, total=False):
@@ -30,11 +40,16 @@ class Chosen:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
+        known = [field.name for field in fields(cls)]
+        unknown = next((name for name in settings if name not in known), None)
+        if unknown is not None:
+            raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
         chosen = cls(**settings)
-        for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds"):
-            value = getattr(chosen, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-                raise Refused(f"{name}: expected a number above 0, got {value!r}")
+        for name, least in _LEAST_SECONDS.items():
+            _demand_number(name, getattr(chosen, name), least, MOST_SECONDS)
+        _demand_number("connections", chosen.connections, 1, MOST_CONNECTIONS)
+        if not isinstance(chosen.connections, int):
+            raise Refused(f"connections: expected a whole number, got {chosen.connections!r}")
         actor = chosen.actor
         if actor is not None and not (isinstance(actor, str) and 1 <= len(actor) <= 255):
             raise Refused(f"actor: expected a name of 1 to 255 characters, got {actor!r}")
@@ -48,3 +63,9 @@ class Chosen:
             "timeout_seconds": self.connect_seconds,
             "statement_seconds": self.statement_seconds,
         }
+
+
+def _demand_number(name: str, value: float, least: float, most: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        raise Refused(f"{name}: expected a number from {least:g} to {most:g}, got {value!r}")
