@@ -136,9 +136,7 @@ def test_a_result_that_cannot_be_kept_is_sealed_by_digest_and_never_run_again(he
 
 
 @pytest.mark.parametrize("form", ["json", "of a later release"])
-def test_a_kept_result_that_cannot_be_read_is_told_so_and_not_run_again(
-    helix, database, name, form
-):
+def test_a_kept_result_that_cannot_be_read_is_not_run_again(helix, database, name, form):
     def ask(kind):
         def act():
             raise TimeoutError

@@ -25,6 +25,13 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert len(_named(ROOT / "docs" / "guarantees.md")) > 30
 
 
+def test_every_behaviour_of_the_idempotency_layer_names_a_test() -> None:
+    text = (ROOT / "docs" / "idempotency-behaviours.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|(.*)$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 51))
+    assert [number for number, row in rows if "`test_" not in row] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_file_that_a_document_links_to_exists(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8"))
