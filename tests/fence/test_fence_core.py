@@ -342,6 +342,17 @@ def test_the_body_goes_first_and_the_tombstone_stays(desk):
     assert (told.decision, told.receipt) == ("expired", sealed.receipt)
 
 
+@pytest.mark.parametrize("omitted", [False, True])
+def test_the_request_is_forgotten_with_its_answer_kept_or_not(desk, omitted):
+    held = desk.hold()
+    desk.seal(held, omitted=omitted)
+    assert desk.claim(request="{}").request == '{"amount":5}'
+    desk.pass_time(held, answer=True)
+    desk.run(fences.tend())
+    told = desk.claim(request="{}")
+    assert (told.decision, told.request) == ("mismatch", None)
+
+
 def test_after_the_tombstone_the_key_is_new_again(desk):
     held = desk.hold()
     desk.seal(held)

@@ -57,7 +57,7 @@ class Hint:
         self._secret = secret
         self._counters = counters
         self._faults = 0
-        self._closed_at = 0.0  # by the monotonic clock: before it, the circuit is open
+        self._rests_until = 0.0  # by the monotonic clock; nobody asks before
         self._redis: Any = Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
         )
@@ -66,8 +66,9 @@ class Hint:
         """A sealed answer to this very request, or None."""
         name = self._name(plan, identity, request)
         entry = await self._guarded(lambda: self._redis.get(name))
+        if entry is None:
+            self._count("miss")
         if not isinstance(entry, bytes):
-            self._count("miss" if entry is None else "error")
             return None
         mac, document = entry[:MAC_BYTES], entry[MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(name.encode() + document)):
@@ -86,7 +87,8 @@ class Hint:
         name = self._name(plan, identity, request)
         head = {"receipt": receipt_text(told), "sealed_at": told.sealed_at.isoformat()}
         document = json.dumps(head).encode() + b"\n" + told.answer
-        # Never longer than PostgreSQL keeps it: from the seal, not from now.
+        # No longer than PostgreSQL keeps it, as far as this host's clock is right: from the seal,
+        # not from now.
         age = max(0.0, time.time() - told.sealed_at.timestamp())
         seconds = int(plan.times.answer - age)
         if seconds > 0:
@@ -98,16 +100,17 @@ class Hint:
 
     async def _guarded(self, ask: Any) -> object:  # noqa: ANN401 - makes the awaitable
         """The answer, or False where there is none; opens the circuit after faults in a row."""
-        if time.monotonic() < self._closed_at:
+        if time.monotonic() < self._rests_until:
             self._count("open")
             return False
         try:
             answer: object = await ask()
         except (RedisError, OSError, TimeoutError) as error:
+            self._count("error")
             self._faults += 1
             if self._faults >= FAULTS_TO_OPEN:
                 self._faults = 0
-                self._closed_at = time.monotonic() + OPEN_SECONDS
+                self._rests_until = time.monotonic() + OPEN_SECONDS
                 log.warning("hint: not asked for %g s: %s", OPEN_SECONDS, error)
             return False
         self._faults = 0

@@ -3670,7 +3670,9 @@ begin
   select count(*) filter (where m.state = 'IN_DOUBT'), count(*) filter (where m.state = 'RELEASED')
   into doubted, released from moved m;
   with past as (
-    select f.key from helix.fence f where f.answer is not null and f.answer_until < v_now
+    select f.key from helix.fence f
+    where f.sealed_at is not null and (f.answer is not null or f.request is not null)
+      and f.answer_until < v_now
     order by f.answer_until limit p_limit for update skip locked
   )
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
@@ -4645,7 +4647,7 @@ CREATE INDEX event_0000_at_idx ON helix.event_0000 USING brin (at) WITH (autosum
 
 -- Name: fence_answer_until; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE (answer IS NOT NULL);
+CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE ((sealed_at IS NOT NULL) AND ((answer IS NOT NULL) OR (request IS NOT NULL)));
 
 -- Name: fence_deadline; Type: INDEX; Schema: helix; Owner: helix_owner
 

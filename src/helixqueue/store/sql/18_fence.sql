@@ -101,8 +101,9 @@ create table helix.fence (
 create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
 -- Finds what waits for a probe or a person, oldest first.
 create index fence_doubt on helix.fence (tenant, changed_at) where state = 'IN_DOUBT';
--- Housekeeping: answers past their time, and tombstones past theirs.
-create index fence_answer_until on helix.fence (answer_until) where answer is not null;
+-- Housekeeping: answers past their time with the requests they belong to, and tombstones past theirs.
+create index fence_answer_until on helix.fence (answer_until)
+  where sealed_at is not null and (answer is not null or request is not null);
 create index fence_until on helix.fence (until) where until is not null;
 -- Lists one tenant's fences by name, newest first.
 create index fence_listed on helix.fence (tenant, name, life);

@@ -136,7 +136,9 @@ begin
   select count(*) filter (where m.state = 'IN_DOUBT'), count(*) filter (where m.state = 'RELEASED')
   into doubted, released from moved m;
   with past as (
-    select f.key from helix.fence f where f.answer is not null and f.answer_until < v_now
+    select f.key from helix.fence f
+    where f.sealed_at is not null and (f.answer is not null or f.request is not null)
+      and f.answer_until < v_now
     order by f.answer_until limit p_limit for update skip locked
   )
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
