@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import buffers, peers, report, wal, workload
-from benchmarks.arena import TENANTS, Arena, arena
+from benchmarks.arena import ADMIN, TENANTS, Arena, arena
 from benchmarks.raw import Raw
 from benchmarks.rounds import Pair, Round, load_average, side_by_side
 
@@ -71,9 +71,10 @@ class Bench:
         self.notes: dict[str, str] = {}
         self._scratch = scratch
         self._progress = progress
-        self._peer: Path | None = None
+        self._peer = False
         try:
-            self._peer = peers.install(progress.console.print)
+            peers.PGQUEUER.install(progress.console.print)
+            self._peer = True
         except peers.PeerError as error:
             self.notes["bulk"] = f"pgqueuer is not available: {error}"
 
@@ -99,8 +100,8 @@ class Bench:
             tick(1)
             self._single(found, raw, helix, ours_first=ours_first)
             tick(1)
-            if self._peer is not None:
-                self._bulk(found, helix, self._peer, ours_first=ours_first)
+            if self._peer:
+                self._bulk(found, helix, ours_first=ours_first)
             tick(1)
         ratios = ", ".join(f"{row} {ratio:.2f}" for row, ratio in found.ratios.items())
         self._progress.console.print(
@@ -163,16 +164,14 @@ class Bench:
         beside = raw.commits_by_pgbench(seconds=1)
         found.note("single", pair.ratio, ours=pair.ours, raw=pair.reference, pgbench=beside)
 
-    def _bulk(self, found: Round, database: str, peer: Path, *, ours_first: bool) -> None:
+    def _bulk(self, found: Round, database: str, *, ours_first: bool) -> None:
         calls_made = self.size.bulk_calls
         with self.arena.database(empty=True) as theirs:
             pair: Pair = side_by_side(
                 lambda: workload.submit_in_bulk(
                     self.arena.dsn(database), calls_made=calls_made, first=4 * _APART
                 ),
-                lambda: peers.enqueue_in_bulk(
-                    peer, self.arena.dsn(theirs, "helix_bootstrap"), calls_made=calls_made
-                ),
+                lambda: peers.enqueue_in_bulk(self.arena.dsn(theirs, ADMIN), calls_made=calls_made),
                 ours_first=ours_first,
             )
         found.note("bulk", pair.ratio, ours=pair.ours, pgqueuer=pair.reference)

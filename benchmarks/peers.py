@@ -1,50 +1,121 @@
-"""pgqueuer, the peer of the bulk submit, in a virtual environment of its own."""
+"""The peers, each in an environment of its own under `.bench/`, made on demand.
+
+Their programs in `peer/` are run by their own interpreters and import nothing of ours.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VERSION = "1.6.0"
-_HERE = Path(__file__).parent
-_HOME = _HERE.parent / ".bench" / "pgqueuer"
+_PROGRAMS = Path(__file__).parent / "peer"
+_HOMES = Path(__file__).parent.parent / ".bench"
 
 
 class PeerError(Exception):
-    """The peer could not be installed; its row is left out, the others are measured."""
+    """The peer could not be installed or run; its row is left out, the others are measured."""
 
 
-def install(say: Callable[[str], None]) -> Path:
-    """The interpreter of the peer's environment, which is made on demand."""
-    python = _HOME / "bin" / "python"
-    if not python.exists():
-        say(f"installing pgqueuer {VERSION} into {_HOME.parent.name}/{_HOME.name}")
-        _run(sys.executable, "-m", "venv", str(_HOME))
-    told = subprocess.run(
-        [python, "-c", "import importlib.metadata as m; print(m.version('pgqueuer'))"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if told.stdout.strip() != VERSION:
-        _run(str(python), "-m", "pip", "install", "--quiet", f"pgqueuer[asyncpg]=={VERSION}")
-    return python
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    version: str
+    package: str  # what pip or npm is asked for
+    drains_with: str  # its program in `peer/`
+
+    def install(self, say: Callable[[str], None]) -> None:
+        home = _HOMES / self.name
+        if (home / "installed").exists():
+            return
+        say(f"installing {self.package} into {home.parent.name}/{home.name}")
+        if self._is_node:
+            home.mkdir(parents=True, exist_ok=True)
+            (home / "package.json").write_text('{"private": true}', encoding="utf-8")
+            _run(["npm", "install", "--silent", "--prefix", str(home), self.package])
+        else:
+            _run([sys.executable, "-m", "venv", str(home)])
+            _run([str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", self.package])
+        (home / "installed").touch()
+
+    def run(self, program: str, *arguments: str) -> str:
+        return _run(self._command(program, *arguments), self._home_told())
+
+    def drain(self, dsn: str, *, jobs: int, processes: int) -> float:
+        """Jobs a second, of no-op jobs queued before; makes its own schema in an empty database."""
+        self.run(self.drains_with, "fill", dsn, str(jobs))
+        return drained([self._command(self.drains_with, "drain", dsn)] * processes, jobs)
+
+    @property
+    def _is_node(self) -> bool:
+        return self.drains_with.endswith(".mjs")
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        interpreter = "node" if self._is_node else str(_HOMES / self.name / "bin" / "python")
+        return [interpreter, str(_PROGRAMS / program), *arguments]
+
+    def _home_told(self) -> dict[str, str]:
+        return {"PEER_HOME": str(_HOMES / self.name)}
 
 
-def enqueue_in_bulk(python: Path, dsn: str, *, calls_made: int, rows: int = 1_000) -> float:
-    """Rows a second; makes its own schema in the (empty) database of `dsn`."""
-    told = _run(str(python), str(_HERE / "pgqueuer_bulk.py"), dsn, str(calls_made), str(rows))
+PGQUEUER = Peer("pgqueuer", "1.6.0", "pgqueuer[asyncpg]==1.6.0", "pgqueuer_drain.py")
+PROCRASTINATE = Peer("procrastinate", "3.10.0", "procrastinate==3.10.0", "procrastinate_drain.py")
+GRAPHILE = Peer("graphile-worker", "0.17.3", "graphile-worker@0.17.3", "graphile_drain.mjs")
+
+
+def enqueue_in_bulk(dsn: str, *, calls_made: int, rows: int = 1_000) -> float:
+    """Rows a second by pgqueuer; makes its own schema in the (empty) database of `dsn`."""
+    told = PGQUEUER.run("pgqueuer_bulk.py", dsn, str(calls_made), str(rows))
     return float(json.loads(told)["rows_per_second"])
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def drained(commands: list[list[str]], jobs: int) -> float:
+    """Jobs a second of processes that drain one queue together, each telling its share and times.
+
+    Monotonic time is one clock for all processes of a machine. Starting up does not count: the
+    clock runs from the first job that begins to the last process that has settled everything.
+    """
+    told = _HOMES / GRAPHILE.name
+    running = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PEER_HOME": str(told)},
+        )
+        for command in commands
+    ]
+    answers = []
+    for process in running:
+        out, errors = process.communicate(timeout=600)
+        if process.returncode != 0:
+            raise PeerError(f"{Path(process.args[-2]).name} failed: {errors.strip()[-500:]}")  # type: ignore[index]
+        answers.append(json.loads(out))
+    if (done := sum(one["jobs"] for one in answers)) != jobs:
+        raise PeerError(f"expected {jobs} jobs done, got {done}")
+    begin = min(one["begin"] for one in answers if one["jobs"])
+    return jobs / (max(one["end"] for one in answers) - begin)
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | (environment or {}),
+        )
+    except FileNotFoundError as error:
+        raise PeerError(f"{command[0]} is not installed") from error
     if done.returncode != 0:
         raise PeerError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-500:]}")
     return done.stdout

@@ -1,0 +1,57 @@
+"""One worker process of ours: `python -m benchmarks.worker_process MODE DSN`.
+
+Modes: `drain` (quick work ahead of its slot), `one` (one by one, 16 slots), `tell` (prints how
+long each batch waited from its submission to its start), `hang` (says that it began, and goes on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from helixqueue import AsyncHelixQueue, AsyncLease, Queue
+
+QUEUE = "bench"
+TENANT = "bench"
+LEASE_S = 2.0
+bench = Queue(QUEUE, lease=120)
+brief = Queue("brief", lease=LEASE_S)
+told: dict[str, float] = {"jobs": 0, "begin": 0.0, "end": 0.0}
+mode, dsn = (*sys.argv[1:3], "", "")[:2]
+
+
+@bench.handler
+async def work(lease: AsyncLease[Any, Any]) -> None:
+    if mode == "tell":
+        sys.stdout.write(f"{time.monotonic() - lease.payload['at']}\n")
+        sys.stdout.flush()
+        return
+    told["begin"] = told["begin"] or time.monotonic()
+    told["jobs"] += 1
+
+
+@brief.handler
+async def hang(lease: AsyncLease[Any, Any]) -> None:
+    sys.stdout.write(f"{time.monotonic()} {lease.attempt}\n")
+    sys.stdout.flush()
+    if lease.attempt == 1:
+        await asyncio.sleep(600)
+
+
+async def main() -> None:
+    async with AsyncHelixQueue(dsn, tenant=TENANT) as helix:
+        if mode == "drain":
+            await helix.work(bench, slots=16, until_idle=True)
+        elif mode == "one":
+            await helix.work(bench, slots=16, prefetch=1, until_idle=True)
+        else:
+            await helix.work(brief if mode == "hang" else bench, slots=4)
+    told["end"] = time.monotonic()
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
