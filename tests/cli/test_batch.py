@@ -183,6 +183,7 @@ def test_what_cannot_be_done_is_no(helixq, lab):
     [one, two] = (row.receipt.batch_id for row in lab.submit("1", "2"))
     done = helixq("batch", "retry", one, "--reason", "x")
     assert (done.code, done.lines[0][1]) == (Exit.NO, "illegal")
+    assert "not possible for a batch that is" in done.lines[0][3]
     assert helixq("batch", "erase", one, "--reason", "x").code == Exit.NO
     # One that can be cancelled is, though another cannot be found.
     done = helixq("batch", "cancel", two, uuid.uuid4(), "--reason", "x", "--json")

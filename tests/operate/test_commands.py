@@ -108,3 +108,4 @@ def test_recover_is_not_for_clients(busy):
     done = helixq(busy, "recover", "--reason", "because", role="app_a")
     assert done.returncode == Exit.REFUSED
     assert "permission denied" in done.stderr
+    assert "helix_operator (people)" in done.stderr

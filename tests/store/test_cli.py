@@ -119,7 +119,7 @@ def test_an_error_is_one_message_and_a_number(empty):
     assert done.returncode == Exit.UNAVAILABLE
     assert json.loads(done.stdout)["error"]["kind"] == "Unavailable"
     assert "Traceback" not in done.stderr
-    assert "helixq: cannot connect to the database" in done.stderr
+    assert "helixq: cannot reach the database" in done.stderr
 
     done = helixq("migrate", "--dsn", empty.dsn("helix_local"))
     assert done.returncode == Exit.REFUSED

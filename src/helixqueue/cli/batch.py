@@ -254,10 +254,16 @@ def _decide(
     else:
         show.table(
             ("batch", "answer", "state", "note"),
-            [(str(v.batch_id), v.answer, v.state or "", v.note or "") for v in verdicts],
+            [(str(v.batch_id), v.answer, v.state or "", _note(v)) for v in verdicts],
             ["green" if v.answer in {"ok", "repeat"} else "bold red" for v in verdicts],
         )
     raise typer.Exit(_code({verdict.answer for verdict in verdicts}))
+
+
+def _note(verdict: Verdict) -> str:
+    if verdict.answer == "illegal" and verdict.note is None:
+        return f"not possible for a batch that is {verdict.state}"
+    return verdict.note or ""
 
 
 def _code(answers: set[str]) -> Exit:

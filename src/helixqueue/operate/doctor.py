@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg.rows import dict_row
 
-from helixqueue.errors import Unavailable
 from helixqueue.store.database import connect_options
+from helixqueue.store.failures import unreached
 from helixqueue.store.revision import head, revision_of
 from helixqueue.store.statements import statements
 
@@ -64,8 +64,8 @@ def examine(dsn: str) -> list[Finding]:
         with psycopg.connect(dsn, autocommit=True, row_factory=dict_row, **options) as connection:
             connection.prepare_threshold = None
             return list(_findings(Patient(connection)))
-    except psycopg.OperationalError as error:
-        raise Unavailable(f"cannot reach the database: {' '.join(str(error).split())}") from error
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
+        raise unreached(error) from error
 
 
 def _findings(patient: Patient) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from helixqueue.errors import Refused
 from helixqueue.identity.keys import check_name
-from helixqueue.store.failures import translate
+from helixqueue.store.failures import translate, unreached
 
 if TYPE_CHECKING:
     from helixqueue.store.calls import Call
@@ -125,7 +125,7 @@ class Database:
         try:
             connection = psycopg.connect(dsn, autocommit=True, **options)
         except psycopg.Error as error:
-            raise translate(error, sent=False) from error
+            raise unreached(error) from error
         connection.prepare_threshold = None if pooled else _PREPARE_AFTER
         return cls(connection)
 
@@ -172,7 +172,7 @@ class AsyncDatabase:
         try:
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **options)
         except psycopg.Error as error:
-            raise translate(error, sent=False) from error
+            raise unreached(error) from error
         connection.prepare_threshold = None if pooled else _PREPARE_AFTER
         return cls(connection)
 

@@ -29,7 +29,7 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "QH001": IllegalTransition,  # no such arrow
     "QH002": NotPermitted,  # DML that did not come from the engine
     "QH003": NotPermitted,  # an edit of the ledger
-    "42501": NotPermitted,  # insufficient privilege, row-level security
+    "42501": lambda text: NotPermitted(text + _grant(text)),  # no privilege, row-level security
     "40001": Retryable,  # serialisation failure
     "40P01": Retryable,  # deadlock
     "55P03": Retryable,  # lock timeout
@@ -72,6 +72,23 @@ def translate(error: BaseException, *, sent: bool = True) -> HelixError:
         # What was sent breaks a bound: a number out of range, a constraint.
         return Refused(text)
     return HelixError(f"{text} (SQLSTATE {state})")
+
+
+def unreached(error: psycopg.Error) -> HelixError:
+    """The HelixQueue error for a connection that did not come about: there is nothing to repeat."""
+    found = translate(error, sent=False)
+    if isinstance(found, Unavailable):
+        return Unavailable(
+            f"cannot reach the database: {_text(error)}; see whether it runs and the DSN is right"
+        )
+    return found
+
+
+def _grant(text: str) -> str:
+    """The server says what it denies, and not what to do; our own functions say both."""
+    if not text.startswith("permission denied"):
+        return ""
+    return "; ask as a role that was granted helix_client (programs) or helix_operator (people)"
 
 
 def _of_the_driver(error: BaseException) -> BaseException:

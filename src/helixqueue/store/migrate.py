@@ -35,6 +35,7 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.store.database import connect_options
+from helixqueue.store.failures import unreached
 from helixqueue.store.revision import demand, head, revision_of, revisions
 
 if TYPE_CHECKING:
@@ -178,8 +179,7 @@ def _connect(dsn: str) -> Connection[Any]:
             dsn, autocommit=True, **connect_options(dsn) | {"application_name": "helixq migrate"}
         )
     except psycopg.Error as error:
-        said = " ".join(str(error).split())
-        raise Unavailable(f"cannot connect to the database: {said}") from error
+        raise unreached(error) from error
 
 
 def _demand_direct(connection: Connection[Any]) -> None:
