@@ -150,8 +150,10 @@ class Renewals:
         self._held: dict[int, list[Any]] = {}  # what a new renewer has to know
         self._groups: dict[int, int] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
+        self._dropped: list[int] = []  # to be said in one line
 
     def add(self, rows: Sequence[LeaseRow], since: float) -> None:
+        self._say_dropped()  # before: a batch may come back under another token
         told = [[row.batch, *row.token, row.lease_seconds, since] for row in rows]
         for row, one in zip(rows, told, strict=True):
             self._held[row.batch] = one
@@ -162,7 +164,14 @@ class Renewals:
     def drop(self, batches: Sequence[int]) -> None:
         for batch in batches:
             self._held.pop(batch, None)
-        self._say("drop", batches)
+        if not self._dropped:
+            asyncio.get_running_loop().call_soon(self._say_dropped)
+        self._dropped += batches
+
+    def _say_dropped(self) -> None:
+        if self._dropped:
+            self._say("drop", self._dropped)
+            self._dropped = []
 
     async def quiet(self, batch: int) -> None:
         """No renewal of it is under way from here on, or the renewer does not answer."""

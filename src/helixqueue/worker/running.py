@@ -58,8 +58,11 @@ class Runner:
         try:
             schema = None if job.checks_itself else await self._schema(attempt.row)
             failpoint("start")
-            async with asyncio.timeout(job.time_limit):
+            if job.time_limit is None:
                 value = await job.run(attempt, schema, self._host)
+            else:
+                async with asyncio.timeout(job.time_limit):
+                    value = await job.run(attempt, schema, self._host)
             settlement = outcomes.completed(attempt.row, job.queue, schema, value)
         except asyncio.CancelledError as cancelled:
             if attempt.end is None:
