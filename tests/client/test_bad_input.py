@@ -268,6 +268,7 @@ CLIENTS = {
     "patience below 0": ({"patience_seconds": -1}, Refused, "patience_seconds: expected"),
     "statement_seconds": ({"statement_seconds": -1}, Refused, "statement_seconds: expected"),
     "actor": ({"actor": ""}, Refused, "actor: expected"),
+    "actor of two bytes a letter": ({"actor": "ä" * 200}, Refused, "actor: expected"),
 }
 
 
@@ -360,6 +361,12 @@ def test_deciding_about_nothing_or_without_a_reason(client, verb):
     for reason in ("", "  ", None, "a\0b"):
         with pytest.raises(Refused, match="a reason for the record"):
             getattr(client, verb)(NOBODY, reason=reason)
+
+
+def test_a_bound_of_the_database_is_told_in_words(client):
+    batch = client.submit(PLAIN, identity="reasoned", payload={}).receipt
+    with pytest.raises(Refused, match="a text of at most 65536 bytes, got a longer one"):
+        client.cancel(batch, reason="r" * 70_000)
 
 
 def test_what_the_state_does_not_allow(client):

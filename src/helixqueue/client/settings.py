@@ -51,8 +51,9 @@ class Chosen:
         if not isinstance(chosen.connections, int):
             raise Refused(f"connections: expected a whole number, got {chosen.connections!r}")
         actor = chosen.actor
-        if actor is not None and not (isinstance(actor, str) and 1 <= len(actor) <= 255):
-            raise Refused(f"actor: expected a name of 1 to 255 characters, got {actor!r}")
+        size = len(actor.encode("utf-8", "surrogatepass")) if isinstance(actor, str) else 0
+        if actor is not None and not 1 <= size <= 255:
+            raise Refused(f"actor: expected a name of 1 to 255 bytes, got {actor!r}")
         return chosen
 
     def connection(self, tenant: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Shape(Generic[T]):
         except (PydanticUserError, NameError, TypeError) as error:
             raise Refused(
                 f"{self.what}: expected a pydantic model, dataclass, TypedDict or plain type, "
-                f"got {self.kind!r}: {str(error)[:MAX_SHOWN_CHARS]}"
+                f"got {self.kind!r}: {str(error).partition(chr(10))[0][:MAX_SHOWN_CHARS]}"
             ) from error
 
     @cached_property

@@ -49,6 +49,14 @@ _OTHER_SCHEMA = ("3F000", "42883", "42P01", "42703")
 _AWAY = ("08", "53", "57P")
 
 
+# The engine's domains: a bound that no client checked before is told in words.
+_BOUNDS = {
+    "short_text": "a name of at most 255 bytes",
+    "long_text": "a text of at most 65536 bytes",
+    "document": "JSON of at most 1048576 bytes",
+}
+
+
 def translate(error: BaseException, *, sent: bool = True) -> HelixError:
     """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
     error = _of_the_driver(error)
@@ -112,6 +120,9 @@ def _text(error: BaseException) -> str:
     diag = getattr(error, "diag", None)
     said = getattr(diag, "message_primary", None) or getattr(error, "message", None)
     hint = getattr(diag, "message_hint", None) or getattr(error, "hint", None)
+    domain = getattr(diag, "datatype_name", None) or getattr(error, "data_type_name", None)
+    if domain in _BOUNDS:
+        return f"expected {_BOUNDS[domain]}, got a longer one"
     if said is None:
         # libpq tells of each host it tried in lines of its own; an error is one line.
         return " ".join(str(error).split())
