@@ -3,7 +3,8 @@
     python -m tests.docs.reader DOCUMENT
 
 Every block of language `python` is run. A block of language `text` right behind one is what it
-prints. Errors point to the document's own lines. A document finds a database in HELIX_DSN, and may
+prints. Errors point to the document's own lines. A document finds a database in HELIX_DSN (as
+the HTTP service logs in, in HELIX_SERVICE_DSN), and may
 start embedded servers in its working directory.
 """
 

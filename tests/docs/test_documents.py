@@ -23,13 +23,14 @@ DOCUMENTS = [
 FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
 
 
-def told(document, directory, dsn=""):
+def told(document, directory, dsn="", service_dsn=""):
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.docs.reader", document],
         cwd=directory,
         env={
             **os.environ,
             "HELIX_DSN": dsn,
+            "HELIX_SERVICE_DSN": service_dsn,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         },
         capture_output=True,
@@ -41,7 +42,7 @@ def told(document, directory, dsn=""):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_does_what_it_says(document, database, tmp_path):
-    done = told(document, tmp_path, database.dsn("pool"))
+    done = told(document, tmp_path, database.dsn("pool"), database.dsn("service"))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

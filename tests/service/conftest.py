@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from helixqueue.store import tokens
 from tests.lab import POOLED, Lab, one_database, until
 
 ALL = ("submit", "work", "read", "payloads", "operate", "admin")
+# Reading all certificates for each client took most of a test's time.
+TLS = ssl.create_default_context()
 _numbers = itertools.count(1)
 
 
@@ -64,7 +67,10 @@ class Site:
         """A client with a token of these scopes; of all of them unless said."""
         token = token or self.token(*scopes, **options)
         return httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=30,
+            verify=TLS,
         )
 
 

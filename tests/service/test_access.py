@@ -11,7 +11,7 @@ import pytest
 from helixqueue.service import Settings, create_app
 from helixqueue.store import tokens
 from tests.lab import Lab
-from tests.service.conftest import ALL
+from tests.service.conftest import ALL, TLS
 
 DOCUMENT = create_app(Settings("postgresql://nobody@/nowhere")).app.openapi()
 OPERATIONS = [
@@ -37,7 +37,7 @@ def ids(one):
 def asked(site, operation, token, batch_id=None):
     method, path, _ = operation
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=site.url, timeout=30) as client:
+    with httpx.Client(base_url=site.url, timeout=30, verify=TLS) as client:
         return client.request(method, filled(path, batch_id), headers=headers)
 
 

@@ -11,7 +11,6 @@ import asyncio
 import json
 import re
 import time
-from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -32,15 +31,28 @@ if TYPE_CHECKING:
 
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
-    from helixqueue.store.serving import Changes
 
 routes = router("changes")
 MAX_ROWS: Final = 500
 QUIET_SECONDS: Final = 10.0  # then a comment is sent, so that nobody takes silence for death
 # A stream that begins anew tells of transactions that were under way then, if they are no older.
 OLDEST: Final = timedelta(hours=1)
+# A clock may be set back a little.
+SLACK: Final = timedelta(seconds=5)
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
 _EXAMPLE = 'id: 815-17-2-1788220800000\nevent: change\ndata: {"batch_id": "...", ...}\n\n'
+
+# Of one server-sent event.
+_SCHEMA = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "The place; come back with it."},
+        "event": {"type": "string", "enum": ["begin", "change", "end"]},
+        "data": {"type": "string", "description": "JSON: of a change, the step and its batch."},
+        "retry": {"type": "integer"},
+    },
+}
 
 
 @routes.get(
@@ -53,9 +65,7 @@ _EXAMPLE = 'id: 815-17-2-1788220800000\nevent: change\ndata: {"batch_id": "...",
         | {
             200: {
                 "description": "Events, each with the id to come back with.",
-                "content": {
-                    "text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}
-                },
+                "content": {"text/event-stream": {"schema": _SCHEMA, "example": _EXAMPLE}},
             }
         }
     },
@@ -94,8 +104,6 @@ class _Reader:
         self._principal = principal
         self._queue = queue
         self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
-        # Transactions from `next` on began after `now`: with them the cursor's time moves on.
-        self._seen: deque[tuple[int, datetime]] = deque()
 
     async def begin(self, last_event_id: str | None) -> None:
         if last_event_id is not None:
@@ -105,7 +113,6 @@ class _Reader:
         never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
         found = await self._principal.ask(serving.changes(never, limit=1))
         self._cursor = Cursor(found.reached, 0, 0, found.now - OLDEST)
-        self._seen.append((found.next, found.now))
 
     async def more(self) -> list[str]:
         """What is new, as server-sent events; waits for nothing."""
@@ -120,19 +127,12 @@ class _Reader:
                 f"id: {write_id(self._cursor)}\nevent: change\n"
                 f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
             )
-        self._move_on(found)
-        return told
-
-    def _move_on(self, found: Changes) -> None:
         if len(found.rows) < MAX_ROWS and found.reached > self._cursor.xid:
             # Everything below has ended and was told.
             self._cursor = Cursor(found.reached, 0, 0, self._cursor.since)
-        if not self._seen or found.next > self._seen[-1][0]:
-            self._seen.append((found.next, found.now))
-        while self._seen and self._seen[0][0] <= self._cursor.xid:
-            self._cursor = self._cursor._replace(since=self._seen.popleft()[1])
-        while len(self._seen) > 1_000:
-            del self._seen[1]  # a transaction is open for long; the oldest mark is the one to keep
+        since = (await self.service.marks.before(self._cursor.xid)) - SLACK
+        self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
+        return told
 
     @property
     def place(self) -> str:

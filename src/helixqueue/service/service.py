@@ -10,6 +10,7 @@ from starlette.requests import Request
 from helixqueue.errors import HelixError, SchemaMismatch
 from helixqueue.service.gate import PRINCIPAL_KEY
 from helixqueue.service.journal import SCOPE_KEY, Journal
+from helixqueue.service.marks import Marks
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
@@ -43,6 +44,7 @@ class Service:
             pooled=settings.pooled,
         )
         self.principals = Principals(self.served, settings)
+        self.marks = Marks(self.served)
         self.metrics = Metrics()
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}

@@ -28,7 +28,7 @@ from helixqueue.store.rows import Verdict
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Coroutine, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -66,22 +66,44 @@ class Served:
 
         self._pool = AsyncPool(connect, size=connections, wait_seconds=wait_seconds)
         self._seconds = statement_seconds
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(self, token_hash: bytes, call: Call[T], *more: Call[Any]) -> T:
         """Run `call`, and `more` in the same transaction, for the tenant of the token."""
         milliseconds = str(round(self._seconds * 1000))
         assume: Call[Any] = Call(_SQL["assume"], (token_hash, milliseconds), list)
-        async with self._pool.database() as database:
-            rows = await self._bounded(database, _piped(database, [assume, call, *more]))
-        return call.read(rows[0])
+
+        async def work() -> T:
+            async with self._pool.database() as database:
+                rows = await self._bounded(database, _piped(database, [assume, call, *more]))
+            return call.read(rows[0])
+
+        return await self._to_its_end(work())
 
     async def ask(self, call: Call[T]) -> T:
         """Run a call that is about no tenant."""
-        async with self._pool.database() as database:
-            return await self._bounded(database, database.run(call))
+
+        async def work() -> T:
+            async with self._pool.database() as database:
+                return await self._bounded(database, database.run(call))
+
+        return await self._to_its_end(work())
 
     async def close(self) -> None:
+        await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._pool.close()
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Whoever asked may leave in the middle; a transaction that was sent is seen to its end."""
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, in case nobody waits for it any more
 
     async def _bounded(self, database: AsyncDatabase, work: Awaitable[T]) -> T:
         try:
@@ -183,14 +205,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes behind a cursor, and how far one may go: every transaction below `reached` has ended.
-
-    A transaction from `next` on began after `now`, so none of its events is older.
-    """
+    """Changes behind a cursor; and how far one may go: every transaction below `reached` ended."""
 
     rows: tuple[Change, ...]
     reached: int
-    next: int
     now: datetime
 
 
@@ -207,11 +225,22 @@ def changes(cursor: Cursor, *, queue: str | None = None, limit: int = 500) -> Ca
     }
 
     def read(rows: list[Row]) -> Changes:
-        reached, following, now = rows[0][:3]
-        found = tuple(Change(*row[3:]) for row in rows if row[3] is not None)
-        return Changes(found, reached, following, now)
+        reached, now = rows[0][:2]
+        found = tuple(Change(*row[2:]) for row in rows if row[2] is not None)
+        return Changes(found, reached, now)
 
     return Call(_SQL["changes"], args, read)
+
+
+class Mark(NamedTuple):
+    """Every transaction behind `xid` began to write after `at`."""
+
+    xid: int
+    at: datetime
+
+
+def mark() -> Call[Mark]:
+    return Call(_SQL["mark"], (), lambda rows: Mark(*rows[0]))
 
 
 def fit_to_serve() -> Call[bool]:

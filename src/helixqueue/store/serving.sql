@@ -32,11 +32,10 @@ order by w.last_seen desc, w.name limit %(limit)s::int;
 -- is still under way: that one may yet commit events which belong before later ones, and a reader that
 -- had gone on would never see them. `since` is a time that no event behind the cursor is older than;
 -- it lets PostgreSQL begin near the end. The first columns tell the reader how far it may go.
-select h.reached, h.next, h.now, e.xid, e.batch, e.version, e.public_id, e.queue, e.at, e.from_state,
+select h.reached, h.now, e.xid, e.batch, e.version, e.public_id, e.queue, e.at, e.from_state,
        e.to_state, e.reason, e.actor, e.attempt, e.detail, e.late
 from (select pg_snapshot_xmin(s.snapshot) as xmin,
-             pg_snapshot_xmin(s.snapshot)::text::bigint as reached,
-             pg_snapshot_xmax(s.snapshot)::text::bigint as next, clock_timestamp() as now
+             pg_snapshot_xmin(s.snapshot)::text::bigint as reached, now() as now
       from (select pg_current_snapshot() as snapshot) s) h
 left join lateral (
   select e.xid::text::bigint as xid, e.batch, e.version, helix.public_id(b.key) as public_id, b.queue,
@@ -47,6 +46,12 @@ left join lateral (
     and (%(queue)s::text is null or b.queue = %(queue)s::text)
   order by e.xid, e.batch, e.version limit %(limit)s::int) e on true
 order by e.xid, e.batch, e.version;
+
+-- name: mark
+-- A point in both orders, of transactions and of time: every later transaction began to write after
+-- now(). It takes a transaction's number to know that. A snapshot does not tell: its xmax is behind the
+-- last one that *ended*, and others beyond may have been at work for long.
+select pg_current_xact_id()::text::bigint, now();
 
 -- name: ready
 -- Whether the service can serve: this login is bound as it must be (found out by asking for any

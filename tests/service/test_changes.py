@@ -1,0 +1,151 @@
+"""The stream of changes: everything, in order, also what commits late, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helixqueue.identity import canonical_text
+from helixqueue.service import changes
+from helixqueue.service.marks import Marks
+from helixqueue.store import calls, serving, tokens
+from helixqueue.store.database import Database as Store
+from helixqueue.store.rows import SubmissionRow
+from helixqueue.store.serving import Cursor, Served
+from tests.lab import POOLED
+from tests.service.conftest import Site, settings_for
+from tests.service.conftest import serving as service_on
+
+
+def events(stream):
+    """Each event as (id, kind, data), as they come."""
+    told = {}
+    for line in stream.iter_lines():
+        name, _, value = line.partition(": ")
+        if line:
+            told[name] = value
+        elif "data" in told:
+            yield told.get("id"), told["event"], json.loads(told["data"])
+            told = {}
+
+
+@contextmanager
+def following(http, after=None, **query):
+    headers = {} if after is None else {"Last-Event-ID": after}
+    with http.stream("GET", "/v1/changes", params=query, headers=headers) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        yield events(stream)
+
+
+def steps(found):
+    return [(data["version"], data["to_state"]) for _, kind, data in found if kind == "change"]
+
+
+def test_a_stream_tells_every_step_in_order(http, lab):
+    with following(http, queue=lab.q) as told:
+        assert next(told)[1] == "begin"
+        [one] = lab.submit("a")
+        lab.complete(*lab.claim())
+        found = [next(told) for _ in range(4)]
+    assert steps(found) == [(1, "PENDING"), (2, "ASSIGNED"), (3, "RUNNING"), (4, "COMPLETED")]
+    assert {data["batch_id"] for _, _, data in found} == {str(one.receipt.batch_id)}
+
+
+def test_who_comes_back_goes_on_where_it_was_cut_off(http, lab):
+    with following(http, queue=lab.q) as told:
+        start, _, _ = next(told)
+        lab.submit("a", "b", "c")
+        first, _, _ = next(told)
+    lab.submit("d")
+    with following(http, after=first, queue=lab.q) as told:
+        next(told)
+        rest = [next(told)[2]["batch_id"] for _ in range(3)]
+    with following(http, after=start, queue=lab.q) as told:
+        next(told)
+        all_of_them = [next(told)[2]["batch_id"] for _ in range(4)]
+    assert all_of_them[1:] == rest
+    assert len(set(all_of_them)) == 4
+
+
+def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
+    """Its events belong before those of a later one that was quicker; so those wait."""
+    token_hash = tokens.hashed(site.token("read"))
+    rows = [SubmissionRow("slow", canonical_text({}))]
+
+    async def story():
+        served = Served(
+            database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
+            wait_seconds=5, pooled=POOLED,
+        )  # fmt: skip
+        begin = Cursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1))
+        look = serving.changes(begin, queue=lab.q)
+        with Store(database.connect("pool", autocommit=False)) as slow:
+            call = calls.submit(tenant="a", queue=lab.q, profile="text-v1", rows=rows)
+            [late] = slow.run(call)
+            [quick] = lab.submit("quick")
+            before = await served.run(token_hash, look)
+            slow.connection.commit()
+        after = await served.run(token_hash, look)
+        await served.close()
+        return before, after, late, quick
+
+    before, after, late, quick = asyncio.run(story())
+    assert before.rows == ()
+    told = [change.batch_id for change in after.rows]
+    assert told == [late.receipt.batch_id, quick.receipt.batch_id]
+
+
+def test_a_reader_that_looks_all_the_time_misses_nothing(database, lab, monkeypatch):
+    """Whatever is under way during a look is told by a later one, however narrow its window."""
+    monkeypatch.setattr(changes, "SLACK", timedelta(0))
+    monkeypatch.setattr(Marks.__init__, "__defaults__", (0.0,))
+    settings = replace(settings_for(database), poll_seconds=0.0001)
+    with (
+        service_on(settings) as url,
+        Site(database, url).client("read") as http,
+        following(http, queue=lab.q, seconds=60) as told,
+    ):
+        next(told)
+        with ThreadPoolExecutor(1) as other:
+            written = other.submit(lambda: [lab.submit(f"s{n}")[0] for n in range(300)])
+            found = [next(told)[2]["batch_id"] for _ in range(300)]
+    assert found == [str(one.receipt.batch_id) for one in written.result()]
+
+
+def test_a_stream_tells_nothing_of_another_tenant(site, lab):
+    with site.client("read", tenant="b") as other, following(other, seconds=1) as told:
+        assert next(told)[1] == "begin"
+        lab.submit("a")
+        assert list(told) == []
+
+
+def test_a_stream_ends_when_its_token_does(http, site):
+    with site.client("read", name="ending") as reader, following(reader, seconds=30) as told:
+        next(told)
+        http.post("/v1/tokens/ending/revoke", json={"reason": "enough"})
+        assert next(told)[1:] == ("end", {"problem": "unauthenticated"})
+
+
+@pytest.mark.parametrize(
+    "place", ["x", "1-2-3", "1-2-3-4-5", "9999999999999999999-1-1-1", "1-1-4294967296-1"]
+)
+def test_a_place_that_is_none_is_refused(http, place):
+    assert http.get("/v1/changes", headers={"Last-Event-ID": place}).status_code == 422
+
+
+def test_streams_are_bounded(database):
+    settings = settings_for(database, max_streams=1)
+    with (
+        service_on(settings) as url,
+        Site(database, url).client("read") as http,
+        following(http, seconds=30) as told,
+    ):
+        next(told)
+        assert http.get("/v1/changes", params={"seconds": 1}).status_code == 429

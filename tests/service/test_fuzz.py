@@ -1,0 +1,55 @@
+"""Everything that the OpenAPI document allows, and much that it does not: no fault, no surprise."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from tests.service.test_access import DOCUMENT, OPERATIONS
+
+load_all_checks()
+CHOSEN = [
+    CHECKS.get_one(name)
+    for name in (
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+    )
+]
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+QUIET = list(HealthCheck)
+
+
+@pytest.fixture(scope="module")
+def fuzzer(site, database):
+    database.rows("select helix.set_queue_v1('a', 'basecall', 'fuzz')")
+    return {"Authorization": f"Bearer {site.token()}"}
+
+
+def asked():
+    """Every operation as the document allows, and all that take anything as it does not."""
+    for method, path, _ in OPERATIONS:
+        told = DOCUMENT["paths"][path][method.lower()]
+        yield method, path, GenerationMode.POSITIVE
+        if told.get("parameters") or "requestBody" in told:
+            yield method, path, GenerationMode.NEGATIVE
+
+
+@pytest.mark.parametrize(("method", "path", "mode"), list(asked()))
+def test_no_request_finds_a_fault(site, fuzzer, method, path, mode):
+    endless = path == "/v1/changes"
+
+    @settings(max_examples=2 if endless else 5, deadline=None, database=None,
+              suppress_health_check=QUIET)  # fmt: skip
+    @given(case=SCHEMA[path][method].as_strategy(generation_mode=mode))
+    def ask(case):
+        if endless:
+            case.query = {**(case.query or {}), "seconds": 1}
+        case.headers = {**(case.headers or {}), **fuzzer}
+        case.call_and_validate(base_url=site.url, checks=CHOSEN, timeout=30)
+
+    ask()

@@ -1,0 +1,197 @@
+"""The service itself: ready or not, when the database is away, what it logs, behind a pooler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+
+from helixqueue.service import Settings
+from helixqueue.service.problems import PROBLEMS
+from tests.cli.conftest import HELIXQ
+from tests.database import Database
+from tests.faults import Faults
+from tests.lab import until
+from tests.pooler import Pooler
+from tests.service.conftest import Site, serving
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
+
+
+def test_health_needs_no_token_and_tells_no_secret(site):
+    with httpx.Client(base_url=site.url) as http:
+        assert http.get("/health/live").json() == {"status": "live"}
+        assert http.get("/health/ready").json() == {"status": "ready"}
+
+
+def test_a_login_that_sees_too_much_is_not_ready(database):
+    with serving(Settings(database.dsn("pool"))) as url:
+        told = httpx.get(f"{url}/health/ready")
+        assert told.status_code == 503
+        assert "bound by setting" in told.json()["detail"]
+
+
+def test_metrics_count_and_name_nobody(http, lab):
+    http.post(f"/v1/queues/{lab.q}/batches", json={"identity": "zebra-7", "payload": 1})
+    told = http.get("/metrics")
+    assert told.headers["content-type"].startswith("text/plain")
+    assert 'helix_submit_decisions_total{decision="new"}' in told.text
+    labels = 'method="POST",route="/v1/queues/{queue}/batches",status="201"'
+    assert f"helix_http_requests_total{{{labels}}}" in told.text
+    assert "zebra" not in told.text
+    assert lab.q not in told.text
+
+
+def timed(ask):
+    began = time.monotonic()
+    return ask(), time.monotonic() - began
+
+
+def test_a_database_that_is_gone_costs_time_and_no_restart(database, lab, tmp_path):
+    dsn = database.dsn("service", direct=True)
+    work = {"identity": "later", "payload": 1}
+    first = Faults(dsn, tmp_path)
+    first.__enter__()
+    with (
+        serving(Settings(first.dsn, statement_seconds=1, connect_seconds=2)) as url,
+        Site(database, url).client() as http,
+    ):
+        path = f"/v1/queues/{lab.q}/batches"
+        assert http.post(path, json={"identity": "now", "payload": 1}).status_code == 201
+        first.__exit__()
+        told, seconds = timed(lambda: http.post(path, json=work))
+        assert (told.status_code, int(told.headers["retry-after"]) >= 1) == (503, True)
+        assert told.json()["type"].endswith(":unavailable")
+        assert seconds < 8
+        assert http.get("/health/live").status_code == 200
+        assert until(lambda: http.get("/health/ready").status_code == 503)
+        with Faults(dsn, tmp_path) as second:
+            assert until(lambda: http.post(path, json=work).status_code in {200, 201})
+            assert until(lambda: http.get("/health/ready").status_code == 200)
+            # Silence is the other way to be gone.
+            second.freeze()
+            told, seconds = timed(lambda: http.post(path, json=work))
+            assert told.status_code == 503
+            assert seconds < 20
+            second.thaw()
+            assert until(lambda: http.post(path, json=work).status_code == 200)
+
+
+def test_no_secret_reaches_the_log(database, lab, tmp_path, caplog):
+    faults = Faults(database.dsn("service", direct=True), tmp_path)
+    faults.__enter__()
+    dsn = faults.dsn.replace("service@", "service:canary-password@")
+    with (
+        caplog.at_level(logging.DEBUG),
+        serving(Settings(dsn, statement_seconds=2)) as url,
+    ):
+        site = Site(database, url)
+        token = site.token()
+        with site.client(token=token) as http:
+            path = f"/v1/queues/{lab.q}/batches"
+            key = {"Idempotency-Key": "canary-idempotency-key"}
+            secret = {"identity": "s", "payload": {"card": "canary-payload"}}
+            assert http.post(path, json=secret, headers=key).status_code == 201
+            http.post(path, json={**secret, "payload": "canary-other"})
+            http.post(path, content=b'{"canary-broken": ')
+            http.get("/v1/batches", params={"identity": "canary-query"})
+            claim = {"worker": token, "request": str(uuid.uuid4()), "queues": [lab.q]}
+            [lease] = http.post("/v1/work/claim", json=claim).json()["leases"]
+            made = http.post("/v1/tokens", json={"name": "canary", "scopes": ["read"]}).json()
+            httpx.get(f"{url}/v1/batches", params={"token": token})
+            faults.__exit__()
+            assert http.post(path, json=secret).status_code == 503
+    nonce = lease["token"].split(".")[1]
+    text = "\n".join(
+        record.getMessage() for record in caplog.records if record.name.startswith("helixqueue")
+    )
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert len(lines) >= 8
+    for canary in (token, made["token"], nonce, "canary-payload", "canary-other", "canary-broken",
+                   "canary-query", "canary-password"):  # fmt: skip
+        assert canary not in text, canary
+    first = next(line for line in lines if line.get("decision") == "new")
+    assert {"at", "request", "method", "route", "status", "ms", "tenant", "token", "queue",
+            "batch"} <= first.keys()  # fmt: skip
+
+
+def test_a_request_is_logged_under_the_id_that_its_client_gave(http, caplog):
+    given = uuid.uuid4().hex
+    with caplog.at_level(logging.INFO, "helixqueue.service.request"):
+        told = http.get("/v1/batches", headers={"X-Request-Id": given})
+        forged = http.get("/v1/batches", headers={"X-Request-Id": "x\ty z"})
+    assert told.headers["x-request-id"] == given
+    assert forged.headers["x-request-id"] != "x\ty z"
+    assert given in {json.loads(line)["request"] for line in caplog.messages}
+
+
+def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
+    with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
+        behind = Database(server, database.name, pooler)
+        settings = Settings(behind.dsn("service"), pooled=True, connections=2)
+        with serving(settings) as url:
+            site = Site(database, url)
+            clients = {tenant: site.client(tenant=tenant) for tenant in ("a", "b")}
+            for _ in range(5):
+                for tenant, http in clients.items():
+                    told = http.put(f"/v1/queues/only-{tenant}", json={"reason": "x"})
+                    assert told.status_code == 200
+                    names = {one["name"] for one in http.get("/v1/queues").json()["queues"]}
+                    assert f"only-{tenant}" in names
+                    assert not names & {f"only-{other}" for other in {"a", "b"} - {tenant}}
+            for http in clients.values():
+                http.close()
+
+
+def test_serve_serves_until_a_signal(site, database):
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("HELIX")
+    }
+    with subprocess.Popen(
+        [HELIXQ, "serve", "--dsn", database.dsn("service", direct=True), "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as process:
+        url = json.loads(process.stdout.readline())["url"]
+        token = site.token("read")
+        until(lambda: _answers(url))
+        told = httpx.get(f"{url}/v1/batches", headers={"Authorization": f"Bearer {token}"})
+        assert told.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    assert "/v1/batches" in {line["route"] for line in lines}
+    assert token not in errors
+
+
+def _answers(url):
+    try:
+        return httpx.get(f"{url}/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_serve_refuses_a_login_that_sees_too_much(database):
+    done = subprocess.run(
+        [HELIXQ, "serve", "--dsn", database.dsn("pool", direct=True), "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 5
+    assert "bind_v1" in done.stderr
+
+
+def test_the_guide_tells_of_every_problem():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [kind for kind in PROBLEMS if f"`{kind}`" not in text] == []
