@@ -10,6 +10,9 @@ run, a failpoint is a comparison with None. Actions:
 - `raise`: a `RuntimeError`;
 - `hold`: make the file that HELIX_FAILPOINT_FILE names and wait until somebody removes it, who can
   meanwhile do what this process cannot do to itself, such as cutting its links.
+
+Whatever fires leaves a file of that name with `.fired` behind: a test in which nothing did
+has shown nothing.
 """
 
 from __future__ import annotations
@@ -63,10 +66,13 @@ def _arrive(name: str) -> None:
     action, arrival = _armed.pop(name)
     if arrival > 1:
         _armed[name] = (action, arrival - 1)
-    elif action == "raise":
+        return
+    file = Path(os.environ.get("HELIX_FAILPOINT_FILE", os.devnull))
+    if file.name != "null":
+        file.with_suffix(".fired").touch()
+    if action == "raise":
         raise RuntimeError(f"failpoint {name}")
-    elif action == "hold":
-        file = Path(os.environ["HELIX_FAILPOINT_FILE"])
+    if action == "hold":
         file.touch()
         while file.exists():
             time.sleep(_HOLD_POLL_S)

@@ -1,48 +1,65 @@
-"""The queue that the processes of these tests work on, and how they do it.
+"""The queue that the processes of these tests work on; HELIX_APP_QUEUE names it.
 
-HELIX_APP_QUEUE names it, HELIX_APP_MODE says what the handler does, HELIX_APP_FILE is an effect
-outside of the database: one line a call, on disk before the handler goes on.
+What the handler does stands in the payload: `file` is an effect outside of the database (one line a
+call, on disk before the handler goes on), `seconds` it sleeps, `hold` it lets no other thread run,
+`poison` kills its process. Then it writes its row and completes, in one commit; with `way` "return"
+it only returns.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import sys
 import time
 
-from helixqueue import Lease, Queue
+from helixqueue import HelixQueue, Lease, Queue
 
-NAME = os.environ.get("HELIX_APP_QUEUE", "app")
-MODE = os.environ.get("HELIX_APP_MODE", "transaction")
-queue = Queue(NAME, run_in="process" if MODE.startswith("process") else "thread")
+queue = Queue(
+    os.environ.get("HELIX_APP_QUEUE", "app"), run_in=os.environ.get("HELIX_APP_RUN_IN", "thread")
+)
 
 
-def append(text):
-    descriptor = os.open(os.environ["HELIX_APP_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def append(file, text):
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, f"{text}\n".encode())
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def hold_the_interpreter(seconds):
-    """One call into C that lets no other thread of this process run."""
+    """Calls into C that let no other thread of this process run in between."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        sum(range(20_000_000))
+        sum(range(30_000_000))
 
 
-@queue.handler
-def run(lease: Lease):
-    if "HELIX_APP_FILE" in os.environ:
-        append(lease.identity)
-    if MODE == "hold":
-        hold_the_interpreter(float(os.environ["HELIX_APP_SECONDS"]))
-    if MODE.endswith("sleep"):
-        time.sleep(lease.payload.get("seconds", 0.05))
-    if lease.payload.get("poison"):
+def do(lease: Lease):
+    told = lease.payload
+    if "file" in told:
+        append(told["file"], f"{lease.identity} {lease.attempt} {os.getpid()}")
+    if told.get("hold") and lease.attempt == 1:
+        hold_the_interpreter(told["hold"])
+    if lease.attempt == 1:
+        time.sleep(told.get("seconds", 0))
+    if told.get("poison"):
         os.kill(os.getpid(), 9)
+    if told.get("way") == "return":
+        return {"done": True}
     with lease.transaction() as tx:
         tx.execute(
             "insert into public.effect (queue, identity, worker) values (%s, %s, %s)",
-            (NAME, lease.identity, str(os.getpid())),
+            (lease.queue, lease.identity, str(os.getpid())),
         )
         return tx.complete({"done": True})
+
+
+queue.handler(do)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(stream=sys.stderr)
+    with HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
+        done = helix.work(queue, **json.loads(sys.argv[1]))
+    print(json.dumps(vars(done)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -112,22 +113,18 @@ def shift():
 
 
 class Process:
-    """`helixq work` in a process, with the handlers of tests/worker/app.py."""
+    """A worker in a process of its own, with the handler of tests/worker/app.py."""
 
-    def __init__(self, database, queue, *options, dsn=None, **environment):
+    def __init__(self, database, queue, *, dsn=None, options=None, **environment):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HELIX_FAIL")}
         kept |= {
             "HELIX_DSN": dsn or database.dsn("pool"),
-            "HELIX_TENANT": "a",
             "HELIX_APP_QUEUE": queue,
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             **environment,
         }
         self.popen = subprocess.Popen(
-            [
-                *(sys.executable, "-W", "error", "-m", "helixqueue.cli.main", "work", queue),
-                *("--app", "tests.worker.app", *options),
-            ],
+            [sys.executable, "-W", "error", "-m", "tests.worker.app", json.dumps(options or {})],
             env=kept,
             cwd=ROOT,
             stderr=subprocess.PIPE,
@@ -154,8 +151,8 @@ class Process:
 
 @pytest.fixture
 def process(database):
-    def start(queue, *options, **environment):
-        return Process(database, queue, *options, **environment)
+    def start(queue, **options):
+        return Process(database, queue, **options)
 
     return start
 

@@ -126,7 +126,11 @@ def _run(queue: Queue[Any, Any], asked: dict[str, Any], grip: Any, line: Line) -
     except Exception as error:  # noqa: BLE001 - whatever a handler raises
         failed = outcomes.failed(attempt.row, error)
         told = {"failed": [failed.failure, failed.detail, failed.permanent, failed.after_seconds]}
-    return told | {"settled": attempt.settled, "doubt": attempt.doubt}
+    return told | {
+        "settled": attempt.settled,
+        "doubt": attempt.doubt,
+        "refused": attempt.refused,
+    }
 
 
 def _row(told: list[Any]) -> LeaseRow:

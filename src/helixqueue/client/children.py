@@ -143,15 +143,21 @@ class Child:
 
 def _ended(attempt: Attempt, told: dict[str, Any]) -> Any:
     attempt.settled = told["settled"]
-    if (doubt := told["doubt"]) is not None:
-        batch, token, *rest = doubt
-        attempt.doubt = Settlement(batch, Token(*token), *rest)
+    attempt.doubt = _settlement(told["doubt"])
+    attempt.refused = _settlement(told["refused"])
     if "lost" in told:
         raise LeaseLost(told["lost"], owner=told["owner"])
     if "failed" in told:
         failure, detail, permanent, after = told["failed"]
         raise Reported(failure, detail, permanent=permanent, after=after)
     return told["value"]
+
+
+def _settlement(told: list[Any] | None) -> Settlement | None:
+    if told is None:
+        return None
+    batch, token, *rest = told
+    return Settlement(batch, Token(*token), *rest)
 
 
 def _found(queue: Queue[Any, Any]) -> dict[str, str | None]:

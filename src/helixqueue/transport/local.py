@@ -38,10 +38,10 @@ class PostgresLocal:
         with self._pool.database() as database:
             yield database.connection
 
-    def settle_within(self, connection: Any, settlement: Settlement) -> Answer:
+    def settle_within(self, connection: Any, settlement: Settlement, seconds: float) -> Answer:
         _flush(connection)
         failpoint("effect.inside")
-        call = calls.settle(worker=self._worker, settlements=[settlement])
+        call = _last(self._worker, settlement, seconds)
         [answer] = run_within(connection, call)
         if answer.answer != "ok":
             with suppress(HelixError):
@@ -63,11 +63,13 @@ class PostgresAsyncLocal:
         async with self._pool.database() as database:
             yield database.connection
 
-    async def settle_within(self, connection: Any, settlement: Settlement) -> Answer:
+    async def settle_within(
+        self, connection: Any, settlement: Settlement, seconds: float
+    ) -> Answer:
         if hasattr(connection, "flush"):
             await connection.flush()
         failpoint("effect.inside")
-        call = calls.settle(worker=self._worker, settlements=[settlement])
+        call = _last(self._worker, settlement, seconds)
         [answer] = await run_within_async(connection, call)
         if answer.answer != "ok":
             with suppress(HelixError):
@@ -77,6 +79,12 @@ class PostgresAsyncLocal:
 
     def is_of_the_link(self, error: BaseException) -> bool:
         return is_of_the_link(error)
+
+
+def _last(worker: str, settlement: Settlement, seconds: float) -> Call[list[Answer]]:
+    """The settle, and a bound on how long the transaction may rest behind it."""
+    call = calls.settle(worker=worker, settlements=[settlement])
+    return Call(_SQL["settle"], (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
 
 
 def _flush(connection: Any) -> None:

@@ -5,3 +5,14 @@
 -- error: a statement that fails sees to that. (The client runs it, ignores its error and raises
 -- LeaseLost.)
 do $$ begin raise exception using errcode = 'QH004', message = 'the lease was lost'; end $$;
+
+-- name: settle
+-- From the settle on the transaction holds the lease's row, and nobody can take the batch back while
+-- it does. A worker that is frozen just then must not hold it for ever, so the server ends a
+-- transaction that idles here longer than the lease. In one statement, to save a round trip.
+with bound as materialized (
+  select set_config('idle_in_transaction_session_timeout', %s::text, true))
+select s.batch, s.answer, s.owner, s.state::text, s.late
+from bound,
+     helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text[],
+                     %s::text[], %s::text[], %s::text[], %s::bool[], %s::real[]) s;

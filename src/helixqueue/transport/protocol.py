@@ -105,8 +105,11 @@ class Local(Protocol):
     def connection(self) -> AbstractContextManager[Any]:
         """Lend a connection that commits by itself until somebody begins."""
 
-    def settle_within(self, connection: Any, settlement: Settlement) -> Answer:
-        """Settle in the caller's transaction, which a refusal makes impossible to commit."""
+    def settle_within(self, connection: Any, settlement: Settlement, seconds: float) -> Answer:
+        """Settle in the caller's transaction, which a refusal makes impossible to commit.
+
+        Nobody can take the batch back until then: a transaction that rests longer is ended.
+        """
 
     def is_of_the_link(self, error: BaseException) -> bool:
         """Whether this error may have hidden what became of a commit."""
@@ -117,6 +120,8 @@ class AsyncLocal(Protocol):
 
     def connection(self) -> AbstractAsyncContextManager[Any]: ...
 
-    async def settle_within(self, connection: Any, settlement: Settlement) -> Answer: ...
+    async def settle_within(
+        self, connection: Any, settlement: Settlement, seconds: float
+    ) -> Answer: ...
 
     def is_of_the_link(self, error: BaseException) -> bool: ...

@@ -26,10 +26,12 @@ class Attempt:
         "finished",
         "note",
         "owner",
+        "refused",
         "row",
         "settled",
         "since",
         "why",
+        "works",
     )
 
     def __init__(self, row: LeaseRow, asked_at: float) -> None:
@@ -41,17 +43,27 @@ class Attempt:
         self.end: Literal["lost", "given back", "timeout"] | None = None
         self.why = ""
         self.owner: str | None = None
+        self.works = False  # its handler runs, and can be cancelled
         self.finished = False  # its handler has ended, and its settlement is on its way
         # In a transaction of the handler's, which has committed.
         self.settled: Literal["completed", "failed"] | None = None
-        # Said in a transaction of which nobody told us whether it committed, or which was refused.
+        # Said in a transaction of which nobody told us (yet) whether it committed.
         self.doubt: Settlement | None = None
+        # Said in a transaction, refused, and undone with it: to be said again, for the record.
+        self.refused: Settlement | None = None
         self.note: tuple[float | None, str] | None = None
         self._on_lost: list[Callable[[], object]] = []
 
     def renewed(self, asked_at: float) -> None:
-        lease = self.row.lease_seconds
-        self.fence_at = asked_at + lease - max(lease * FENCE_FRACTION, FENCE_LEAST_S)
+        self.fence_at = asked_at + self.row.lease_seconds - self.margin
+
+    @property
+    def margin(self) -> float:
+        return max(self.row.lease_seconds * FENCE_FRACTION, FENCE_LEAST_S)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be fenced."""
+        return self.fence_at <= now and not self.finished
 
     @property
     def is_young(self) -> bool:

@@ -57,7 +57,8 @@ class _Ending(Generic[R]):
                 "this attempt has been settled before; that transaction took effect, and this one "
                 "does not: end an attempt once"
             )
-        self._attempt.doubt = settlement
+        self._attempt.doubt = None
+        self._attempt.refused = settlement
         self._attempt.ends("lost", f"refused: the batch is {answer.state}", answer.owner)
         raise _too_late(self._attempt)
 
@@ -152,7 +153,9 @@ class Transaction(_Deferred[R]):
             self._grip.quiet(self._attempt)
             self._demand_held()
             self._attempt.doubt = self.settlement
-            answer = self._grip.local.settle_within(self.connection, self.settlement)
+            answer = self._grip.local.settle_within(
+                self.connection, self.settlement, self._attempt.row.lease_seconds
+            )
             self._judge(answer, self.settlement)
 
 
@@ -197,7 +200,9 @@ class AsyncTransaction(_Deferred[R]):
             await self._grip.quiet_async(self._attempt)
             self._demand_held()
             self._attempt.doubt = self.settlement
-            answer = await self._grip.async_local.settle_within(self.connection, self.settlement)
+            answer = await self._grip.async_local.settle_within(
+                self.connection, self.settlement, self._attempt.row.lease_seconds
+            )
             self._judge(answer, self.settlement)
 
 
@@ -220,7 +225,12 @@ class Within(_Ending[R]):
         self._grip.quiet(self._attempt)
         # Until the ledger shows it: the caller may roll back, or never commit.
         self._attempt.doubt = settlement
-        self._judge(self._grip.local.settle_within(self.connection, settlement), settlement)
+        self._judge(
+            self._grip.local.settle_within(
+                self.connection, settlement, self._attempt.row.lease_seconds
+            ),
+            settlement,
+        )
 
 
 class AsyncWithin(_Ending[R]):
@@ -241,7 +251,9 @@ class AsyncWithin(_Ending[R]):
             raise _no_database()
         await self._grip.quiet_async(self._attempt)
         self._attempt.doubt = settlement
-        answer = await self._grip.async_local.settle_within(self.connection, settlement)
+        answer = await self._grip.async_local.settle_within(
+            self.connection, settlement, self._attempt.row.lease_seconds
+        )
         self._judge(answer, settlement)
 
 

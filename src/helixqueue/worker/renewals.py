@@ -32,6 +32,9 @@ TRIES_PER_BEAT = 4  # how soon a renewal that failed is tried again
 CHUNK = 500
 QUIET_SECONDS = 2.0  # how long a settle waits for a renewal that is under way
 RESTART_SECONDS = 0.5
+NO_BATCH = 0
+TURNS_TO_HEAR = 5
+START_SECONDS = 15.0  # to wait for it; a machine that is slower than that works all the same
 
 
 @dataclass(slots=True)
@@ -140,7 +143,7 @@ class Board:
 
 
 class Renewals:
-    """The renewer process, as its worker sees it: started when needed, and again if it dies."""
+    """The renewer process, as its worker sees it: started again if it dies."""
 
     def __init__(self, spec: Callable[[], dict[str, Any]], told: Listener) -> None:
         self._spec = spec
@@ -151,14 +154,20 @@ class Renewals:
         self._groups: dict[int, int] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._dropped: list[int] = []  # to be said in one line
+        self._up = asyncio.Event()
+
+    async def start(self) -> None:
+        """Before anything is claimed: a handler that holds the interpreter must find it there."""
+        self._keeper = asyncio.create_task(self._keep())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await self._up.wait()
 
     def add(self, rows: Sequence[LeaseRow], since: float) -> None:
         self._say_dropped()  # before: a batch may come back under another token
         told = [[row.batch, *row.token, row.lease_seconds, since] for row in rows]
         for row, one in zip(rows, told, strict=True):
             self._held[row.batch] = one
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep())
         self._say("add", told)
 
     def drop(self, batches: Sequence[int]) -> None:
@@ -173,17 +182,24 @@ class Renewals:
             self._say("drop", self._dropped)
             self._dropped = []
 
-    async def quiet(self, batch: int) -> None:
-        """No renewal of it is under way from here on, or the renewer does not answer."""
+    async def quiet(self, batch: int, seconds: float = QUIET_SECONDS) -> None:
+        """No renewal of it is under way from here on, or the renewer does not answer in time."""
         self._held.pop(batch, None)
         if self._process is None:
             return
         done = self._asked[batch] = asyncio.get_running_loop().create_future()
         self._say("quiet", batch)
         with suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_SECONDS):
+            async with asyncio.timeout(seconds):
                 await done
         self._asked.pop(batch, None)
+
+    async def catch_up(self, seconds: float) -> None:
+        """Hear everything that the renewer has said until now."""
+        await self.quiet(NO_BATCH, seconds)
+        # A loop that was held up finds time and words together, and the time is over first.
+        for _ in range(TURNS_TO_HEAR):
+            await asyncio.sleep(0)
 
     def group(self, batch: int, group: int | None) -> None:
         """The process group that works on a batch; it ends with its lease, or with this process."""
@@ -215,6 +231,7 @@ class Renewals:
             except OSError as error:
                 LOG.warning("the renewer could not be started: %s", error)
             self._process = None
+            self._up.clear()
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _start(self) -> None:
@@ -238,7 +255,9 @@ class Renewals:
             return
         while line := await self._process.stdout.readline():
             word, *values = json.loads(line)
-            if word == "renewed":
+            if word == "up":
+                self._up.set()
+            elif word == "renewed":
                 self._told.renewed(*values)
             elif word == "refused":
                 self._told.refused(*values)

@@ -135,6 +135,7 @@ async def main() -> None:
     # Without its beat it is of no use: the worker starts another.
     beat.add_done_callback(lambda _: lines.feed_eof())
     watch = loop.create_task(renewer.watch())
+    _say("up")
     quiet: set[asyncio.Task[None]] = set()
     word = ""
     while line := await lines.readline():

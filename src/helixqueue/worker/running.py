@@ -58,11 +58,7 @@ class Runner:
         try:
             schema = None if job.checks_itself else await self._schema(attempt.row)
             failpoint("start")
-            if job.time_limit is None:
-                value = await job.run(attempt, schema, self._host)
-            else:
-                async with asyncio.timeout(job.time_limit):
-                    value = await job.run(attempt, schema, self._host)
+            value = await self._handle(attempt, job, schema)
             settlement = outcomes.completed(attempt.row, job.queue, schema, value)
         except asyncio.CancelledError as cancelled:
             if attempt.end is None:
@@ -89,6 +85,18 @@ class Runner:
             return
         await self._finish(attempt, settlement)
 
+    async def _handle(self, attempt: Attempt, job: Job, schema: Schema | None) -> Any:
+        if attempt.end is not None:
+            raise LeaseLost(attempt.why, owner=attempt.owner)
+        attempt.works = True
+        try:
+            if job.time_limit is None:
+                return await job.run(attempt, schema, self._host)
+            async with asyncio.timeout(job.time_limit):
+                return await job.run(attempt, schema, self._host)
+        finally:
+            attempt.works = False
+
     async def _finish(self, attempt: Attempt, settlement: Settlement) -> None:
         attempt.finished = True
         await self._host.quiet_async(attempt)
@@ -99,10 +107,11 @@ class Runner:
         doubt, attempt.doubt = attempt.doubt, None
         token = attempt.row.token
         if attempt.end == "lost":
-            if doubt is not None:
-                # The refusal was rolled back with the effect: say it again, so that it stays.
+            if attempt.refused is not None:
+                # The refusal was rolled back with the effect: say it again, so that it stays. Only
+                # what was refused: a transaction in doubt has its effect, and this would not.
                 with suppress(HelixError):
-                    await self._transport.settle([doubt])
+                    await self._transport.settle([attempt.refused])
             self._health.counts.lost += 1
             self._host.forget(attempt)
         elif not attempt.settled and doubt is None:

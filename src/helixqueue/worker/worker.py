@@ -79,6 +79,7 @@ class Worker:
 
     async def run(self) -> Summary:
         """Work until stopped, or until there is nothing left; raises what cannot be repeated."""
+        await self.renewals.start()
         tasks = [asyncio.create_task(self._slot()) for _ in range(self._options.slots)]
         tasks += [asyncio.create_task(one()) for one in (self._watch, self._say_hello)]
         rounds = asyncio.create_task(self._rounds.run())
@@ -224,7 +225,8 @@ class Worker:
     def _halt(self, attempt: Attempt) -> None:
         task = self._running.get(attempt)
         if task is not None:
-            task.cancel()
+            if attempt.works:  # else it is about to end by itself
+                task.cancel()
         elif attempt.end == "lost":
             self.health.counts.lost += 1
             self.forget(attempt)
@@ -241,11 +243,7 @@ class Worker:
         while True:
             leases = [one.row.lease_seconds for one in self._held.values()]
             await asyncio.sleep(max(0.01, min([WATCH_SECONDS, *(s / 20 for s in leases)])))
-            now = time.monotonic()
-            for attempt in list(self._held.values()):
-                # What is finished is settled whatever the clock says: the token decides.
-                if attempt.fence_at <= now and not attempt.finished:
-                    self._lose(attempt, "it could not be renewed before its end")
+            await self._fence()
             if self.health.is_deaf and not said_deaf:
                 LOG.error(
                     "deaf: no claim was answered for %.0f s; %s",
@@ -253,6 +251,17 @@ class Worker:
                     self.health.trouble,
                 )
             said_deaf = self.health.is_deaf
+
+    async def _fence(self) -> None:
+        """Stop what nobody could renew. What is finished is settled: the token decides."""
+        due = [one for one in self._held.values() if one.is_due(time.monotonic())]
+        if not due:
+            return
+        # After a handler held the interpreter, what the renewer said meanwhile is still unread.
+        await self.renewals.catch_up(min(one.margin for one in due) / 2)
+        for attempt in due:
+            if attempt.is_due(time.monotonic()):
+                self._lose(attempt, "it could not be renewed before its end")
 
     async def _say_hello(self) -> None:
         while True:

@@ -1,0 +1,202 @@
+"""Every step of a worker's life, and at each of them a kill, a freeze, an error and a cut link.
+
+All points of one fault run side by side, a process and a queue each. Another worker rescues.
+Always: one effect in the database, the honest number of effects outside, nothing stuck, a clean
+replay.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from helixqueue import Queue, State
+from helixqueue.failpoints import POINTS
+from tests.faults import Faults
+from tests.lab import until
+from tests.worker import app
+from tests.worker.conftest import Process, effects, proven
+
+LEASE = 2.0
+# What it may take on a busy machine beside the leases themselves.
+SLACK = 20.0
+# When the process was killed there: how many attempts that makes, and how often the effect outside
+# of the database happened. A release by hand costs none, but its handler had begun.
+WHEN_KILLED = {
+    "claim.before": (1, 1),
+    "claim.after": (2, 1),
+    "start": (2, 1),
+    "effect.inside": (2, 2),
+    "effect.settled": (2, 2),
+    "effect.after": (1, 1),
+    "settle.before": (2, 2),
+    "settle.after": (1, 1),
+    "renew.before": (1, 1),  # that killed the renewer, and the worker started another
+    "renew.after": (1, 1),
+    "release.before": (2, 2),
+    "release.after": (2, 2),
+}
+
+
+class Victim:
+    """A worker process with one failpoint armed, a queue of its own with one batch, and a link."""
+
+    def __init__(self, helix, database, directory, point, action):
+        self.point = point
+        self.name = f"{action}.{point}"
+        self.queue = Queue(self.name, lease=LEASE, backoff=0.01, max_attempts=5)
+        self.queue.handler(app.do)
+        self.directory = directory / point
+        self.directory.mkdir()
+        self.outside = self.directory / "outside"
+        payload = {"file": str(self.outside), "way": "transaction"}
+        if point.startswith("settle"):
+            payload["way"] = "return"
+        if point.startswith("renew"):
+            payload["seconds"] = LEASE * 1.5
+        if point.startswith("release"):
+            payload["seconds"] = LEASE * 4
+        self.receipt = helix.submit(self.queue, identity="s", payload=payload).receipt
+        self.helix, self.database = helix, database
+        self.mark = self.directory / "point"
+        self.faults = Faults(database.dsn("pool"), self.directory)
+        self.faults.__enter__()
+        self.process = Process(
+            database,
+            self.name,
+            options={"slots": 1, "grace_seconds": 0 if point.startswith("release") else 30},
+            dsn=self.faults.dsn,
+            HELIX_FAILPOINTS=f"{point}={action}",
+            HELIX_FAILPOINT_FILE=str(self.mark),
+        )
+
+    @property
+    def fired(self):
+        return self.mark.with_suffix(".fired").exists()
+
+    @property
+    def completed(self):
+        return self.helix.state(self.receipt) is State.COMPLETED
+
+    def lines(self):
+        return self.outside.read_text().splitlines()
+
+    def attempts(self):
+        return sum(event.reason == "started" for event in self.helix.history(self.receipt))
+
+    def provoke(self):
+        """A release happens when the worker is stopped in the middle of its work."""
+        if self.point.startswith("release"):
+            until(self.outside.exists)
+            self.process.signal(signal.SIGTERM)
+
+    def tree(self):
+        """The worker and its renewer."""
+        children = Path(f"/proc/{self.process.popen.pid}/task").glob("*/children")
+        found = [int(pid) for one in children for pid in one.read_text().split()]
+        return [self.process.popen.pid, *found]
+
+    def close(self):
+        for pid in self.tree():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.__exit__()
+        self.faults.__exit__()
+
+
+@pytest.fixture
+def victims(helix, database, tmp_path, request):
+    action = request.param
+    made = [Victim(helix, database, tmp_path, point, action) for point in POINTS]
+    yield made
+    for one in made:
+        one.close()
+
+
+def rescued(helix, shift, victims):
+    """Another worker serves all queues until everything is completed; how long that took."""
+    begun = time.monotonic()
+    with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2):
+        for one in victims:
+            until(lambda one=one: one.completed, SLACK + 2 * LEASE)
+    return time.monotonic() - begun
+
+
+def settled_down(victims):
+    """Whoever still runs is stopped; then everybody is judged."""
+    for one in victims:
+        if one.process.popen.poll() is None:
+            one.process.signal(signal.SIGTERM)
+    for one in victims:
+        one.process.wait()
+        assert "Traceback" not in one.process.err or "failpoint" in one.process.err, one.process.err
+
+
+def judge(database, victims):
+    for one in victims:
+        inside = effects(database, one.name)
+        assert inside == ({} if one.point.startswith("settle") else {"s": 1}), one.point
+        # An effect outside of the database happens once an attempt that got so far, and no more.
+        assert 1 <= len(one.lines()) <= one.attempts(), one.point
+    proven(database)
+
+
+@pytest.mark.parametrize("victims", ["kill"], indirect=True)
+def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database, shift, victims):
+    for one in victims:
+        one.provoke()
+    for one in victims:
+        until(lambda one=one: one.fired, SLACK)
+    rescued(helix, shift, victims)
+    settled_down(victims)
+    judge(database, victims)
+    for one in victims:
+        attempts, outside = WHEN_KILLED[one.point]
+        # A machine too busy to renew in time makes honest further attempts.
+        further = one.attempts() - attempts
+        assert outside <= len(one.lines()) <= outside + further, one.point
+
+
+@pytest.mark.parametrize("victims", ["stop"], indirect=True)
+def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shift, victims):
+    for one in victims:
+        one.provoke()
+    for one in victims:
+        until(lambda one=one: one.fired, SLACK)
+    rescued(helix, shift, victims)
+    for one in victims:
+        for pid in one.tree():
+            os.kill(pid, signal.SIGCONT)
+    settled_down(victims)
+    judge(database, victims)
+
+
+@pytest.mark.parametrize("victims", ["raise"], indirect=True)
+def test_an_error_at_any_point_costs_an_attempt_at_most(helix, database, shift, victims):
+    for one in victims:
+        one.provoke()
+    for one in victims:
+        until(lambda one=one: one.fired, SLACK)
+    rescued(helix, shift, victims)
+    settled_down(victims)
+    judge(database, victims)
+
+
+@pytest.mark.parametrize("victims", ["hold"], indirect=True)
+def test_a_link_cut_at_any_point_is_made_again(helix, database, shift, victims):
+    for one in victims:
+        one.provoke()
+    held = list(victims)
+    while held:  # each as soon as it is there: nobody is held past his lease
+        one = until(lambda: next((one for one in held if one.mark.exists()), None), SLACK)
+        one.faults.cut_all()
+        one.mark.unlink()
+        held.remove(one)
+    rescued(helix, shift, victims)
+    settled_down(victims)
+    judge(database, victims)

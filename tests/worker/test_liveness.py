@@ -1,0 +1,239 @@
+"""Workers that are busy, frozen, stopped or killed: nothing is doubled, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from helixqueue import AsyncLease, Lease, Queue, State
+from tests.lab import until
+from tests.worker import app
+from tests.worker.conftest import effects, proven
+
+PROOF = bool(os.environ.get("HELIX_PROOF"))
+
+
+def served(name, **settings):
+    """The queue of tests/worker/app.py as this process declares it."""
+    queue = Queue(name, **settings)
+    queue.handler(app.do)
+    return queue
+
+
+def test_a_handler_that_holds_the_interpreter_keeps_its_lease(helix, database, name, process):
+    """For three leases no other thread of its process runs; the renewer is another process."""
+    queue = served(name, lease=1.5, backoff=0)
+    one = helix.submit(queue, identity="s", payload={"hold": 4.5})
+    with process(name, options={"until_idle": True}) as worker:
+        assert worker.wait(60) == 0, worker.err
+    assert helix.state(one.receipt) is State.COMPLETED
+    assert effects(database, name) == {"s": 1}
+    reasons = [event.reason for event in helix.history(one.receipt)]
+    assert reasons == ["submitted", "claimed", "started", "completed"]
+    proven(database)
+
+
+def test_poison_that_kills_its_process_ends_and_others_progress(helix, database, name, process):
+    queue = served(name, lease=1, max_attempts=2, backoff=0)
+    bad = helix.submit(queue, identity="bad", payload={"poison": True}).receipt
+    good = [helix.submit(queue, identity=f"g{n}", payload={}).receipt for n in range(10)]
+    with process(name, options={"slots": 2}, HELIX_APP_RUN_IN="process") as worker:
+        until(lambda: helix.state(bad) is State.FAILED)
+        until(lambda: all(helix.state(one) is State.COMPLETED for one in good))
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.err
+    attempts = sum(event.reason == "started" for event in helix.history(bad))
+    assert attempts == 2
+    assert set(effects(database, name).values()) == {1}
+    proven(database)
+
+
+def test_poison_that_kills_its_worker_ends_by_its_attempts(helix, database, name, process):
+    """In a thread it takes the worker along; the crash counts, and so the batch ends."""
+    queue = served(name, lease=1, max_attempts=2, backoff=0)
+    bad = helix.submit(queue, identity="bad", payload={"poison": True}).receipt
+    for _ in range(2):
+        with process(name, options={"slots": 1}) as worker:
+            worker.wait(60)
+    until(lambda: helix.claim("reaper", [queue]) or helix.state(bad) is State.FAILED)
+    assert helix.history(bad)[-1].reason == "lost"
+    proven(database)
+
+
+def both_work(database, name):
+    query = "select count(distinct worker) = 2 from public.effect where queue = %s"
+    return database.value(query, name)
+
+
+def test_sigterm_under_load_loses_and_repeats_nothing(helix, database, name, process):
+    queue = served(name, lease=20, backoff=0)
+    count = 300
+    made = helix.submit_many(
+        queue, [{"identity": f"s{n}", "payload": {"seconds": 0.01}} for n in range(count)]
+    )
+    with process(name, options={"slots": 4}) as first, process(name) as second:
+        until(lambda: both_work(database, name))
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0, first.err
+        until(lambda: len(effects(database, name)) == count)
+        second.signal(signal.SIGTERM)
+        assert second.wait() == 0, second.err
+    assert set(effects(database, name).values()) == {1}
+    assert {helix.state(one.receipt) for one in made} == {State.COMPLETED}
+    # Given back at no cost: nobody needed a second attempt, and no lease was lost.
+    reasons = database.rows(
+        "select e.reason::text, max(e.attempt) from helix.event e join helix.batch b "
+        "on b.id = e.batch where b.queue = %s group by 1",
+        name,
+    )
+    assert "lost" not in dict(reasons)
+    assert max(dict(reasons).values()) == 1
+    proven(database)
+
+
+def test_a_second_sigterm_gives_back_at_once(helix, name, process):
+    queue = served(name, lease=60)
+    one = helix.submit(queue, identity="s", payload={"seconds": 60}).receipt
+    with process(name, options={"grace_seconds": 60}) as worker:
+        until(lambda: helix.state(one) is State.RUNNING)
+        worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGTERM)
+        time.sleep(0.2)
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+    assert helix.state(one) is State.PENDING
+    assert helix.history(one)[-1].reason == "released"
+    [again] = helix.claim("w", [queue])
+    assert again.attempt == 1
+
+
+def test_random_kills_end_with_one_effect_each(helix, database, name, process):
+    """The count is the proof: as many effects as batches, whatever was killed."""
+    count, kills = (10_000, 60) if PROOF else (150, 4)
+    queue = served(name, lease=1, max_attempts=1_000, backoff=0)
+    helix.submit_many(
+        queue, [{"identity": f"s{n}", "payload": {"seconds": 0.02}} for n in range(count)]
+    )
+    chance = random.Random(count)  # a fixed course
+    killed = 0
+    workers = [process(name, options={"slots": 4}) for _ in range(2)]
+    try:
+        while killed < kills:
+            before = len(effects(database, name))
+            until(lambda b=before: len(effects(database, name)) > b, 60)
+            time.sleep(chance.uniform(0, 0.2))
+            victim = chance.randrange(2)
+            workers[victim].signal(signal.SIGKILL)
+            workers[victim].wait()
+            killed += 1
+            workers[victim] = process(name, options={"slots": 4})
+        until(lambda: len(effects(database, name)) == count, 600 if PROOF else 60)
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+            # One that had not begun yet ends by the signal itself.
+            assert worker.wait() in {0, -signal.SIGTERM}, worker.err
+    finally:
+        for worker in workers:
+            worker.__exit__()
+    assert killed == kills
+    assert sum(effects(database, name).values()) == count
+    proven(database)
+
+
+def test_a_link_that_is_silent_past_the_lease_fences_the_work(
+    helix, database, name, shift, tmp_path
+):
+    """Nobody says yes or no: the worker stops before its lease ends, and writes nothing."""
+    from helixqueue import HelixQueue  # noqa: PLC0415
+    from tests.faults import Faults  # noqa: PLC0415
+
+    queue = Queue(name, lease=1.5, backoff=0)
+    begun, fenced = threading.Event(), []
+
+    @queue.handler
+    def run(lease: Lease):
+        begun.set()
+        since = time.monotonic()
+        if lease.lost.wait(30):
+            fenced.append(time.monotonic() - since)
+        return {}
+
+    with (
+        Faults(database.dsn("pool"), tmp_path) as faults,
+        HelixQueue(faults.dsn, tenant="a", statement_seconds=5) as far,
+    ):
+        one = far.submit(queue, identity="s", payload={})
+        with shift(far, queue, slots=1) as worker:
+            assert begun.wait(20)
+            faults.freeze()
+            until(lambda: fenced)
+            assert fenced[0] < 1.5 + 1.0  # renewed once perhaps, and fenced before that lease ended
+            assert worker.worker.health.counts.completed == 0
+            faults.thaw()
+            faults.cut_all()
+            until(lambda: worker.worker.health.counts.lost == 1)
+    assert helix.state(one.receipt) is not State.COMPLETED
+    proven(database)
+
+
+def test_a_worker_survives_its_connections(helix, database, name, shift):
+    """Every session of this database is ended again and again; the work ends all the same."""
+    queue = Queue(name, lease=10, backoff=0)
+
+    @queue.handler
+    async def run(lease: AsyncLease):
+        return {"n": lease.payload["n"]}
+
+    helix.know(queue)
+    with shift(helix, queue, slots=4, poll_seconds=0.2):
+        made = []
+        for number in range(5):
+            made.append(helix.submit(queue, identity=f"s{number}", payload={"n": number}))
+            database.rows(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid()"
+            )
+        for one in made:
+            until(lambda one=one: helix.state(one.receipt) is State.COMPLETED)
+    proven(database)
+
+
+def test_an_idle_worker_asks_less_than_twice_a_second(helix, name, shift):
+    queue = Queue(name)
+
+    @queue.handler
+    async def run(_: AsyncLease):
+        return None
+
+    with shift(helix, queue) as worker:
+        until(lambda: worker.worker._rounds._expected_at is not None)
+        asked = []
+        original = worker.worker._transport._run
+
+        async def counted(call):
+            asked.append(call.sql)
+            return await original(call)
+
+        worker.worker._transport._run = counted
+        cpu = time.process_time()
+        time.sleep(3)
+        assert len(asked) < 6
+        assert time.process_time() - cpu < 0.3  # of this whole process, tests included
+
+
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_the_processes_of_a_killed_worker_do_not_outlive_it(helix, name, process, tmp_path, mode):
+    queue = served(name, lease=30)
+    file = tmp_path / "outside"
+    helix.submit(queue, identity="s", payload={"seconds": 60, "file": str(file)})
+    with process(name, HELIX_APP_RUN_IN=mode) as worker:
+        until(file.exists)
+        pid = int(until(lambda: file.read_text().split())[2])
+        worker.signal(signal.SIGKILL)
+        worker.wait()
+    until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
