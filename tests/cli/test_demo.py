@@ -19,7 +19,11 @@ def environment(tmp_path):
 
 def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(tmp_path):
     with subprocess.Popen(
-        [HELIXQ, "demo"], env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+        # A suite in a shell's background has Ctrl-C switched off, and children inherit that.
+        ["env", "--default-signal=INT", HELIXQ, "demo"],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         said = process.stderr.readline()
         process.send_signal(signal.SIGINT)
