@@ -414,6 +414,22 @@ def test_heartbeats_keep_a_slow_effect_alive(helix, database, name):
         assert again.result == "slow"
 
 
+def test_a_heartbeat_that_fails_is_not_the_last(helix, database, name):
+    run, failed = helix.fences.pulse._run, []
+
+    def once(call):
+        if not failed:
+            failed.append(call)
+            raise RuntimeError("nobody thought of this one")
+        return run(call)
+
+    helix.fences.pulse._run = once
+    with helix.fence(name, key="k", ttl=Times(lease=0.3)):
+        born = fence_of(database, name).deadline
+        until(lambda: fence_of(database, name).deadline > born)
+        assert failed
+
+
 def test_a_call_that_hangs_past_its_limit_is_in_doubt_and_its_late_seal_counts(
     helix, database, name
 ):

@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from helixqueue.errors import HelixError
 from helixqueue.fence.receipt import key_text
 from helixqueue.store import fences
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helixqueue.fence")
 BEATS_PER_LEASE = 3
+_FAILED = "fence: a heartbeat failed (%s); the next one tries again, a lease has room for two"
 
 
 @dataclass(slots=True)
@@ -117,8 +117,9 @@ class Pulse:
     def _renew(self, due: list[Beat]) -> None:
         try:
             lost = self._run(fences.renew([beat.held for beat in due]))
-        except HelixError:
-            return  # the next beat tries again; the lease has room for two that fail
+        except Exception as error:  # noqa: BLE001 - one beat that fails must not be the last
+            log.warning(_FAILED, error)
+            return
         for beat in due:
             beat.lost = beat.held.key in lost
 
@@ -167,7 +168,8 @@ class AsyncPulse:
     async def _renew(self, due: list[Beat]) -> None:
         try:
             lost = await self._run(fences.renew([beat.held for beat in due]))
-        except HelixError:
+        except Exception as error:  # noqa: BLE001 - as above
+            log.warning(_FAILED, error)
             return
         for beat in due:
             beat.lost = beat.held.key in lost
