@@ -89,6 +89,10 @@ class Victim:
     def attempts(self):
         return sum(event.reason == "started" for event in self.helix.history(self.receipt))
 
+    def story(self):
+        events = self.helix.history(self.receipt)
+        return [(event.reason, event.actor, event.detail) for event in events]
+
     def provoke(self):
         """A release happens when the worker is stopped in the middle of its work."""
         if self.point.startswith("release"):
@@ -122,8 +126,11 @@ def rescued(helix, shift, victims):
     """Another worker serves all queues until everything is completed; how long that took."""
     begun = time.monotonic()
     with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2):
-        for one in victims:
-            until(lambda one=one: one.completed, SLACK + 2 * LEASE)
+        try:
+            until(lambda: all(one.completed for one in victims), SLACK + 2 * LEASE)
+        except AssertionError:
+            stuck = {one.point: one.story() for one in victims if not one.completed}
+            raise AssertionError(f"stuck: {stuck}") from None
     return time.monotonic() - begun
 
 

@@ -283,6 +283,10 @@ class HelixQueue:
         """Make sure that the queue is there, as it was declared."""
         self._do(self._desk.known(queue))
 
+    def run(self, call: Call[T]) -> T:
+        """One call of the store's, on a connection of this client's."""
+        return self._run(call)
+
     def reach(self) -> tuple[str, str, Chosen]:
         """Where the database is and how to connect to it."""
         return self._home.open(), self._desk.tenant, self._chosen

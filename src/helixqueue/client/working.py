@@ -21,7 +21,7 @@ from helixqueue.worker.options import Options
 from helixqueue.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from helixqueue.client.asynchronous import AsyncHelixQueue
     from helixqueue.client.settings import Chosen
@@ -63,6 +63,8 @@ def worker_of(
     options: Options,
     submit: Callable[..., Any],
     submit_async: Callable[..., Any],
+    *,
+    renews: bool = True,
 ) -> Worker:
     dsn, tenant, chosen = reached
     transport = Direct(
@@ -72,7 +74,7 @@ def worker_of(
         handlers=options.slots,
         options=chosen.connection(tenant),
     )
-    return Worker(transport, jobs, options, submit, submit_async)
+    return Worker(transport, jobs, options, submit, submit_async, renews=renews)
 
 
 @overload
@@ -94,21 +96,28 @@ def work(
 
 
 def _work(client: HelixQueue, jobs: dict[str, Job], options: Options) -> Summary:
-    from helixqueue.client.asynchronous import AsyncHelixQueue  # noqa: PLC0415 - its twin
-
     for job in jobs.values():
         client.know(job.queue or job.name)
 
     async def run() -> Summary:
-        twin = AsyncHelixQueue(*client.origin, **client.settings)
-        worker = worker_of(client.reach(), jobs, options, client.submit, twin.submit)
-        with _obeying(worker):
-            try:
+        async with twin_of(client) as twin:
+            worker = worker_of(client.reach(), jobs, options, client.submit, twin.submit)
+            with _obeying(worker):
                 return await worker.run()
-            finally:
-                await twin.disconnect()
 
-    return _in_a_loop(run)
+    return in_a_loop(run)
+
+
+@contextlib.asynccontextmanager
+async def twin_of(client: HelixQueue) -> AsyncIterator[AsyncHelixQueue]:
+    """The same client for coroutines, whose handlers submit too."""
+    from helixqueue.client.asynchronous import AsyncHelixQueue  # noqa: PLC0415 - its twin
+
+    twin = AsyncHelixQueue(*client.origin, **client.settings)
+    try:
+        yield twin
+    finally:
+        await twin.disconnect()
 
 
 async def _work_async(client: AsyncHelixQueue, jobs: dict[str, Job], options: Options) -> Summary:
@@ -126,7 +135,7 @@ async def _work_async(client: AsyncHelixQueue, jobs: dict[str, Job], options: Op
         twin.disconnect()
 
 
-def _in_a_loop(run: Callable[[], Coroutine[Any, Any, Summary]]) -> Summary:
+def in_a_loop(run: Callable[[], Coroutine[Any, Any, Summary]]) -> Summary:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

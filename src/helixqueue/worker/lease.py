@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.queues import Queue, Schema
-    from helixqueue.transport.protocol import AsyncLocal, Local
+    from helixqueue.transport.protocol import AsyncLocal, LeaseRow, Local
     from helixqueue.worker.attempt import Attempt
 
 P = TypeVar("P", default=Any)
@@ -96,6 +96,16 @@ class _Common(Generic[P, R]):
         text = self._attempt.row.identity
         parts = () if text is None else tuple(text.split(PART_SEPARATOR))
         return parts if len(parts) > 1 else text
+
+    @property
+    def held(self) -> LeaseRow:
+        """The lease as the engine gave it, its token included: for tests and tools."""
+        return self._attempt.row
+
+    @property
+    def worker(self) -> str:
+        """Who holds it."""
+        return self._grip.worker
 
     @property
     def revision(self) -> str:

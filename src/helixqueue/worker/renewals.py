@@ -2,7 +2,7 @@
 
 A handler that holds the interpreter's lock stops every thread and every event loop of its process,
 so renewals happen in another one (`renewer`). That one watches its parent: a worker that was
-stopped or has died is not renewed, because nobody works there. See docs/decisions/0013-workers.md.
+stopped or has died is not renewed, because nobody works there. See docs/decisions/0018-workers.md.
 """
 
 from __future__ import annotations

@@ -48,10 +48,14 @@ class Worker:
         options: Options,
         submit: Callable[..., Any],
         submit_async: Callable[..., Any],
+        *,
+        renews: bool = True,
     ) -> None:
+        """Without `renews` leases end when they end: for tests, which have no time."""
         self.worker = transport.worker
         self.local, self.async_local = transport.local, transport.async_local
         self.submit, self.submit_async = submit, submit_async
+        self._renews = renews
         self._transport = transport
         self._jobs = jobs
         self._options = options
@@ -79,7 +83,8 @@ class Worker:
 
     async def run(self) -> Summary:
         """Work until stopped, or until there is nothing left; raises what cannot be repeated."""
-        await self.renewals.start()
+        if self._renews:
+            await self.renewals.start()
         tasks = [asyncio.create_task(self._slot()) for _ in range(self._options.slots)]
         tasks += [asyncio.create_task(one()) for one in (self._watch, self._say_hello)]
         rounds = asyncio.create_task(self._rounds.run())

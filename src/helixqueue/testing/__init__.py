@@ -1,0 +1,146 @@
+"""For the tests of programs that use HelixQueue: real work on a real database, in this process.
+
+```python
+helix.submit(basecall, identity="s1", payload={"pod5": "a"})
+testing.assert_submitted(helix, basecall, identity="s1", payload={"pod5": "a"})
+testing.drain(helix, basecall)
+```
+
+`drain` runs handlers until nothing is left, without a renewer and without prefetching. `leased`
+gives one lease to call a handler with by hand; `expire` takes it away, as a freeze past its end
+would. The pytest plugin (`helixqueue.testing.plugin`) has the fixtures `helix` and `helix_dsn`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.client import working
+from helixqueue.errors import HelixError
+from helixqueue.store import reads
+from helixqueue.store.rows import Held
+from helixqueue.transport.direct import Direct
+from helixqueue.worker.attempt import Attempt
+from helixqueue.worker.lease import Lease
+from helixqueue.worker.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helixqueue.client.sync import HelixQueue
+    from helixqueue.queues import Queue
+    from helixqueue.store.read_rows import BatchRow
+    from helixqueue.worker.health import Summary
+
+__all__ = ["assert_submitted", "drain", "expire", "leased"]
+
+
+def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> Summary:
+    """Do all the work of these queues that can be claimed now, one batch at a time."""
+    jobs = working.jobs_of(helix, queues)
+    for queue in queues:
+        helix.know(queue)
+
+    async def run() -> Summary:
+        options = Options(slots=1, until_idle=True, prefetch=1)
+        async with working.twin_of(helix) as twin:
+            worker = working.worker_of(
+                helix.reach(), jobs, options, helix.submit, twin.submit, renews=False
+            )
+            return await worker.run()
+
+    return working.in_a_loop(run)
+
+
+def assert_submitted(
+    helix: HelixQueue,
+    queue: Queue[Any, Any] | str,
+    *,
+    identity: str | tuple[str, ...],
+    payload: Any = ...,
+    count: int = 1,
+) -> BatchRow:
+    """The batch of that identity, in any spelling and with that payload, if given; the newest.
+
+    `count` are all of them: more than one if it has revisions.
+    """
+    found = list(helix.batches(queue=queue, identity=identity))
+    name = queue if isinstance(queue, str) else queue.name
+    assert len(found) == count, (  # noqa: S101 - that is what it is for
+        f"expected {count} batches of {identity!r} in {name}, found {len(found)}"
+    )
+    if payload is not ...:
+        shape = None if isinstance(queue, str) else queue.payload
+        wanted = payload if shape is None else shape.to_json(payload)
+        stored = json.loads(_payload(helix, found[0]) or "null")
+        assert stored == wanted, (  # noqa: S101
+            f"expected the payload {wanted!r} for {identity!r}, found {stored!r}"
+        )
+    return found[0]
+
+
+def _payload(helix: HelixQueue, batch: BatchRow) -> str | None:
+    story = helix.run(reads.story(batch.batch_id, payload=True))
+    return None if story is None else story.payload
+
+
+@contextlib.contextmanager
+def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any]]:
+    """A lease on the next batch of the queue, for calling its `def` handler by hand.
+
+    What the handler returns is not settled; what it does in `lease.transaction()` is. Afterwards
+    the batch is given back, unless it ended.
+    """
+    helix.know(queue)
+    options = Options(slots=1)
+    dsn, tenant, chosen = helix.reach()
+    [*rows] = helix.claim(options.worker, [queue], start=True)
+    if not rows:
+        raise HelixError(f"expected work in queue {queue.name}, found none that can be claimed")
+    [row] = rows
+    transport = Direct(
+        dsn, worker=options.worker, connections=1, handlers=1, options=chosen.connection(tenant)
+    )
+    attempt = Attempt(row, time.monotonic())
+    try:
+        yield Lease(attempt, queue, None, _Hand(helix, transport))
+    finally:
+        if attempt.settled is None and attempt.end is None:
+            helix.release(options.worker, [row])
+        asyncio.run(transport.close())
+
+
+def expire(helix: HelixQueue, lease: Lease[Any, Any]) -> None:
+    """The lease is gone, and its holder has not heard of it: whatever it writes is refused."""
+    row = lease.held
+    helix.release(lease.worker, [Held(row.batch, row.token)])
+
+
+class _Hand:
+    """A worker that does nothing by itself."""
+
+    async_local = None
+
+    def __init__(self, helix: HelixQueue, transport: Direct) -> None:
+        self.worker = transport.worker
+        self.local = transport.local
+        self.submit = helix.submit
+
+    async def submit_async(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("a lease for a `def` handler submits without await")
+
+    def group(self, attempt: Attempt, group: int | None) -> None:
+        """Nothing is killed here."""
+
+    def quiet(self, attempt: Attempt) -> None:
+        """Nothing is renewed here."""
+
+    async def quiet_async(self, attempt: Attempt) -> None:
+        """Nor here."""
+
+    def loud(self, attempt: Attempt) -> None:
+        """Nor here."""

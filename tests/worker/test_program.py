@@ -1,0 +1,155 @@
+"""Any program as a worker: what it is given, how it ends, what is kept of what it said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from helixqueue import NoResult, Queue, State
+from tests.lab import until
+from tests.worker.conftest import ROOT, proven
+
+
+def started(database, name, command, *options):
+    environment = os.environ | {
+        "HELIX_DSN": database.dsn("pool"),
+        "HELIX_TENANT": "a",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "helixqueue.cli.main", "work", name, "--json"),
+            *("--exec", command, *options),
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ran(database, name, command, *options):
+    """`helixq work NAME --exec COMMAND --until-idle`; what it says of itself."""
+    with started(database, name, command, "--until-idle", *options) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_a_program_finds_its_payload_and_ids_and_never_the_token(helix, database, name):
+    queue = Queue(name, max_attempts=1)
+    one = helix.submit(queue, identity="Sämple-1", payload={"pod5": "a.pod5"}, revision="2")
+    code = (
+        "import json,os;e=os.environ;p=json.load(open(e['HELIX_PAYLOAD']));"
+        "p['env']={k:v for k,v in e.items() if k.startswith('HELIX_')};"
+        "json.dump(p,open(e['HELIX_RESULT'],'w'))"
+    )
+    assert ran(database, name, f'{sys.executable} -c "{code}"')["completed"] == 1
+    result = helix.result(one.receipt)
+    assert result["pod5"] == "a.pod5"
+    told = result["env"]
+    assert told["HELIX_BATCH"] == str(one.receipt.batch_id)
+    assert told["HELIX_IDEMPOTENCY_KEY"] == one.receipt.key
+    assert (told["HELIX_ATTEMPT"], told["HELIX_IDENTITY"]) == ("1", "Sämple-1")
+    assert "HELIX_DSN" not in told
+    assert not any("TOKEN" in key or "NONCE" in key for key in told)
+
+
+ENDS = {
+    "exit 3": ("executor", "exit code 3"),
+    "kill -SEGV $$": ("executor", "SIGSEGV"),
+    "kill -KILL $$": ("out of memory", "SIGKILL"),
+    "kill -HUP $$": ("system", "SIGHUP"),
+    "echo {broken > $HELIX_RESULT": ("result", "no JSON"),
+    r"printf 'a\0b\377' >&2; exit 1": ("executor", "a\\0b\\xff"),
+    "sleep 30": ("timeout", "longer than 0.5 s"),
+}
+
+
+def test_how_a_program_ends_is_the_class_of_its_failure(helix, database, name):
+    queue = Queue(name, max_attempts=1)
+    made = {
+        script: helix.submit(queue, identity=f"s{n}", payload={"script": script}).receipt
+        for n, script in enumerate(ENDS)
+    }
+    run = "sh -c \"$(python -c 'import json,sys;print(json.load(open(sys.argv[1]))[chr(115)+\
+chr(99)+chr(114)+chr(105)+chr(112)+chr(116)])' $HELIX_PAYLOAD)\""
+    done = ran(database, name, f"sh -c '{_quoted(run)}'", "--time-limit", "0.5", "--slots", "7")
+    assert done["failed"] == len(ENDS)
+    for script, (failure, words) in ENDS.items():
+        with pytest.raises(NoResult) as ended:
+            helix.result(made[script])
+        assert ended.value.failure == failure, script
+        assert words in str(ended.value), script
+    proven(database)
+
+
+def _quoted(text):
+    return text.replace("'", "'\"'\"'")
+
+
+def test_data_that_cannot_be_read_is_not_tried_again(helix, database, name):
+    queue = Queue(name, max_attempts=5, backoff=0)
+    one = helix.submit(queue, identity="s", payload={})
+    assert ran(database, name, "sh -c 'exit 65'")["failed"] == 1
+    assert helix.state(one.receipt) is State.FAILED
+
+
+def test_a_flood_of_output_keeps_its_head_and_tail(helix, database, name, tmp_path):
+    queue = Queue(name, max_attempts=1)
+    one = helix.submit(queue, identity="s", payload={})
+    script = "echo first; yes flood | head -c 3000000; echo last; exit 1"
+    ran(database, name, f"sh -c '{script}'", "--logs", str(tmp_path))
+    with pytest.raises(NoResult, match=r"(?s)first.*flood.*last"):
+        helix.result(one.receipt)
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert 0 < sum(file.stat().st_size for file in kept) < 1_200_000
+
+
+def test_a_cancelled_batch_kills_the_whole_group(helix, database, name, tmp_path):
+    queue = Queue(name, lease=1)
+    one = helix.submit(queue, identity="s", payload={})
+    file = tmp_path / "pids"
+    command = f"sh -c 'sleep 60 & echo $! > {file}; wait'"
+    with started(database, name, command) as process:
+        pid = int(until(lambda: file.exists() and file.read_text().strip()))
+        helix.cancel(one.receipt, reason="not needed")
+        until(lambda: not alive(pid))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        process.communicate()
+
+
+def test_the_program_of_a_killed_worker_does_not_outlive_it(helix, database, name, tmp_path):
+    queue = Queue(name)
+    helix.submit(queue, identity="s", payload={})
+    file = tmp_path / "pids"
+    with started(database, name, f"sh -c 'echo $$ > {file}; exec sleep 60'") as process:
+        pid = int(until(lambda: file.exists() and file.read_text().strip()))
+        time.sleep(0.1)
+        process.kill()
+        process.communicate()
+    until(lambda: not alive(pid))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_is_not_there_is_the_systems_fault(helix, database, name):
+    queue = Queue(name, max_attempts=1)
+    one = helix.submit(queue, identity="s", payload={})
+    ran(database, name, "/no/such/program")
+    with pytest.raises(NoResult) as ended:
+        helix.result(one.receipt)
+    assert ended.value.failure == "system"
