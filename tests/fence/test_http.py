@@ -607,7 +607,7 @@ def test_an_answer_that_cannot_be_read_is_a_doubt_and_not_run_again(database):
 
 
 def test_the_guide_has_a_line_on_every_problem():
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "http-idempotency.md"
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "idempotency.md"
     lines = re.findall(r"^\| `([a-z-]+)` \| (\d+)", guide.read_text(encoding="utf-8"), re.MULTILINE)
     assert {kind: int(status) for kind, status in lines} == {
         kind: status for kind, (status, _) in PROBLEMS.items()
