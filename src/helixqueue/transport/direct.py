@@ -66,6 +66,7 @@ class Direct:
         self.async_local = PostgresAsyncLocal(self._tasks, worker)
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
+        self._ear: AsyncDatabase | None = None
 
     def spec(self) -> dict[str, Any]:
         return {
@@ -133,31 +134,32 @@ class Direct:
         channels = await self._run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
         if self._options.get("pooled") or (self._listener and not self._listener.done()):
             return  # behind a pooler nobody can be told: the poll interval is all there is
-        connection = await self._listening(channels)
-        self._listener = asyncio.create_task(self._listen(connection))
-
-    async def _listening(self, channels: Sequence[str]) -> psycopg.AsyncConnection[Any]:
-        database = await AsyncDatabase.connect(self._dsn, **self._options)
+        await self._stop_listening()
+        # Kept from the start: whoever closes this transport in between closes it too.
+        self._ear = await AsyncDatabase.connect(self._dsn, **self._options)
         try:
             for channel in channels:
-                await database.connection.execute(
+                await self._ear.connection.execute(
                     sql.SQL("listen {}").format(sql.Identifier(channel))
                 )
         except psycopg.Error as error:
-            await database.close()
             raise translate(error) from error
-        return database.connection
+        self._listener = asyncio.create_task(self._listen(self._ear.connection))
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Until the connection breaks; whoever expects next makes another."""
-        try:
-            with suppress(psycopg.Error):
-                async for _ in connection.notifies():
-                    self._woken.set()
-        finally:
-            # A server that went away is a reason to look at once.
-            self._woken.set()
-            await connection.close()
+        with suppress(psycopg.Error):
+            async for _ in connection.notifies():
+                self._woken.set()
+        # A server that went away is a reason to look at once.
+        self._woken.set()
+
+    async def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._ear is not None:
+            await self._ear.close()
 
     async def woken(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -169,9 +171,7 @@ class Direct:
         await self._run(calls.wait(worker=self.worker, queues=queues, seconds=0))
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        await self._stop_listening()
         with suppress(HelixError):
             await self._pool.close()
             await self._tasks.close()

@@ -84,13 +84,14 @@ class Rounds:
         self._asking = 0  # leases that were asked for and did not come yet
         self._sending = 0
         self._hungry = True
+        self._scarce = True
         self._claims = True
         self._short = asyncio.Event()
         self._full_rounds = 0
         self._expected_at: float | None = None
         self._busy: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
-        self.flushed = asyncio.Event()
+        self.flushed = asyncio.Event()  # nothing is on its way, in neither direction
         self.flushed.set()
 
     async def run(self) -> None:
@@ -120,7 +121,11 @@ class Rounds:
     # Taking turns.
 
     def _is_needed(self) -> bool:
-        return bool(self._outbox) or (self._claims and self._hungry and self._count() > 0)
+        if self._outbox:
+            return True
+        # Where little was found the last time, one call is enough to find out whether that changed.
+        alone = not (self._scarce and self._asking)
+        return self._claims and self._hungry and alone and self._count() > 0
 
     def _count(self) -> int:
         return min(self._host.room() - self._asking, self._most) if self._claims else 0
@@ -145,6 +150,7 @@ class Rounds:
         count = max(self._count(), 0)
         self._asking += count
         self._sending += 1
+        self.flushed.clear()
         if self._is_needed():
             self._next()
         try:
@@ -152,10 +158,10 @@ class Rounds:
         finally:
             self._asking -= count
             self._sending -= 1
-        if not self._outbox and not self._sending:
-            self.flushed.set()
-            if self._until_idle and not self.idle.is_set() and self._host.is_empty():
-                self.there_is_room()  # nobody else will find out that nothing is left
+            if not self._outbox and not self._sending:
+                self.flushed.set()
+        if self.flushed.is_set() and self._until_idle and self._host.is_empty():
+            self.there_is_room()  # nobody else will find out that nothing is left
 
     async def _settle(self, out: list[Outgoing]) -> None:
         failpoint("settle.before")
@@ -239,7 +245,7 @@ class Rounds:
                 self._host.answered(attempt, settlement, stale)
 
     def _received(self, ask: Ask, claimed: Claimed, asked_at: float) -> None:
-        short = len(claimed.leases) < ask.count
+        short = self._scarce = len(claimed.leases) < ask.count
         self._hints.learn(claimed.leases, short=short)
         if claimed.leases:
             self._host.received(claimed.leases, asked_at)

@@ -74,6 +74,7 @@ class Worker:
         self._runner = Runner(self, transport, jobs, self._rounds, self.health)
         self._held: dict[int, Attempt] = {}
         self._ready: asyncio.Queue[Attempt] = asyncio.Queue()
+        self._unwanted: list[Attempt] = []  # came when nothing new is begun any more
         self._running: dict[Attempt, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -140,7 +141,10 @@ class Worker:
                     earlier, "lost: it ran out and was claimed again", self._transport.worker
                 )
             attempt = self._held[row.batch] = Attempt(row, asked_at)
-            self._ready.put_nowait(attempt)
+            if self._stop.is_set():
+                self._unwanted.append(attempt)
+            else:
+                self._ready.put_nowait(attempt)
         self.health.held = len(self._held)
 
     def answered(self, attempt: Attempt, settlement: Settlement, answer: Answer) -> None:
@@ -286,21 +290,26 @@ class Worker:
 
     async def _drain(self) -> None:
         """Give back what was not begun, finish what was, as far as the grace time goes."""
-        self._rounds.stop_claiming()
-        waiting = []
+        self._begin_nothing()
         while not self._ready.empty():
-            waiting.append(self._ready.get_nowait())
-        await self._release([one for one in waiting if one.end is None], "its worker stops")
+            self._unwanted.append(self._ready.get_nowait())
         at_once = asyncio.create_task(self._at_once.wait())
         deadline = time.monotonic() + self._options.grace_seconds
-        while self._held and not at_once.done() and time.monotonic() < deadline:
+        while not at_once.done() and time.monotonic() < deadline:
+            await self._release_unwanted("its worker stops")
+            if not self._held and self._rounds.flushed.is_set():
+                break
             await asyncio.wait([at_once], timeout=0.02)
         at_once.cancel()
         await self._give_back("its worker stops", seconds=CANCEL_SECONDS)
 
+    def _begin_nothing(self) -> None:
+        self._stop.set()
+        self._rounds.stop_claiming()
+
     async def _give_back(self, why: str, *, seconds: float) -> None:
         """Stop what runs and hand it to others; what is finished is still settled."""
-        self._rounds.stop_claiming()
+        self._begin_nothing()
         begun = list(self._running)
         for attempt in begun:
             attempt.ends("given back", why)
@@ -315,6 +324,12 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._rounds.flushed.wait()
+        await self._release_unwanted(why)
+
+    async def _release_unwanted(self, why: str) -> None:
+        """Also what a claim brought that was under way when the worker was stopped."""
+        unwanted, self._unwanted = self._unwanted, []
+        await self._release([one for one in unwanted if one.end is None], why)
 
     async def _release(self, attempts: list[Attempt], why: str) -> None:
         if not attempts:
