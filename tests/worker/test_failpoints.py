@@ -116,9 +116,10 @@ class Victim:
 
 
 @pytest.fixture
-def victims(helix, database, tmp_path, request):
+def victims(helix, database, tmp_path_factory, request):
     action = request.param
-    made = [Victim(helix, database, tmp_path, point, action) for point in POINTS]
+    directory = tmp_path_factory.mktemp("f")  # short: a socket's path has 107 bytes
+    made = [Victim(helix, database, directory, point, action) for point in POINTS]
     yield made
     for one in made:
         one.close()
