@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from helixqueue import __version__
 from helixqueue.errors import HelixError
-from helixqueue.fence.http import describe
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.service import batches, changes, health, people, queues, token_routes, work
+from helixqueue.service.document import document, plain_document
 from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations
 from helixqueue.service.journal import masked
-from helixqueue.service.problems import Problem, ProblemAnswer, invalid_request, problem_of
+from helixqueue.service.problems import Problem, invalid_request, problem_of
 from helixqueue.service.service import Service, journal_of, service_of
 from helixqueue.service.settings import MAX_BODY_BYTES
 
@@ -52,6 +51,7 @@ def create_app(settings: Settings) -> Gate:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
     for module in (batches, people, queues, work, changes, token_routes, health):
@@ -72,7 +72,7 @@ def _policy(app: FastAPI, given: Policy | None) -> Policy:
     if given is None:
         base = replace(base, routes=(replace(base.routes[0], methods=frozenset({"POST", "PUT"})),))
     found = []
-    for operation in operations(_plain_document(app)):
+    for operation in operations(plain_document(app)):
         route = base.route(operation.method, operation.path) if operation.fenced else None
         if route is not None:
             found.append(
@@ -87,25 +87,9 @@ def _policy(app: FastAPI, given: Policy | None) -> Policy:
     return replace(base, routes=tuple(found))
 
 
-def _plain_document(app: FastAPI) -> dict[str, Any]:
-    return get_openapi(
-        title=app.title,
-        version=app.version,
-        openapi_version=app.openapi_version,
-        summary="Every piece of work takes effect once, and you can prove it.",
-        routes=app.routes,
-    )
-
-
 def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:
     if app.openapi_schema is None:
-        plain = _plain_document(app)
-        parts = plain.setdefault("components", {})
-        parts.setdefault("schemas", {})["Problem"] = ProblemAnswer.model_json_schema()
-        parts["securitySchemes"] = {
-            "token": {"type": "http", "scheme": "bearer", "description": "`helixq token create`"}
-        }
-        app.openapi_schema = describe(plain, policy)
+        app.openapi_schema = document(app, policy)
     return app.openapi_schema
 
 

@@ -28,15 +28,28 @@ routes = router("batches")
     response_model=answers.SubmittedAnswer,
     status_code=201,
     summary="Submit one piece of work, once, however often this is asked",
-    **demands("submit", 409, fenced=True)
-    | {
-        "responses": demands("submit", 409)["responses"]
-        | {200: {"model": answers.SubmittedAnswer, "description": "It was there: a duplicate."}}
+    responses={
+        200: {"model": answers.SubmittedAnswer, "description": "It was there: a duplicate."}
     },
+    **demands(
+        "submit",
+        "conflict",
+        "invalid-identity",
+        "invalid-payload",
+        "no-such-queue",
+        "queue-closed",
+        "queue-full",
+        fenced=True,
+    ),
 )
 async def submit(
     queue: QueueName, body: SubmitBody, asker: Asker, here: Here, note: Note
 ) -> Response:
+    """201 when it is new, 200 when it was there already; the receipts are equal.
+
+    The work is known by tenant, queue, identity (in any spelling) and revision. The same identity
+    with another payload is a `conflict`, with the differences.
+    """
     note.know(queue=queue)
     note.unrepeatable = body.identity is None
     asker.demand_queue(queue)
@@ -61,11 +74,16 @@ async def submit(
     "/v1/queues/{queue}/chunks",
     response_model=answers.ChunkAnswer,
     summary="Submit many; each row gets its own answer, in the order they came",
-    **demands("submit", 409, fenced=True),
+    **demands("submit", "no-such-queue", "queue-full", fenced=True),
 )
 async def submit_many(
     queue: QueueName, body: ChunkBody, asker: Asker, here: Here, note: Note
 ) -> Response:
+    """Rows are judged one by one: new, duplicate, conflict or refused, each with its receipt.
+
+    A row that is refused has its own `problem`, and does not hinder the others. All that is
+    accepted is durable before this answers.
+    """
     note.know(queue=queue, count=len(body.submissions))
     note.unrepeatable = any(one.identity is None for one in body.submissions)
     asker.demand_queue(queue)
@@ -111,8 +129,9 @@ async def _known(asker: Asker, queue: str) -> None:
 @routes.get(
     "/v1/batches",
     response_model=answers.PageAnswer,
+    name="list_batches",
     summary="A page of batches, newest first",
-    **demands("read"),
+    **demands("read", "invalid-identity"),
 )
 async def batches(
     *,
@@ -131,6 +150,10 @@ async def batches(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> answers.PageAnswer:
+    """Filters narrow each other; `next` of one page is `after` of the following one.
+
+    Payloads are not shown here; what workers wrote about failures is, to the scope payloads.
+    """
     named = None
     if identity:
         named = identity[0] if len(identity) == 1 else tuple(identity)
@@ -156,8 +179,9 @@ async def batches(
 @routes.get(
     "/v1/batches/{batch_id}",
     response_model=answers.StoryAnswer,
+    name="show_batch",
     summary="One batch's whole story: attempts, events, refusals, decisions",
-    **demands("read"),
+    **demands("read", "no-such-batch"),
 )
 async def batch(
     *,
@@ -168,6 +192,10 @@ async def batch(
         bool, Query(description="With payload and result; needs the scope payloads.")
     ] = False,
 ) -> answers.StoryAnswer:
+    """Also of a batch that ended long ago, as far as the ledger is kept.
+
+    Refusals are writes that came with a stale token, and name both workers.
+    """
     note.know(batch=batch_id)
     if payload:
         asker.demand("payloads")
@@ -181,10 +209,15 @@ async def batch(
 @routes.get(
     "/v1/batches/{batch_id}/outcome",
     response_model=answers.OutcomeAnswer,
+    name="show_outcome",
     summary="Where a batch stands, and what it ended with",
-    **demands("read"),
+    **demands("read", "no-such-batch"),
 )
 async def outcome(batch_id: UUID, asker: Asker, note: Note) -> answers.OutcomeAnswer:
+    """What to ask while waiting: cheap, and without the story.
+
+    The result is shown to the scope payloads.
+    """
     note.know(batch=batch_id)
     [found] = await asker.ask(reads.outcomes(ids=[batch_id], results=asker.sees_payloads))
     if found is None:

@@ -40,7 +40,6 @@ OLDEST: Final = timedelta(hours=1)
 # A clock may be set back a little.
 SLACK: Final = timedelta(seconds=5)
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
-_EXAMPLE = 'id: 815-17-2-1788220800000\nevent: change\ndata: {"batch_id": "...", ...}\n\n'
 
 # Of one server-sent event.
 _SCHEMA = {
@@ -59,16 +58,13 @@ _SCHEMA = {
     "/v1/changes",
     response_class=StreamingResponse,
     summary="Every change from now on, or from behind Last-Event-ID, as server-sent events",
-    **demands("read")
-    | {
-        "responses": demands("read")["responses"]
-        | {
-            200: {
-                "description": "Events, each with the id to come back with.",
-                "content": {"text/event-stream": {"schema": _SCHEMA, "example": _EXAMPLE}},
-            }
+    responses={
+        200: {
+            "description": "Events, each with the id to come back with.",
+            "content": {"text/event-stream": {"schema": _SCHEMA}},
         }
     },
+    **demands("read", "too-many-streams"),
 )
 async def changes(
     *,
@@ -82,6 +78,11 @@ async def changes(
         int, Query(ge=1, le=3_600, description="The stream ends after this long; come back.")
     ] = 300,
 ) -> StreamingResponse:
+    """In the order of their transactions, none left out; only payloads are not told.
+
+    Come back with the last `id` in Last-Event-ID and nothing is missing. The stream ends by itself
+    after `seconds`.
+    """
     note.know(queue=queue)
     if here.metrics.streams >= here.settings.max_streams:
         here.metrics.turned_away("too-many-streams")

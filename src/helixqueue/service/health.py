@@ -22,6 +22,7 @@ routes = router("service")
     **demands("open"),
 )
 async def live() -> answers.HealthAnswer:
+    """For a supervisor: restart the process when this fails. It says nothing of the database."""
     return answers.HealthAnswer(status="live")
 
 
@@ -29,9 +30,10 @@ async def live() -> answers.HealthAnswer:
     "/health/ready",
     response_model=answers.HealthAnswer,
     summary="It can serve; else 503 with the reason",
-    **demands("open"),
+    **demands("open", "not-ready"),
 )
 async def ready(here: Here) -> answers.HealthAnswer:
+    """For a load balancer: the database is there, its schema fits, and so does the login."""
     reason = await here.why_not_ready()
     if reason is not None:
         raise Problem("not-ready", reason, retry_after=1)
@@ -45,6 +47,7 @@ async def ready(here: Here) -> answers.HealthAnswer:
     **demands("operate"),
 )
 async def metrics(here: Here, asker: Asker) -> Response:
+    """Prometheus' text form. No tenant, key or real path is a label."""
     await _still_good(asker)
     return Response(here.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -56,6 +59,7 @@ async def metrics(here: Here, asker: Asker) -> Response:
     **demands("any"),
 )
 async def document(request: Request, asker: Asker) -> dict[str, Any]:
+    """OpenAPI 3.1; every operation has its scope, its problems and an example."""
     await _still_good(asker)
     found: dict[str, Any] = request.app.openapi()
     return found

@@ -57,5 +57,7 @@ for _verb, (_, _summary) in _VERBS.items():
         operation_id=f"{_verb}_batch",
         response_model=answers.VerdictAnswer,
         summary=_summary,
-        **demands("operate", 409, fenced=True),
+        description="The reason and the token's name are kept in the ledger. Asked again, it is a "
+        "`repeat` and changes nothing.",
+        **demands("operate", "no-such-batch", "illegal-transition", fenced=True),
     )

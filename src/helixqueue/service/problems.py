@@ -188,30 +188,3 @@ class ProblemAnswer(BaseModel):
     expected: str | None = None
     got: str | None = None
     remedy: str | None = None
-
-
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: the problems that an operation may answer with."""
-    always = {401, 404, 405, 408, 413, 429, 500, 503}
-    by_status: dict[int, list[str]] = {}
-    for kind, (status, title, _) in PROBLEMS.items():
-        by_status.setdefault(status, []).append(f"`{kind}`: {title}.")
-    return {
-        status: {
-            "description": " ".join(by_status[status]),
-            "content": {
-                "application/problem+json": {
-                    "schema": {"$ref": "#/components/schemas/Problem"},
-                    "example": {
-                        "type": PREFIX + "unauthenticated",
-                        "title": "No good token",
-                        "status": status,
-                        "detail": "expected the header Authorization, got none",
-                        "request": "7f0c1d7e9a5b4f66",
-                        "remedy": "send Authorization: Bearer with a token",
-                    },
-                }
-            },
-        }
-        for status in sorted(always | set(statuses))
-    }

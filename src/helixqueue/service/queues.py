@@ -20,6 +20,7 @@ routes = router("queues")
 @routes.get(
     "/v1/queues",
     response_model=answers.QueuesAnswer,
+    name="list_queues",
     summary="Queues with their settings, and how much stands where",
     **demands("read"),
 )
@@ -29,6 +30,7 @@ async def queues(
         int, Query(ge=0, le=10_000, description="Nothing is counted further than this.")
     ] = 1_000,
 ) -> answers.QueuesAnswer:
+    """Counts stop at `count_to` and say so: what is deep is not counted to its end."""
     sights = await asker.ask(reads.queues(tenant=asker.tenant, bound=count_to))
     return answers.QueuesAnswer(queues=[answers.queue(one.settings, one) for one in sights])
 
@@ -36,10 +38,12 @@ async def queues(
 @routes.get(
     "/v1/queues/{queue}",
     response_model=answers.QueueAnswer,
+    name="show_queue",
     summary="One queue",
-    **demands("read"),
+    **demands("read", "no-such-queue"),
 )
 async def queue(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnswer:
+    """Its settings and schemas, and how much of its work stands where."""
     note.know(queue=queue)
     sights = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue))
     if not sights:
@@ -51,11 +55,15 @@ async def queue(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnsw
     "/v1/queues/{queue}",
     response_model=answers.QueueAnswer,
     summary="Declare a queue, or change what is named",
-    **demands("operate", 409, fenced=True),
+    **demands("operate", "invalid-payload", fenced=True),
 )
 async def set_queue(
     queue: QueueName, body: QueueBody, asker: Asker, note: Note
 ) -> answers.QueueAnswer:
+    """What is not named stays as it is.
+
+    A profile is set once: another one would take known identities for new ones.
+    """
     settings = body.model_dump(exclude={"reason"}, exclude_none=True)
     if "requires" in settings:
         settings["requires"] = checked_requires(settings["requires"])
@@ -68,30 +76,35 @@ async def set_queue(
 @routes.post(
     "/v1/queues/{queue}/pause",
     response_model=answers.QueueAnswer,
+    name="pause_queue",
     summary="Hand out no more work; what is leased goes on",
-    **demands("operate", fenced=True),
+    **demands("operate", "no-such-queue", fenced=True),
 )
 async def pause(
     queue: QueueName, body: ReasonBody, asker: Asker, note: Note
 ) -> answers.QueueAnswer:
+    """Submissions are still taken. The reason is kept with the token's name."""
     return await _switch(queue, body, asker, note, paused=True)
 
 
 @routes.post(
     "/v1/queues/{queue}/resume",
     response_model=answers.QueueAnswer,
+    name="resume_queue",
     summary="Hand out work again",
-    **demands("operate", fenced=True),
+    **demands("operate", "no-such-queue", fenced=True),
 )
 async def resume(
     queue: QueueName, body: ReasonBody, asker: Asker, note: Note
 ) -> answers.QueueAnswer:
+    """What waited is handed out in its old order."""
     return await _switch(queue, body, asker, note, paused=False)
 
 
 @routes.get(
     "/v1/workers",
     response_model=answers.WorkersAnswer,
+    name="list_workers",
     summary="Workers that said hello over HTTP, the latest first",
     **demands("read"),
 )
@@ -100,6 +113,7 @@ async def workers(
     since: Annotated[AwareDatetime | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> answers.WorkersAnswer:
+    """With what they said they have free, and how many leases they hold now."""
     rows = await asker.ask(serving.workers(tenant=asker.tenant, since=since, limit=limit))
     return answers.WorkersAnswer(workers=[answers.worker(row) for row in rows])
 

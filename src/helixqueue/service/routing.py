@@ -13,7 +13,7 @@ from helixqueue.identity import loads
 from helixqueue.service.bodies import NAME_PATTERN
 from helixqueue.service.journal import Journal
 from helixqueue.service.principal import Principal
-from helixqueue.service.problems import Problem, documented
+from helixqueue.service.problems import Problem
 from helixqueue.service.service import Service, journal_of, principal_of, service_of
 
 if TYPE_CHECKING:
@@ -54,15 +54,16 @@ def router(tag: str) -> APIRouter:
     return APIRouter(tags=[tag], route_class=StrictRoute)
 
 
-def demands(scope: str, *statuses: int, fenced: bool = False) -> dict[str, Any]:
+def demands(scope: str, *problems: str, fenced: bool = False) -> dict[str, Any]:
     """What an operation says of itself besides what its signature does.
 
-    `fenced`: it may come with an idempotency key. Not what hands out secrets: answers are kept.
+    `problems`: those of its own (document.py knows which ones all have). `fenced`: it may come
+    with an idempotency key. Not what hands out secrets: answers are kept.
     """
     return {
-        "responses": documented(400, 403, 422, *statuses),
         "openapi_extra": {
             "x-scope": scope,
+            "x-problems": list(problems),
             "x-fenced": fenced,
             **({} if scope == "open" else {"security": [{"token": []}]}),
         },

@@ -26,6 +26,7 @@ TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="A token's nam
 @routes.get(
     "/v1/tokens",
     response_model=answers.TokensAnswer,
+    name="list_tokens",
     summary="Tokens: what they allow, until when, and when they were last used",
     **demands("admin"),
 )
@@ -36,6 +37,7 @@ async def listed(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=tokens.TOKENS_MAX)] = 100,
 ) -> answers.TokensAnswer:
+    """Never the tokens themselves: only their hashes are kept."""
     behind = None
     if after is not None:
         name, _, generation = after.partition("~")
@@ -52,10 +54,12 @@ async def listed(
     "/v1/tokens",
     response_model=answers.FreshTokenAnswer,
     status_code=201,
+    name="create_token",
     summary="Make a token; it is shown this once",
-    **demands("admin", 409),
+    **demands("admin", "name-taken"),
 )
 async def create(body: TokenBody, asker: Asker, note: Note) -> answers.FreshTokenAnswer:
+    """For the tenant of the asker. A name is given once: it stands in the ledger as the actor."""
     made = tokens.fresh()
     created = await asker.run(
         tokens.create(
@@ -78,12 +82,14 @@ async def create(body: TokenBody, asker: Asker, note: Note) -> answers.FreshToke
     "/v1/tokens/{name}/rotate",
     response_model=answers.FreshTokenAnswer,
     status_code=201,
+    name="rotate_token",
     summary="The next token of a name; the old one goes on for a while",
-    **demands("admin"),
+    **demands("admin", "no-such-token"),
 )
 async def rotate(
     name: TokenName, body: RotateBody, asker: Asker, note: Note
 ) -> answers.FreshTokenAnswer:
+    """The same scopes and queues. The old token is good for `overlap_seconds` more."""
     made = tokens.fresh()
     generation = await asker.run(
         tokens.rotate(
@@ -104,12 +110,14 @@ async def rotate(
 @routes.post(
     "/v1/tokens/{name}/revoke",
     response_model=answers.RevokedAnswer,
+    name="revoke_token",
     summary="End every token of a name, at once",
-    **demands("admin"),
+    **demands("admin", "no-such-token"),
 )
 async def revoke(
     name: TokenName, body: ReasonBody, asker: Asker, note: Note
 ) -> answers.RevokedAnswer:
+    """From the next transaction on, in every process; the reason is kept."""
     note.know(reason=body.reason)
     ended = await asker.run(
         tokens.revoke(tenant=asker.tenant, name=name, reason=body.reason, actor=asker.grant.name)

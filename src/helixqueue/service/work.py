@@ -35,6 +35,7 @@ routes = router("work")
     **demands("work"),
 )
 async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
+    """For people: nothing rests on it, and a worker that never says it gets work all the same."""
     note.know(worker=body.worker)
     free = None if body.free is None else body.free.model_dump()
     await asker.ask(calls.hello(worker=serving.worker_name(asker.tenant, body.worker), free=free))
@@ -47,6 +48,11 @@ async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
     **demands("work"),
 )
 async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answers.ClaimAnswer:
+    """Gives at most `count` leases on batches that fit what is free, each with its token.
+
+    Send the same `request` again when the answer was lost, and get the same leases. Whatever has a
+    deadline behind it is taken back first, so nothing stays with the dead.
+    """
     note.know(worker=body.worker, queue=body.queues)
     asker.demand_queue(*body.queues)
     claimed = await asker.ask(
@@ -78,6 +84,7 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
     **demands("work"),
 )
 async def start(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    """Each answer is ok, repeat, refused (with the owner that has it now), busy or illegal."""
     note.know(worker=body.worker)
     told = await asker.ask(
         calls.start(worker=body.worker, held=[one.held() for one in body.leases])
@@ -92,6 +99,10 @@ async def start(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answe
     **demands("work"),
 )
 async def renew(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    """A refused one is somebody else's now: its worker should stop.
+
+    A batch that is being settled this moment answers `busy`: ask again.
+    """
     note.know(worker=body.worker)
     told = await asker.ask(
         calls.renew(worker=body.worker, held=[one.held() for one in body.leases])
@@ -106,6 +117,10 @@ async def renew(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answe
     **demands("work"),
 )
 async def settle(body: SettleBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    """Sent again, it is answered `repeat`.
+
+    A stale token is `refused` in any state, and the refusal is kept with the names of both workers.
+    """
     note.know(worker=body.worker)
     told = await asker.ask(
         calls.settle(worker=body.worker, settlements=_settlements(body.settlements))
@@ -120,6 +135,7 @@ async def settle(body: SettleBody, asker: Asker, here: Here, note: Note) -> answ
     **demands("work"),
 )
 async def release(body: ReleaseBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
+    """For a worker that shuts down or cannot do the work; the batch is claimable at once."""
     note.know(worker=body.worker)
     told = await asker.ask(
         calls.release(

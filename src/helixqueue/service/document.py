@@ -1,0 +1,145 @@
+"""The OpenAPI document: what routes say of themselves, with examples and every problem they know.
+
+An operation names the problems that are its own (`demands`); the rest follows from what it takes:
+a body may not be JSON, parameters may be wrong, and the gate refuses alike everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi.openapi.utils import get_openapi
+
+from helixqueue.fence.http import describe
+from helixqueue.fence.http.problem import PREFIX
+from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
+from helixqueue.service import examples
+from helixqueue.service.problems import PROBLEMS, ProblemAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fastapi import FastAPI
+
+    from helixqueue.fence.policy import Policy
+
+# What the gate and the framework may answer whatever is asked.
+ALWAYS: Final = (
+    "not-found", "method-not-allowed", "too-slow", "body-too-large", "internal", "unavailable",
+)  # fmt: skip
+GUARDED: Final = ("unauthenticated", "forbidden", "too-many-requests", "not-ready")
+PROBLEM_JSON: Final = "application/problem+json"
+_ABOUT = """\
+Work is submitted to queues, workers claim it, and each piece takes effect once. The answers to \
+refusals are problems (RFC 9457) with stable types. Every operation but health needs a token \
+(`Authorization: Bearer hx_...`), which names the tenant; `x-scope` is the scope it must have.
+"""
+
+
+def plain_document(app: FastAPI) -> dict[str, Any]:
+    """As the routes have it."""
+    return get_openapi(
+        title=app.title,
+        version=app.version,
+        openapi_version=app.openapi_version,
+        summary="Every piece of work takes effect once, and you can prove it.",
+        description=_ABOUT,
+        routes=app.routes,
+    )
+
+
+def document(app: FastAPI, policy: Policy) -> dict[str, Any]:
+    """As clients read it."""
+    plain = plain_document(app)
+    parts = plain.setdefault("components", {})
+    schemas = parts.setdefault("schemas", {})
+    schemas["Problem"] = ProblemAnswer.model_json_schema()
+    for name in ("HTTPValidationError", "ValidationError"):  # the framework's; we answer problems
+        schemas.pop(name, None)
+    parts["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "`helixq token create`"}
+    }
+    parts["examples"] = _problem_examples(policy)
+    for operation in _operations(plain):
+        _tell_problems(operation, _kinds(operation))
+    described = describe(plain, policy)  # the header, and statuses that only it answers with
+    described["components"]["schemas"].pop("IdempotencyProblem", None)  # a Problem is more
+    for operation in _operations(described):
+        if operation["x-fenced"]:
+            _tell_fence_problems(operation, policy)
+        _show(operation, examples.OPERATIONS[operation["operationId"]])
+    return described
+
+
+def _operations(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for methods in whole["paths"].values():
+        yield from methods.values()
+
+
+def _kinds(operation: dict[str, Any]) -> list[str]:
+    """Every problem that an operation may answer with."""
+    kinds = [*operation["x-problems"], *ALWAYS]
+    if operation["x-scope"] != "open":
+        kinds += GUARDED
+    if "requestBody" in operation:
+        kinds.append("not-json")
+    if "requestBody" in operation or operation.get("parameters"):
+        kinds += ["invalid-request", "refused"]
+    return sorted(set(kinds), key=list(PROBLEMS).index)
+
+
+def _tell_problems(operation: dict[str, Any], kinds: Iterable[str]) -> None:
+    operation["responses"].pop("422", None)  # the framework's own
+    operation["x-problems"] = []
+    for kind in kinds:
+        status, title, _ = PROBLEMS[kind]
+        _tell(operation, kind, status, title)
+
+
+def _tell_fence_problems(operation: dict[str, Any], policy: Policy) -> None:
+    """What the idempotency middleware may answer when a request comes with a key."""
+    for kind, (usual, title) in FENCE_PROBLEMS.items():
+        status = policy.on_conflict.status if kind == "key-reused" else usual
+        _tell(operation, kind, status, title)
+
+
+def _tell(operation: dict[str, Any], kind: str, status: int, title: str) -> None:
+    told = operation["responses"].setdefault(str(status), {"description": ""})
+    if PREFIX + kind not in operation["x-problems"]:
+        operation["x-problems"].append(PREFIX + kind)
+        told["description"] = f"{told['description']} `{kind}`: {title}.".strip()
+    content = told.setdefault("content", {}).setdefault(PROBLEM_JSON, {})
+    content["schema"] = {"$ref": "#/components/schemas/Problem"}
+    content.setdefault("examples", {})[kind] = {"$ref": f"#/components/examples/{kind}"}
+
+
+def _problem_examples(policy: Policy) -> dict[str, Any]:
+    """One of each kind, which operations refer to."""
+    found = {}
+    for kind, (usual, title) in FENCE_PROBLEMS.items():
+        status = policy.on_conflict.status if kind == "key-reused" else usual
+        found[kind] = _example(kind, status, title, {"detail": title})
+    for kind, more in examples.PROBLEMS.items():
+        status, title, remedy = PROBLEMS[kind]
+        said = {"request": examples.REQUEST, "remedy": remedy, **more}
+        found[kind] = _example(kind, status, title, said)
+    return found
+
+
+def _example(kind: str, status: int, title: str, more: dict[str, Any]) -> dict[str, Any]:
+    value = {"type": PREFIX + kind, "title": title, "status": status, **more}
+    return {"summary": title, "value": value}
+
+
+def _show(operation: dict[str, Any], example: examples.Example) -> None:
+    if "requestBody" in operation:
+        for media in operation["requestBody"]["content"].values():
+            media["example"] = example.request
+    good = [status for status in operation["responses"] if status < "300"]
+    for status in good:
+        shown = example.others.get(status, example.answer)
+        for media in operation["responses"][status].get("content", {}).values():
+            media["example"] = shown
+    for parameter in operation.get("parameters", []):
+        if parameter["name"] in examples.PARAMETERS:
+            parameter["example"] = examples.PARAMETERS[parameter["name"]]

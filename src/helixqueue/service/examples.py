@@ -1,0 +1,343 @@
+"""One story in examples, for the OpenAPI document: S-1 is submitted, done by gpu-1, looked at.
+
+Every operation has an entry; a test sends each request to a real service and compares each answer
+with the schema it stands under.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
+_KEY = "v1:9b1f0f7c0f5a4f0d8f1b6f2f7c3d5e8a1b4c7d0e3f6a9b2c5d8e1f4a7b0c3d6e"
+_FINGERPRINT = "f1:1:6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
+_LEASE = "1.-8264017364455281934.7"  # a token, and nobody's
+_BEGAN = "2026-09-01T08:00:00Z"
+_CLAIMED = "2026-09-01T08:00:02Z"
+_ENDED = "2026-09-01T08:31:40Z"
+_LATER = "2026-09-01T08:33:02Z"
+REQUEST: Final = "7f0c1d7e9a5b4f66"
+
+_SUBMISSION = {"identity": "S-1", "payload": {"pod5": "a.pod5"}}
+_RECEIPT = {"batch_id": BATCH, "key": _KEY, "fingerprint": _FINGERPRINT}
+_SUBMITTED = {"decision": "new", "receipt": _RECEIPT, "state": "PENDING", "differs": []}
+_REASON = {"reason": "reads were contaminated"}
+_HELD = {"worker": "gpu-1", "leases": [{"batch": 17, "token": _LEASE}]}
+_SETTLEMENT = {
+    "batch": 17,
+    "token": _LEASE,
+    "outcome": "completed",
+    "result": {"reads": 4_180_332},
+}
+_ANSWER = {"batch": 17, "answer": "ok", "owner": None, "state": "RUNNING", "late": False}
+_REFUSED = {"batch": 18, "answer": "refused", "owner": "gpu-2", "state": "RUNNING", "late": False}
+_STANDING = {
+    "batch_id": BATCH,
+    "key": _KEY,
+    "queue": "basecall",
+    "identity": "S-1",
+    "raw": "S-1",
+    "revision": "",
+    "priority": 5,
+    "created_at": _BEGAN,
+    "state": "COMPLETED",
+    "attempt": 1,
+    "worker": None,
+    "deadline": None,
+    "cause": None,
+    "due": None,
+    "finished_at": _ENDED,
+    "finished_by": "gpu-1",
+    "failure": None,
+    "detail": None,
+}
+_STEP = {"actor": "gpu-1", "attempt": 1, "epoch": 1, "number": 7, "detail": None, "late": False}
+_SUBMIT_STEP = {**_STEP, "actor": "uploader", "attempt": 0, "epoch": None, "number": None}
+_EVENTS = [
+    {**_SUBMIT_STEP, "version": 1, "at": _BEGAN, "from_state": None, "to_state": "PENDING",
+     "reason": "submitted"},
+    {**_STEP, "version": 2, "at": _CLAIMED, "from_state": "PENDING", "to_state": "ASSIGNED",
+     "reason": "claimed"},
+    {**_STEP, "version": 3, "at": _CLAIMED, "from_state": "ASSIGNED", "to_state": "RUNNING",
+     "reason": "started"},
+    {**_STEP, "version": 4, "at": _ENDED, "from_state": "RUNNING", "to_state": "COMPLETED",
+     "reason": "completed"},
+]  # fmt: skip
+_STORY = {
+    **_STANDING,
+    "fingerprint": _FINGERPRINT,
+    "profile": "lab-id-v1",
+    "run_at": None,
+    "expires_at": None,
+    "limit_key": None,
+    "actor": "uploader",
+    "place": "outcome",
+    "version": 4,
+    "retired_at": None,
+    "erased": False,
+    "payload": {"pod5": "a.pod5"},
+    "result": {"reads": 4_180_332},
+    "events": _EVENTS,
+    "attempts": [
+        {"attempt": 1, "epoch": 1, "number": 7, "worker": "gpu-1", "claimed_at": _CLAIMED,
+         "started_at": _CLAIMED, "ended_at": _ENDED, "end": "completed", "ended_by": "gpu-1",
+         "detail": None, "late": False},
+    ],
+    "refusals": [],
+    "decisions": [{"at": _LATER, "kind": "duplicate", "actor": "uploader", "detail": None}],
+}  # fmt: skip
+_OUTCOME = {
+    "batch_id": BATCH,
+    "state": "COMPLETED",
+    "attempt": 1,
+    "finished_at": _ENDED,
+    "finished_by": "gpu-1",
+    "failure": None,
+    "detail": None,
+    "result": {"reads": 4_180_332},
+    "late": False,
+}
+_QUEUE = {
+    "name": "basecall",
+    "profile": "lab-id-v1",
+    "lease_seconds": 120.0,
+    "max_attempts": 5,
+    "backoff_seconds": 10.0,
+    "backoff_max_seconds": 600.0,
+    "key_limit": 1,
+    "unknown": "refuse",
+    "paused": False,
+    "closed": False,
+    "requires": {"gpus": 1},
+    "payload_schema": None,
+    "result_schema": None,
+    "counts": None,
+}
+_NONE_THERE = {"number": 0, "more": False}
+_COUNTS = {
+    "ready": {"number": 1_000, "more": True},
+    "waiting": _NONE_THERE,
+    "assigned": _NONE_THERE,
+    "running": {"number": 4, "more": False},
+    "completed": {"number": 212, "more": False},
+    "failed": _NONE_THERE,
+    "cancelled": _NONE_THERE,
+}
+_TOKEN = {
+    "name": "uploader",
+    "generation": 1,
+    "scopes": ["submit", "read"],
+    "queues": ["basecall"],
+    "created_at": _BEGAN,
+    "created_by": "ann",
+    "expires_at": "2026-12-01T08:00:00Z",
+    "revoked_at": None,
+    "revoked_by": None,
+    "reason": None,
+    "last_used_at": None,
+    "good": True,
+}
+_CHANGE = (
+    "id: 815-17-2-1788220800000\nevent: change\n"
+    f'data: {{"batch_id": "{BATCH}", "version": 2, "to_state": "ASSIGNED"}}\n\n'
+)
+_METRICS = (
+    "# HELP helix_submit_decisions_total Submissions by decision.\n"
+    "# TYPE helix_submit_decisions_total counter\n"
+    'helix_submit_decisions_total{decision="new"} 1\n'
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    answer: Any  # of the status that the operation has when all is well
+    request: Any = None
+    others: dict[str, Any] = field(default_factory=dict)  # of other good statuses
+
+
+def _verdict(state: str) -> Example:
+    told = {"batch_id": BATCH, "answer": "ok", "state": state, "note": None}
+    return Example(told, request=_REASON)
+
+
+# By operationId.
+OPERATIONS: Final[dict[str, Example]] = {
+    "submit": Example(
+        _SUBMITTED, request=_SUBMISSION, others={"200": {**_SUBMITTED, "decision": "duplicate"}}
+    ),
+    "submit_many": Example(
+        {"submitted": [_SUBMITTED, {**_SUBMITTED, "decision": "duplicate"}]},
+        request={"submissions": [_SUBMISSION, {**_SUBMISSION, "priority": 1}]},
+    ),
+    "list_batches": Example({"batches": [_STANDING], "next": None}),
+    "show_batch": Example(_STORY),
+    "show_outcome": Example(_OUTCOME),
+    "retry_batch": _verdict("PENDING"),
+    "cancel_batch": _verdict("CANCELLED"),
+    "release_batch": _verdict("PENDING"),
+    "erase_batch": _verdict("COMPLETED"),
+    "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}]}),
+    "show_queue": Example({**_QUEUE, "counts": _COUNTS}),
+    "set_queue": Example(
+        _QUEUE,
+        request={
+            "reason": "a new assay",
+            "profile": "lab-id-v1",
+            "lease_seconds": 120,
+            "max_attempts": 5,
+            "requires": {"gpus": 1},
+        },
+    ),
+    "pause_queue": Example({**_QUEUE, "paused": True}, request={"reason": "flow cell exchange"}),
+    "resume_queue": Example(_QUEUE, request={"reason": "flow cell exchanged"}),
+    "list_workers": Example(
+        {
+            "workers": [
+                {"name": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}, "first_seen": _BEGAN,
+                 "last_seen": _ENDED, "leases": 1},
+            ]
+        }
+    ),
+    "hello": Example(None, request={"worker": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}}),
+    "claim": Example(
+        {
+            "leases": [
+                {"batch": 17, "batch_id": BATCH, "token": _LEASE, "queue": "basecall",
+                 "identity": "S-1", "revision": "", "payload": {"pod5": "a.pod5"}, "attempt": 1,
+                 "state": "RUNNING", "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0},
+            ],
+            "settled": [],
+        },
+        request={
+            "worker": "gpu-1",
+            "request": "b0c7c4f2-7d3f-4c58-8a0f-0f6b9f5f3a11",
+            "queues": ["basecall"],
+            "count": 4,
+            "free": {"gpus": 1, "gpu_vram_gb": 24},
+            "start": True,
+        },
+    ),
+    "start": Example({"answers": [_ANSWER]}, request=_HELD),
+    "renew": Example({"answers": [_ANSWER, _REFUSED]}, request=_HELD),
+    "settle": Example(
+        {"answers": [{**_ANSWER, "state": "COMPLETED"}]},
+        request={"worker": "gpu-1", "settlements": [_SETTLEMENT]},
+    ),
+    "release": Example(
+        {"answers": [{**_ANSWER, "state": "PENDING"}]},
+        request={**_HELD, "detail": "the node is drained"},
+    ),
+    "changes": Example(_CHANGE),
+    "list_tokens": Example({"tokens": [_TOKEN], "next": None}),
+    "create_token": Example(
+        {**_TOKEN, "token": "hx_" + "x" * 43},
+        request={
+            "name": "uploader",
+            "scopes": ["submit", "read"],
+            "queues": ["basecall"],
+            "days": 90,
+        },
+    ),
+    "rotate_token": Example(
+        {**_TOKEN, "generation": 2, "token": "hx_" + "x" * 43},
+        request={"days": 90, "overlap_seconds": 3600},
+    ),
+    "revoke_token": Example({"revoked": 2}, request={"reason": "the laptop was lost"}),
+    "live": Example({"status": "live"}),
+    "ready": Example({"status": "ready"}),
+    "metrics": Example(_METRICS),
+    "document": Example({"openapi": "3.1.0", "info": {"title": "HelixQueue"}, "paths": {}}),
+}  # fmt: skip
+
+# Of parameters, by name.
+PARAMETERS: Final[dict[str, Any]] = {
+    "queue": "basecall",
+    "batch_id": BATCH,
+    "name": "uploader",
+    "state": "RUNNING",
+    "identity": ["S-1"],
+    "worker": "gpu-1",
+    "since": _BEGAN,
+    "until": _ENDED,
+    "limit": 50,
+    "payload": True,
+    "count_to": 1_000,
+    "seconds": 300,
+    "Idempotency-Key": "upload-2026-09-01-S-1",
+    "last-event-id": "815-17-2-1788220800000",
+}
+
+# What a problem says besides what problems.py has for all of its kind.
+PROBLEMS: Final[dict[str, dict[str, Any]]] = {
+    "not-json": {
+        "detail": "expected a value at line 1 column 14",
+        "code": "syntax",
+        "pointer": "",
+    },
+    "unauthenticated": {"detail": "the token is unknown, expired or revoked"},
+    "forbidden": {
+        "detail": "this needs the scope operate",
+        "expected": "a token with the scope operate",
+        "got": "one with read, submit",
+    },
+    "not-found": {"detail": "there is no such path"},
+    "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
+    "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
+    "no-such-token": {"detail": "there is no token uploader to rotate"},
+    "method-not-allowed": {
+        "detail": "this path knows GET, PUT",
+        "expected": "GET, PUT",
+        "got": "DELETE",
+    },
+    "too-slow": {"detail": "expected the body within 15 s"},
+    "conflict": {
+        "detail": "'S-1' of queue basecall stands for another payload already; they differ at "
+        "/pod5; send the same payload, or give this one a revision of its own",
+        "diff": [{"op": "replace", "path": "/pod5", "value": "b.pod5", "was": "a.pod5"}],
+    },
+    "illegal-transition": {"detail": f"retry: batch {BATCH} is COMPLETED"},
+    "queue-closed": {"detail": "queue basecall is closed; an operator opens it"},
+    "name-taken": {"detail": "the tenant has had a token uploader"},
+    "body-too-large": {
+        "detail": "a body has at most 1048576 bytes",
+        "expected": "at most 1048576 bytes",
+        "got": "more",
+    },
+    "invalid-request": {
+        "detail": "/body/priority: Input should be less than or equal to 9",
+        "expected": "Input should be less than or equal to 9",
+        "got": "something else at /body/priority",
+        "faults": [
+            {"where": "/body/priority", "expected": "Input should be less than or equal to 9"}
+        ],
+    },
+    "invalid-identity": {
+        "detail": "a zero-width space (U+200B) is not allowed, at offset 3",
+        "code": "zero-width",
+        "code_point": "U+200B",
+        "offset": 3,
+        "part": 0,
+    },
+    "invalid-payload": {
+        "detail": '"pod5" is a required property',
+        "code": "schema",
+        "pointer": "",
+    },
+    "refused": {"detail": "expires_at is before run_at"},
+    "too-many-requests": {
+        "detail": "a token may ask 500 times a second, 1000 at once",
+        "expected": "at most 500 requests a second",
+    },
+    "queue-full": {
+        "detail": "queue basecall has 100000 batches pending, and takes 100000",
+        "expected": "at most 100000 pending",
+        "got": "100001",
+        "pending": 100_000,
+        "limit": 100_000,
+    },
+    "too-many-streams": {"detail": "this process has 64 streams open"},
+    "internal": {"detail": "it is on record under the request's id"},
+    "unavailable": {"detail": "The database is away"},
+    "not-ready": {"detail": "the database's schema does not fit this release; run helixq migrate"},
+}

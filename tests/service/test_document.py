@@ -1,0 +1,127 @@
+"""The OpenAPI document: complete, and true: its examples fit, and a real service takes them."""
+
+from __future__ import annotations
+
+import jsonschema_rs
+import pytest
+
+from helixqueue.fence.http.problem import PREFIX
+from helixqueue.service import examples
+from helixqueue.service.problems import PROBLEMS
+from tests.service.test_access import DOCUMENT, OPERATIONS
+
+TOLD = [DOCUMENT["paths"][path][method.lower()] for method, path, _ in OPERATIONS]
+BY_ID = {told["operationId"]: told for told in TOLD}
+
+
+def every(wanted=TOLD):
+    return pytest.mark.parametrize("told", wanted, ids=lambda told: told["operationId"])
+
+
+def fits(schema, value):
+    """Checked as JSON Schema 2020-12, which OpenAPI 3.1 speaks; formats too."""
+    whole = {**schema, "components": DOCUMENT["components"]}
+    validator = jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
+    return [str(error.message) for error in validator.iter_errors(value)]
+
+
+def resolved(thing):
+    if "$ref" not in thing:
+        return thing
+    found = DOCUMENT
+    for part in thing["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def medias(told):
+    """Where, and what it looks like: the request's bodies and every answer's."""
+    yield from (("request", one) for one in told.get("requestBody", {}).get("content", {}).values())
+    for status, response in told["responses"].items():
+        yield from ((status, one) for one in response.get("content", {}).values())
+
+
+def shown(media):
+    if "example" in media:
+        yield media["example"]
+    for one in media.get("examples", {}).values():
+        yield resolved(one)["value"]
+
+
+def test_no_two_operations_have_one_name():
+    assert len(BY_ID) == len(TOLD)
+    assert set(examples.OPERATIONS) == set(BY_ID)
+
+
+@every()
+def test_an_operation_says_what_it_is_for(told):
+    assert told["summary"]
+    assert len(told["description"]) > 20
+    assert "Parameters" not in told["description"]
+
+
+@every()
+def test_every_body_and_every_answer_has_an_example_that_fits(told):
+    seen = 0
+    for where, media in medias(told):
+        values = list(shown(media))
+        assert values, where
+        for value in values:
+            seen += 1
+            if isinstance(value, str):
+                continue  # a stream, or Prometheus' text
+            assert fits(media["schema"], value) == [], where
+    assert seen
+
+
+@every([told for told in TOLD if told.get("parameters")])
+def test_every_parameter_in_a_path_has_an_example_and_each_fits(told):
+    for parameter in told["parameters"]:
+        assert parameter["in"] != "path" or "example" in parameter, parameter["name"]
+        if "example" in parameter:
+            assert fits(parameter["schema"], parameter["example"]) == [], parameter["name"]
+
+
+@every()
+def test_every_problem_is_listed_and_shown_under_its_status(told):
+    listed = set(told["x-problems"])
+    assert listed
+    under = {}
+    for status, response in told["responses"].items():
+        problems = response.get("content", {}).get("application/problem+json", {})
+        for name, one in problems.get("examples", {}).items():
+            value = resolved(one)["value"]
+            assert (value["type"], str(value["status"])) == (PREFIX + name, status)
+            assert f"`{name}`" in response["description"]
+            under[value["type"]] = status
+    assert set(under) == listed
+    if told["x-scope"] != "open":
+        assert {PREFIX + "unauthenticated", PREFIX + "forbidden"} <= listed
+
+
+def test_every_problem_that_a_route_can_raise_has_an_example():
+    # Those of results and of waiting come from clients of the engine, not from routes.
+    assert set(PROBLEMS) - set(examples.PROBLEMS) == {"in-progress", "no-result"}
+
+
+@pytest.fixture(scope="module")
+def basecall(database):
+    database.rows("select helix.set_queue_v1('a', 'basecall', 'example', p_profile => 'lab-id-v1')")
+
+
+@pytest.mark.usefixtures("basecall")
+@every([told for told in TOLD if "requestBody" in told])
+def test_a_service_takes_every_request_that_is_shown(http, told):
+    [(method, path)] = [
+        (method, path)
+        for method, path, _ in OPERATIONS
+        if DOCUMENT["paths"][path][method.lower()] is told
+    ]
+    media = told["requestBody"]["content"]["application/json"]
+    answer = http.request(method, path.format(**examples.PARAMETERS), json=media["example"])
+    assert str(answer.status_code) in told["responses"]
+    # The batch, its lease and the token of the story are not there; the requests are sound.
+    assert answer.status_code in {200, 201, 204, 404, 409}, answer.text
+    if answer.status_code < 204:
+        [good] = [m for status, m in medias(told) if status == str(answer.status_code)]
+        assert answer.json().keys() == good["example"].keys()
