@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,8 +13,10 @@ import uuid
 from pathlib import Path
 
 import httpx
+import pytest
 
 from helixqueue.service import Settings
+from helixqueue.service.journal import MaskingFormatter
 from helixqueue.service.problems import PROBLEMS
 from tests.cli.conftest import HELIXQ
 from tests.database import Database
@@ -84,42 +87,86 @@ def test_a_database_that_is_gone_costs_time_and_no_restart(database, lab, tmp_pa
             assert until(lambda: http.post(path, json=work).status_code == 200)
 
 
-def test_no_secret_reaches_the_log(database, lab, tmp_path, caplog):
+def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path, caplog):
     faults = Faults(database.dsn("service", direct=True), tmp_path)
     faults.__enter__()
     dsn = faults.dsn.replace("service@", "service:canary-password@")
+    said = []  # by the service to somebody who may not read payloads, and by the command line
     with (
         caplog.at_level(logging.DEBUG),
         serving(Settings(dsn, statement_seconds=2)) as url,
     ):
         site = Site(database, url)
         token = site.token()
-        with site.client(token=token) as http:
+        blind = site.token("submit", "work", "read", "operate")
+        with site.client(token=token) as http, site.client(token=blind) as other:
             path = f"/v1/queues/{lab.q}/batches"
             key = {"Idempotency-Key": "canary-idempotency-key"}
             secret = {"identity": "s", "payload": {"card": "canary-payload"}}
             assert http.post(path, json=secret, headers=key).status_code == 201
-            http.post(path, json={**secret, "payload": "canary-other"})
-            http.post(path, content=b'{"canary-broken": ')
-            http.get("/v1/batches", params={"identity": "canary-query"})
+            for told in (
+                other.post(path, json={**secret, "payload": "canary-other"}),
+                other.post(path, json={**secret, "priority": "canary-priority"}),
+                other.post(path, content=b'{"canary-broken": '),
+                other.get("/v1/batches", params={"state": "canary-query"}),
+                httpx.get(f"{url}/v1/batches", params={"token": token}),
+                httpx.get(f"{url}/v1/batches", headers={"Authorization": "Bearer canary-bearer"}),
+            ):
+                assert told.headers["content-type"] == "application/problem+json"
+                said.append(told.text)
             claim = {"worker": token, "request": str(uuid.uuid4()), "queues": [lab.q]}
             [lease] = http.post("/v1/work/claim", json=claim).json()["leases"]
+            nonce = lease["token"].split(".")[1]
+            forged = {"batch": lease["batch"], "token": f"1.{nonce}.9999"}
+            other.post("/v1/work/renew", json={"worker": "w", "leases": [forged]})
             made = http.post("/v1/tokens", json={"name": "canary", "scopes": ["read"]}).json()
-            httpx.get(f"{url}/v1/batches", params={"token": token})
+            said.append(other.get("/metrics").text)
             faults.__exit__()
-            assert http.post(path, json=secret).status_code == 503
-    nonce = lease["token"].split(".")[1]
+            gone = http.post(path, json=secret)
+            assert gone.status_code == 503
+            said.append(gone.text)
+    for command in (
+        ["batch", "list", "--dsn", dsn],
+        ["batch", "list", "--dsn", f"{dsn}&nonsense=1"],
+        ["batch", "list", "--dsn", "host=nowhere.invalid password=canary-password"],
+        ["token", "list", "--dsn", database.dsn("pool", direct=True), "--tenant", "a"],
+        ["serve", "--dsn", dsn, "--port", "0", "--host", "203.0.113.1"],
+    ):
+        done = subprocess.run([HELIXQ, *command], capture_output=True, text=True, check=False,
+                              timeout=60, env=os.environ | {"PGCONNECT_TIMEOUT": "3"})  # fmt: skip
+        said.append(done.stdout + done.stderr)
     text = "\n".join(
         record.getMessage() for record in caplog.records if record.name.startswith("helixqueue")
     )
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    assert len(lines) >= 8
-    for canary in (token, made["token"], nonce, "canary-payload", "canary-other", "canary-broken",
-                   "canary-query", "canary-password"):  # fmt: skip
+    assert len(lines) >= 14
+    for canary in (token, blind, made["token"], nonce, "canary-payload", "canary-other",
+                   "canary-broken", "canary-query", "canary-password",
+                   "canary-priority", "canary-bearer"):  # fmt: skip
         assert canary not in text, canary
+        assert canary not in "\n".join(said), canary
     first = next(line for line in lines if line.get("decision") == "new")
-    assert {"at", "request", "method", "route", "status", "ms", "tenant", "token", "queue",
-            "batch"} <= first.keys()  # fmt: skip
+    assert {"at", "request", "operation", "method", "route", "status", "ms", "tenant", "token",
+            "queue", "batch"} <= first.keys()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["hx_" + "x" * 43, "postgresql://ann:canary@db/lab", "password=canary", "PASSWORD = 'can ary'"],
+)
+def test_whatever_anybody_logs_loses_its_secrets(secret):
+    record = logging.LogRecord("any", logging.INFO, __file__, 1, "was: %s", (secret,), None)
+    told = MaskingFormatter("%(message)s").format(record)
+    assert "(masked)" in told
+    assert not {"x" * 43, "canary", "ary"} & set(re.split(r"[^a-z]+", told))
+
+
+def test_a_request_belongs_to_the_trace_that_its_client_named(http, caplog):
+    trace = uuid.uuid4().hex
+    with caplog.at_level(logging.INFO, "helixqueue.service.request"):
+        http.get("/v1/batches", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+        http.get("/v1/batches", headers={"traceparent": "canary"})
+    assert [json.loads(line).get("trace") for line in caplog.messages] == [trace, None]
 
 
 def test_a_request_is_logged_under_the_id_that_its_client_gave(http, caplog):

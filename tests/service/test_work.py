@@ -7,6 +7,7 @@ import logging
 import uuid
 
 from helixqueue.store import calls
+from tests.service.conftest import Site, serving, settings_for
 
 
 def claimed(http, lab, worker="gpu-1", **more):
@@ -79,9 +80,64 @@ def test_a_frozen_worker_is_refused_and_both_names_are_logged(http, lab, caplog)
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         [answer] = settled(http, "bo", frozen)
     assert (answer["answer"], answer["owner"]) == ("refused", "ada")
-    line = json.loads(caplog.messages[-1])
-    assert (line["worker"], line["conflicting_worker"]) == ("bo", ["ada"])
-    assert (line["decision"], line["batch"]) == (["refused"], [frozen["batch"]])
+    step, request = (json.loads(line) for line in caplog.messages)
+    assert (step["operation"], step["worker"], step["conflicting_worker"]) == (
+        "settle",
+        "bo",
+        "ada",
+    )
+    assert (step["decision"], step["batch"]) == ("refused", frozen["batch_id"])
+    assert (step["attempt"], step["queue"]) == (1, lab.q)
+    assert request["request"] == step["request"]
+    assert request["decision"] == ["refused"]
+
+
+def test_one_batchs_story_is_a_search_for_its_id(site, http, lab, caplog):
+    path = f"/v1/queues/{lab.q}/batches"
+    with caplog.at_level(logging.INFO, "helixqueue.service.request"):
+        told = http.post(path, json={"identity": "S-1", "payload": 1}).json()
+        batch_id = told["receipt"]["batch_id"]
+        http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": [
+            {"identity": "S-1", "payload": 1}, {"identity": "S-1", "payload": 2},
+            {"identity": "S-2", "payload": 1},
+        ]})  # fmt: skip
+        [one] = claimed(http, lab, worker="bo", start=True)["leases"]
+        lab.pass_time(one["batch"])
+        lab.run(calls.reap(actor="reaper"))
+        lab.run(calls.promote())
+        leases = claimed(http, lab, worker="ada", count=2)["leases"]
+        [two] = [lease for lease in leases if lease["batch_id"] == batch_id]
+        held(http, "start", "ada", two)
+        held(http, "renew", "bo", one)
+        # Another replica, which handed out neither of the two leases.
+        with (
+            serving(settings_for(site.database)) as url,
+            Site(site.database, url).client() as other,
+        ):
+            settled(other, "bo", one)
+            settled(other, "ada", two)
+        http.get(f"/v1/batches/{batch_id}/outcome")
+    lines = [json.loads(line) for line in caplog.messages if batch_id in line]
+    assert [
+        (line["operation"], line.get("worker"), line.get("attempt"), line.get("decision"))
+        for line in lines
+    ] == [
+        ("submit", None, None, "new"),
+        ("submit", None, None, "duplicate"),
+        ("submit", None, None, "conflict"),
+        ("claim", "bo", 1, "ok"),
+        ("claim", "ada", 2, "ok"),
+        ("start", "ada", 2, "ok"),
+        ("renew", "bo", 1, "refused"),
+        ("settle", "bo", 1, "refused"),
+        ("settle", "ada", 2, "ok"),
+        ("show_outcome", None, None, None),
+    ]
+    assert {line["conflicting_worker"] for line in lines if line.get("decision") == "refused"} == {
+        "ada"
+    }
+    assert len({line["request"] for line in lines}) == 9
+    assert {line["tenant"] for line in lines} == {"a"}
 
 
 def test_a_token_of_another_tenant_moves_nothing(site, http, lab):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 _KEY = "v1:9b1f0f7c0f5a4f0d8f1b6f2f7c3d5e8a1b4c7d0e3f6a9b2c5d8e1f4a7b0c3d6e"
-_FINGERPRINT = "f1:1:6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
+_FINGERPRINT = "6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
 _LEASE = "1.-8264017364455281934.7"  # a token, and nobody's
 _BEGAN = "2026-09-01T08:00:00Z"
 _CLAIMED = "2026-09-01T08:00:02Z"

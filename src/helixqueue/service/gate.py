@@ -37,6 +37,7 @@ ANY: Final = "any"  # for every good token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
 CLIENT_LEFT: Final = 499
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 # Said once for all answers: they are data, never a page, and nobody's to keep.
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -49,6 +50,7 @@ _HEADERS: Final = (
 class Operation:
     """One method of one path, as the OpenAPI document has it."""
 
+    name: str
     path: str
     pattern: re.Pattern[str]
     method: str
@@ -63,7 +65,8 @@ def operations(document: dict[str, Any]) -> list[Operation]:
         pattern = re.compile("".join("[^/]+" if p.startswith("{") else re.escape(p) for p in parts))
         for method, told in methods.items():
             fenced = bool(told.get("x-fenced"))
-            found.append(Operation(path, pattern, method.upper(), told.get("x-scope"), fenced))
+            name, scope = told["operationId"], told.get("x-scope")
+            found.append(Operation(name, path, pattern, method.upper(), scope, fenced))
     return found
 
 
@@ -83,7 +86,7 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        journal = Journal(_request_id(scope), scope["method"])
+        journal = Journal(_request_id(scope), scope["method"], _trace(scope))
         scope[SCOPE_KEY] = journal
         answer = _Answer(send, journal)
         metrics = self.service.metrics
@@ -123,6 +126,7 @@ class Gate:
         operation, allowed = self._find(scope)
         if operation is not None:
             journal.route = operation.path
+            journal.operation = operation.name
         principal = None
         if operation is None or operation.scope != OPEN:
             principal = await self._principal(scope, journal)
@@ -227,6 +231,13 @@ def _request_id(scope: Scope) -> str:
     if len(said) == 1 and _REQUEST_ID.fullmatch(said[0]):
         return masked(said[0].decode("ascii"))
     return uuid.uuid4().hex
+
+
+def _trace(scope: Scope) -> str | None:
+    """The trace that the request belongs to, as W3C Trace Context says it."""
+    said = values(scope["headers"], "traceparent")
+    found = _TRACEPARENT.fullmatch(said[0]) if len(said) == 1 else None
+    return found[1].decode("ascii") if found else None
 
 
 def _nowhere(scope: Scope, allowed: list[str]) -> Problem:

@@ -13,6 +13,7 @@ import uvicorn
 
 from helixqueue.errors import Refused
 from helixqueue.service.app import create_app
+from helixqueue.service.journal import MaskingFormatter
 from helixqueue.service.service import AWAY, Service
 
 if TYPE_CHECKING:
@@ -85,6 +86,6 @@ def _is_loopback(host: str) -> bool:
 def _log_to_stderr() -> None:
     logger = logging.getLogger("helixqueue")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(MaskingFormatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -12,6 +12,7 @@ from helixqueue.service.gate import PRINCIPAL_KEY
 from helixqueue.service.journal import SCOPE_KEY, Journal
 from helixqueue.service.marks import Marks
 from helixqueue.service.metrics import Metrics
+from helixqueue.service.names import Names
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
 from helixqueue.store import reads, revision, serving
@@ -46,6 +47,7 @@ class Service:
         self.principals = Principals(self.served, settings)
         self.marks = Marks(self.served)
         self.metrics = Metrics()
+        self.names = Names()
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
 

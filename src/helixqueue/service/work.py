@@ -21,9 +21,10 @@ from helixqueue.service.routing import Asker, Here, Note, demands, router
 from helixqueue.store import calls, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from helixqueue.store.rows import Answer, Settlement
+    from helixqueue.store.serving import Name
 
 routes = router("work")
 
@@ -55,6 +56,8 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
     """
     note.know(worker=body.worker, queue=body.queues)
     asker.demand_queue(*body.queues)
+    settle = _settlements(body.settle)
+    names = await here.names.of(asker, settle)
     claimed = await asker.ask(
         calls.claim(
             worker=body.worker,
@@ -64,17 +67,17 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
             free=None if body.free is None else body.free.model_dump(),
             start=body.start,
             lease_seconds=body.lease_seconds,
-            settle=_settlements(body.settle),
+            settle=settle,
         )
     )
-    leases = [answers.lease(row) for row in claimed.leases]
-    note.know(
-        count=len(leases),
-        batch=[one.batch_id for one in leases],
-        attempt=[one.attempt for one in leases],
+    settled = _told("settle", claimed.settled, names, here, note)
+    here.names.learn(asker, claimed.leases)
+    for row in claimed.leases:
+        note.step("claim", batch=row.batch_id, queue=row.queue, attempt=row.attempt, decision="ok")
+    note.know(count=len(claimed.leases))
+    return answers.ClaimAnswer(
+        leases=[answers.lease(row) for row in claimed.leases], settled=settled
     )
-    settled = _told("settle", claimed.settled, here, note)
-    return answers.ClaimAnswer(leases=leases, settled=settled)
 
 
 @routes.post(
@@ -86,10 +89,10 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
 async def start(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
     """Each answer is ok, repeat, refused (with the owner that has it now), busy or illegal."""
     note.know(worker=body.worker)
-    told = await asker.ask(
-        calls.start(worker=body.worker, held=[one.held() for one in body.leases])
-    )
-    return answers.HeldsAnswer(answers=_told("start", told, here, note))
+    held = [one.held() for one in body.leases]
+    names = await here.names.of(asker, held)
+    told = await asker.ask(calls.start(worker=body.worker, held=held))
+    return answers.HeldsAnswer(answers=_told("start", told, names, here, note))
 
 
 @routes.post(
@@ -104,10 +107,10 @@ async def renew(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answe
     A batch that is being settled this moment answers `busy`: ask again.
     """
     note.know(worker=body.worker)
-    told = await asker.ask(
-        calls.renew(worker=body.worker, held=[one.held() for one in body.leases])
-    )
-    return answers.HeldsAnswer(answers=_told("renew", told, here, note))
+    held = [one.held() for one in body.leases]
+    names = await here.names.of(asker, held)
+    told = await asker.ask(calls.renew(worker=body.worker, held=held))
+    return answers.HeldsAnswer(answers=_told("renew", told, names, here, note))
 
 
 @routes.post(
@@ -122,10 +125,10 @@ async def settle(body: SettleBody, asker: Asker, here: Here, note: Note) -> answ
     A stale token is `refused` in any state, and the refusal is kept with the names of both workers.
     """
     note.know(worker=body.worker)
-    told = await asker.ask(
-        calls.settle(worker=body.worker, settlements=_settlements(body.settlements))
-    )
-    return answers.HeldsAnswer(answers=_told("settle", told, here, note))
+    settlements = _settlements(body.settlements)
+    names = await here.names.of(asker, settlements)
+    told = await asker.ask(calls.settle(worker=body.worker, settlements=settlements))
+    return answers.HeldsAnswer(answers=_told("settle", told, names, here, note))
 
 
 @routes.post(
@@ -137,12 +140,10 @@ async def settle(body: SettleBody, asker: Asker, here: Here, note: Note) -> answ
 async def release(body: ReleaseBody, asker: Asker, here: Here, note: Note) -> answers.HeldsAnswer:
     """For a worker that shuts down or cannot do the work; the batch is claimable at once."""
     note.know(worker=body.worker)
-    told = await asker.ask(
-        calls.release(
-            worker=body.worker, held=[one.held() for one in body.leases], detail=body.detail
-        )
-    )
-    return answers.HeldsAnswer(answers=_told("release", told, here, note))
+    held = [one.held() for one in body.leases]
+    names = await here.names.of(asker, held)
+    told = await asker.ask(calls.release(worker=body.worker, held=held, detail=body.detail))
+    return answers.HeldsAnswer(answers=_told("release", told, names, here, note))
 
 
 def _settlements(given: Sequence[bodies.SettlementBody]) -> list[Settlement]:
@@ -153,14 +154,25 @@ def _settlements(given: Sequence[bodies.SettlementBody]) -> list[Settlement]:
 
 
 def _told(
-    operation: str, told: Sequence[Answer], here: Here, note: Note
+    operation: str,
+    told: Sequence[Answer],
+    names: Mapping[int, Name | None],
+    here: Here,
+    note: Note,
 ) -> list[answers.HeldAnswer]:
     """As answers, and on record: above all who was refused, and in whose favour."""
     for one in told:
         here.metrics.worker_told(operation, one.answer)
+        name = names.get(one.batch)
+        note.step(
+            operation,
+            batch=one.batch if name is None else name.batch_id,
+            queue=None if name is None else name.queue,
+            run=None if name is None else name.run,
+            attempt=None if name is None else name.attempt,
+            conflicting_worker=one.owner if one.answer == "refused" else None,
+            decision=one.answer,
+        )
     if told:
-        note.know(decision=[one.answer for one in told], batch=[one.batch for one in told])
-    refused = [one for one in told if one.answer == "refused"]
-    if refused:
-        note.know(conflicting_worker=[one.owner for one in refused if one.owner] or None)
+        note.know(decision=sorted({one.answer for one in told}), count=len(told))
     return [answers.held(one) for one in told]

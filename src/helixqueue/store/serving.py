@@ -17,8 +17,9 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
+from helixqueue.identity import stored_public_id
 from helixqueue.states import State
-from helixqueue.store.arrays import plain
+from helixqueue.store.arrays import numbers, plain
 from helixqueue.store.calls import Call, Row
 from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.failures import translate
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
     from datetime import datetime
     from uuid import UUID
+
+    from helixqueue.store.rows import Held, Settlement
 
 T = TypeVar("T")
 _SQL = {name: one.sql for name, one in statements("helixqueue.store", "serving.sql").items()}
@@ -169,6 +172,31 @@ def workers(
         _SQL["workers"],
         args,
         lambda rows: [WorkerRow(n, role, json.loads(free), *rest) for n, role, free, *rest in rows],
+    )
+
+
+class Name(NamedTuple):
+    """What people call a lease."""
+
+    batch_id: UUID
+    queue: str
+    run: int | None
+    attempt: int | None  # none: nobody ever held it by that token
+
+
+def names(held: Sequence[Held | Settlement]) -> Call[dict[int, Name]]:
+    """By the internal numbers of batches, those of the tenant."""
+    return Call(
+        _SQL["names"],
+        (
+            numbers([one.batch for one in held]),
+            numbers([one.token.epoch for one in held]),
+            numbers([one.token.number for one in held]),
+        ),
+        lambda rows: {
+            batch: Name(stored_public_id(key), queue, run, attempt)
+            for batch, key, queue, run, attempt in rows
+        },
     )
 
 

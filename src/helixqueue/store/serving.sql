@@ -27,6 +27,15 @@ where starts_with(w.name, %(tenant)s::text || '/')
   and w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
 order by w.last_seen desc, w.name limit %(limit)s::int;
 
+-- name: names
+-- What people call the leases that a worker names: public id, queue, run, and which attempt it was.
+-- Row-level security leaves out what is not the tenant's.
+select b.id, b.key, b.queue, b.run,
+       (select max(e.attempt) from helix.event e
+        where e.batch = b.id and e.epoch = h.epoch and e.number = h.number)
+from unnest(%s::bigint[], %s::int[], %s::bigint[]) h (batch, epoch, number)
+join helix.batch b on b.id = h.batch;
+
 -- name: changes
 -- The ledger in the order of its transactions, behind a cursor and before the first transaction that
 -- is still under way: that one may yet commit events which belong before later ones, and a reader that
