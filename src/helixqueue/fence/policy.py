@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from helixqueue.store.fences import Times
 
@@ -94,7 +94,7 @@ class OnConflict:
     mask: tuple[str, ...] = ()  # JSON Pointers whose values are never shown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     header: str = "Idempotency-Key"
     routes: tuple[Route, ...] = (Route(),)
@@ -103,6 +103,11 @@ class Policy:
     log_fields: tuple[str, ...] = ("key", "decision", "effect_id", "source_type", "source_id")
     keep_requests: bool = True  # the first body, for the difference
     documentation: str | None = None  # where the rules are published, for clients
+
+    @cached_property
+    def clocks(self) -> dict[Kind, Times]:
+        """The clocks of each kind of caller; every request needs them."""
+        return {kind: self.ttl.times(kind) for kind in get_args(Kind)}
 
     def route(self, method: str, path: str) -> Route | None:
         """The first that fits; None: not fenced."""

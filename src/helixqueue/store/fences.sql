@@ -69,11 +69,36 @@ from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text,
              e.detail, e.version::bigint as place
       from helix.fence_event e where e.life = %s::bigint
       union all
-      select d.at, d.kind, null, null, null, d.actor, d.detail, d.id
+      select d.at, d.kind::text, null, null, null, d.actor, d.detail, d.id
       from helix.fence_decision d where d.life = %s::bigint) told
 order by told.at, told.place limit 1000;
 
+-- name: foresee
+-- What would a claim be told? Writes nothing.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.foresee_fence_v1(%s::text, %s::text, %s::text, %s::text);
+
 -- name: count
--- For gauges: fences by name and state, and since when the oldest stands there.
-select f.name, f.state::text, count(*), min(f.changed_at) from helix.fence f
-where f.tenant = %s::text group by f.name, f.state order by 1, 2;
+-- For gauges: what has not ended, by name and state, and since when the oldest stands there. At most
+-- ten thousand of each kind are counted, by the indexes that hold nothing else.
+select f.name, f.state::text, count(*), min(f.changed_at)
+from ((select name, state, changed_at from helix.fence
+       where state = 'IN_DOUBT' order by changed_at limit 10000)
+      union all
+      (select name, state, changed_at from helix.fence
+       where state in ('CLAIMED', 'EFFECT_STARTED') order by deadline limit 10000)) f
+group by f.name, f.state order by 1, 2;
+
+-- name: lag
+-- For gauges: how many seconds the housekeeping is behind with leases, answers and tombstones.
+select coalesce(extract(epoch from clock_timestamp() - (
+         select min(f.deadline) from helix.fence f
+         where f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline < clock_timestamp())), 0)::float8,
+       coalesce(extract(epoch from clock_timestamp() - (
+         select min(f.answer_until) from helix.fence f
+         where f.sealed_at is not null and (f.answer is not null or f.request is not null)
+           and f.answer_until < clock_timestamp())), 0)::float8,
+       coalesce(extract(epoch from clock_timestamp() - (
+         select min(f.until) from helix.fence f
+         where f.until is not null and f.until < clock_timestamp())), 0)::float8;

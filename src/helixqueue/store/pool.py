@@ -112,11 +112,14 @@ class AsyncPool:
         if self._closed:
             raise Unavailable(CLOSED)
         shelf = self._shelf()
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                await shelf.places.acquire()
-        except TimeoutError:
-            raise _too_many(self._size, self._wait_seconds) from None
+        if shelf.places.locked():
+            try:
+                async with asyncio.timeout(self._wait_seconds):
+                    await shelf.places.acquire()
+            except TimeoutError:
+                raise _too_many(self._size, self._wait_seconds) from None
+        else:
+            await shelf.places.acquire()  # at once: a timer for nothing is dear
         try:
             database = await _rested_async(shelf.idle) or await self._connect()
             try:

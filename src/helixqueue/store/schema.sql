@@ -74,6 +74,42 @@ CREATE DOMAIN helix.document AS json
 
 ALTER DOMAIN helix.document OWNER TO helix_owner;
 
+-- Name: effect_id; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.effect_id AS text
+	CONSTRAINT effect_id_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 1024)));
+
+ALTER DOMAIN helix.effect_id OWNER TO helix_owner;
+
+-- Name: evidence; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.evidence AS bytea
+	CONSTRAINT evidence_check CHECK ((octet_length(VALUE) <= 65536));
+
+ALTER DOMAIN helix.evidence OWNER TO helix_owner;
+
+-- Name: fence_decision_kind; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.fence_decision_kind AS ENUM (
+    'repeated',
+    'expired',
+    'in_progress',
+    'mismatch',
+    'in_doubt',
+    'probe_unknown',
+    'unknown',
+    'fenced_out'
+);
+
+ALTER TYPE helix.fence_decision_kind OWNER TO helix_owner;
+
+-- Name: fence_name; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.fence_name AS text
+	CONSTRAINT fence_name_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+ALTER DOMAIN helix.fence_name OWNER TO helix_owner;
+
 -- Name: fence_reason; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.fence_reason AS ENUM (
@@ -112,7 +148,7 @@ CREATE TYPE helix.fenced AS (
 	life bigint,
 	version integer,
 	state helix.fence_state,
-	attempt smallint,
+	attempt integer,
 	epoch integer,
 	number bigint,
 	fingerprint bytea,
@@ -137,6 +173,13 @@ CREATE DOMAIN helix.identity_text AS text
 	CONSTRAINT identity_text_check CHECK (((VALUE IS NFC NORMALIZED) AND ((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 4096))));
 
 ALTER DOMAIN helix.identity_text OWNER TO helix_owner;
+
+-- Name: kept_answer; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.kept_answer AS bytea
+	CONSTRAINT kept_answer_check CHECK ((octet_length(VALUE) <= 16777216));
+
+ALTER DOMAIN helix.kept_answer OWNER TO helix_owner;
 
 -- Name: key; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
@@ -185,6 +228,13 @@ CREATE TYPE helix.lease AS (
 
 ALTER TYPE helix.lease OWNER TO helix_owner;
 
+-- Name: lease_seconds; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.lease_seconds AS real
+	CONSTRAINT lease_seconds_check CHECK (((VALUE >= (0.05)::double precision) AND (VALUE <= (86400)::double precision)));
+
+ALTER DOMAIN helix.lease_seconds OWNER TO helix_owner;
+
 -- Name: limit_key; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.limit_key AS text
@@ -205,6 +255,13 @@ CREATE DOMAIN helix.priority AS smallint
 	CONSTRAINT priority_check CHECK (((VALUE >= 0) AND (VALUE <= 9)));
 
 ALTER DOMAIN helix.priority OWNER TO helix_owner;
+
+-- Name: quiet_seconds; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.quiet_seconds AS real
+	CONSTRAINT quiet_seconds_check CHECK (((VALUE >= (0)::double precision) AND (VALUE <= (604800)::double precision)));
+
+ALTER DOMAIN helix.quiet_seconds OWNER TO helix_owner;
 
 -- Name: reason; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -236,6 +293,13 @@ CREATE TYPE helix.resources AS (
 );
 
 ALTER TYPE helix.resources OWNER TO helix_owner;
+
+-- Name: sha256; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.sha256 AS bytea
+	CONSTRAINT sha256_check CHECK ((octet_length(VALUE) = 32));
+
+ALTER DOMAIN helix.sha256 OWNER TO helix_owner;
 
 -- Name: submitted; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -637,8 +701,14 @@ begin
   -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
   -- of one hash cost one of them a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    v_fence.key := v_key;
-    return helix.tell_fence(v_fence, 'in_progress', 1);
+    if v_fence.key is null then  -- nothing has committed that could be compared, or told of
+      v_fence.key := v_key;
+      return helix.tell_fence(v_fence, 'in_progress', 1);
+    end if;
+    v_told := helix.tell_fence(v_fence, case when helix.fence_differs(v_fence, p_request)
+                                             then 'mismatch' else 'in_progress' end, 1);
+    perform helix.note_fence(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
+    return v_told;
   end if;
   loop
     select * into v_fence from helix.fence f where f.key = v_key for update;
@@ -937,53 +1007,40 @@ ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_
 -- Name: fence; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.fence (
-    key bytea NOT NULL,
-    tenant text NOT NULL,
-    name text NOT NULL,
-    identity text,
+    key helix.key NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    name helix.fence_name NOT NULL,
+    identity helix.identity_text,
     life bigint NOT NULL,
     state helix.fence_state NOT NULL,
     version integer NOT NULL,
-    attempt smallint NOT NULL,
+    attempt integer NOT NULL,
     fingerprint bytea NOT NULL,
     secret smallint NOT NULL,
-    request json,
+    request helix.document,
     epoch integer,
     nonce bigint,
     number bigint,
-    actor text NOT NULL,
+    actor helix.fence_name NOT NULL,
     reason helix.fence_reason NOT NULL,
-    detail text,
-    lease_seconds real NOT NULL,
-    quiet_seconds real NOT NULL,
+    detail helix.long_text,
+    lease_seconds helix.lease_seconds NOT NULL,
+    quiet_seconds helix.quiet_seconds NOT NULL,
     deadline timestamp with time zone NOT NULL,
     first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    effect text,
-    form text,
-    digest bytea,
-    answer bytea,
+    effect helix.effect_id,
+    form helix.fence_name,
+    digest helix.sha256,
+    answer helix.kept_answer,
     omitted boolean DEFAULT false NOT NULL,
     sealed_at timestamp with time zone,
     answer_until timestamp with time zone,
     until timestamp with time zone,
-    CONSTRAINT fence_actor_check CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255))),
-    CONSTRAINT fence_answer_check CHECK ((octet_length(answer) <= 16777216)),
     CONSTRAINT fence_check CHECK (((state = 'SEALED'::helix.fence_state) = (digest IS NOT NULL))),
     CONSTRAINT fence_check1 CHECK (((state = 'SEALED'::helix.fence_state) = (sealed_at IS NOT NULL))),
     CONSTRAINT fence_check2 CHECK (((state = ANY (ARRAY['SEALED'::helix.fence_state, 'RELEASED'::helix.fence_state])) = (until IS NOT NULL))),
-    CONSTRAINT fence_check3 CHECK (((state <> ALL (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state])) OR (nonce IS NOT NULL))),
-    CONSTRAINT fence_detail_check CHECK ((octet_length(detail) <= 65536)),
-    CONSTRAINT fence_digest_check CHECK ((octet_length(digest) = 32)),
-    CONSTRAINT fence_effect_check CHECK (((octet_length(effect) >= 1) AND (octet_length(effect) <= 1024))),
-    CONSTRAINT fence_form_check CHECK (((octet_length(form) >= 1) AND (octet_length(form) <= 255))),
-    CONSTRAINT fence_identity_check CHECK (((identity IS NFC NORMALIZED) AND ((octet_length(identity) >= 1) AND (octet_length(identity) <= 4096)))),
-    CONSTRAINT fence_key_check CHECK ((octet_length(key) = 33)),
-    CONSTRAINT fence_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
-    CONSTRAINT fence_name_check CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255))),
-    CONSTRAINT fence_quiet_seconds_check CHECK (((quiet_seconds >= (0)::double precision) AND (quiet_seconds <= (604800)::double precision))),
-    CONSTRAINT fence_request_check CHECK ((octet_length((request)::text) <= 1048576)),
-    CONSTRAINT fence_tenant_check CHECK ((tenant <> ''::text))
+    CONSTRAINT fence_check3 CHECK (((state <> ALL (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state])) OR (nonce IS NOT NULL)))
 )
 WITH (fillfactor='70');
 
@@ -1228,6 +1285,17 @@ $$;
 
 ALTER FUNCTION helix.extend_ledger() OWNER TO helix_engine;
 
+-- Name: fence_differs(helix.fence, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select p_fence.fingerprint <> helix.fingerprint(s, p_request)
+  from helix.secret s where s.id = p_fence.secret
+$$;
+
+ALTER FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) OWNER TO helix_engine;
+
 -- Name: fence_out(bytea, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea DEFAULT NULL::bytea) RETURNS helix.fenced
@@ -1364,6 +1432,40 @@ CREATE FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_d
 $$;
 
 ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]) OWNER TO helix_engine;
+
+-- Name: foresee_fence_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text DEFAULT NULL::text) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  perform helix.enter_for(p_tenant);
+  select * into v_fence from helix.fence f
+  where f.key = helix.derive_fence_key(p_tenant, p_name, p_identity)
+    and (f.until is null or f.until > v_now);
+  if not found then
+    v_fence.key := helix.derive_fence_key(p_tenant, p_name, p_identity);
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  return helix.tell_fence(v_fence, case
+    when p_request is not null and helix.fence_differs(v_fence, p_request) then 'mismatch'
+    when v_fence.state = 'SEALED' and (v_fence.omitted or (v_fence.answer is not null
+                                                           and v_fence.answer_until > v_now))
+      then 'repeated'
+    when v_fence.state = 'SEALED' then 'expired'
+    when v_fence.state = 'IN_DOUBT' then 'in_doubt'
+    when v_fence.state = 'RELEASED' then 'granted'
+    when v_fence.deadline > v_now then 'in_progress'
+    when v_fence.state = 'CLAIMED' then 'granted'
+    else 'in_doubt' end);
+end
+$$;
+
+ALTER FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) OWNER TO helix_engine;
 
 -- Name: forget_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1640,15 +1742,13 @@ CREATE FUNCTION helix.judge_fence(p_fence helix.fence, p_request text, p_actor t
     LANGUAGE plpgsql
     AS $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_secret helix.secret;
-  v_fence  helix.fence := p_fence;
-  v_goal   helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
-  v_wait   real;
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence := p_fence;
+  v_goal  helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
+  v_wait  real;
 begin
-  -- Compared in every state, with the key that made the stored one: rotation causes no mismatch.
-  select * into strict v_secret from helix.secret s where s.id = v_fence.secret;
-  if v_fence.fingerprint <> helix.fingerprint(v_secret, p_request) then
+  -- Compared in every state, before anything else.
+  if helix.fence_differs(v_fence, p_request) then
     perform helix.note_fence(v_fence, 'mismatch', p_actor, p_alone);
     return helix.tell_fence(v_fence, 'mismatch');
   end if;
@@ -1959,9 +2059,9 @@ $$;
 
 ALTER FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer) OWNER TO helix_engine;
 
--- Name: note_fence(helix.fence, text, text, boolean, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: note_fence(helix.fence, helix.fence_decision_kind, text, boolean, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text DEFAULT NULL::text, p_evidence bytea DEFAULT NULL::bytea) RETURNS void
+CREATE FUNCTION helix.note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text DEFAULT NULL::text, p_evidence bytea DEFAULT NULL::bytea) RETURNS void
     LANGUAGE plpgsql
     AS $$
 begin
@@ -1974,7 +2074,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) OWNER TO helix_engine;
+ALTER FUNCTION helix.note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) OWNER TO helix_engine;
 
 -- Name: note_reason_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4037,20 +4137,15 @@ ALTER TABLE helix.fence_arrow OWNER TO helix_owner;
 -- Name: fence_decision; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.fence_decision (
+    life bigint NOT NULL,
     id bigint NOT NULL,
     at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    life bigint NOT NULL,
-    tenant text NOT NULL,
-    name text NOT NULL,
-    kind text NOT NULL,
-    actor text NOT NULL,
-    detail text,
-    evidence bytea,
-    CONSTRAINT fence_decision_actor_check CHECK ((octet_length(actor) <= 255)),
-    CONSTRAINT fence_decision_detail_check CHECK ((octet_length(detail) <= 65536)),
-    CONSTRAINT fence_decision_evidence_check CHECK ((octet_length(evidence) <= 65536)),
-    CONSTRAINT fence_decision_kind_check CHECK ((kind = ANY (ARRAY['repeated'::text, 'expired'::text, 'in_progress'::text, 'mismatch'::text, 'in_doubt'::text, 'probe_unknown'::text, 'unknown'::text, 'fenced_out'::text]))),
-    CONSTRAINT fence_decision_tenant_check CHECK ((tenant <> ''::text))
+    tenant helix.tenant_name NOT NULL,
+    name helix.fence_name NOT NULL,
+    kind helix.fence_decision_kind NOT NULL,
+    actor helix.fence_name NOT NULL,
+    detail helix.long_text,
+    evidence helix.evidence
 );
 
 ALTER TABLE ONLY helix.fence_decision FORCE ROW LEVEL SECURITY;
@@ -4073,17 +4168,16 @@ ALTER TABLE helix.fence_decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
 CREATE TABLE helix.fence_event (
     life bigint NOT NULL,
     version integer NOT NULL,
-    tenant text NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     from_state helix.fence_state,
     to_state helix.fence_state NOT NULL,
     at timestamp with time zone NOT NULL,
-    attempt smallint NOT NULL,
+    attempt integer NOT NULL,
     epoch integer,
     number bigint,
     actor text NOT NULL,
     reason helix.fence_reason NOT NULL,
-    detail text,
-    CONSTRAINT fence_event_tenant_check CHECK ((tenant <> ''::text))
+    detail text
 );
 
 ALTER TABLE ONLY helix.fence_event FORCE ROW LEVEL SECURITY;
@@ -4509,7 +4603,7 @@ ALTER TABLE ONLY helix.fence_arrow
 -- Name: fence_decision fence_decision_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.fence_decision
-    ADD CONSTRAINT fence_decision_pkey PRIMARY KEY (id);
+    ADD CONSTRAINT fence_decision_pkey PRIMARY KEY (life, id);
 
 -- Name: fence_event fence_event_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -4652,10 +4746,6 @@ CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE 
 -- Name: fence_deadline; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_deadline ON helix.fence USING btree (deadline) WHERE (state = ANY (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state]));
-
--- Name: fence_decision_life; Type: INDEX; Schema: helix; Owner: helix_owner
-
-CREATE INDEX fence_decision_life ON helix.fence_decision USING btree (life);
 
 -- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -5167,15 +5257,15 @@ CREATE POLICY engine_scope ON helix.event_0000 TO helix_engine USING (((current_
 
 -- Name: fence engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.fence TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.fence TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: fence_decision engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.fence_decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.fence_decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: fence_event engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY engine_scope ON helix.fence_event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+CREATE POLICY engine_scope ON helix.fence_event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: identity engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -5311,15 +5401,15 @@ CREATE POLICY session_tenants ON helix.event_0000 FOR SELECT TO helix_client, he
 
 -- Name: fence session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.fence FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.fence FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: fence_decision session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.fence_decision FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.fence_decision FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: fence_event session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
-CREATE POLICY session_tenants ON helix.fence_event FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR (tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+CREATE POLICY session_tenants ON helix.fence_event FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: identity session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -5659,6 +5749,10 @@ REVOKE ALL ON FUNCTION helix.expire_due(p_actor text, p_limit integer) FROM PUBL
 
 REVOKE ALL ON FUNCTION helix.extend_ledger() FROM PUBLIC;
 
+-- Name: FUNCTION fence_differs(p_fence helix.fence, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) FROM PUBLIC;
+
 -- Name: FUNCTION fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fence_out(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
@@ -5753,6 +5847,12 @@ GRANT SELECT ON TABLE helix.lane TO helix_operator;
 -- Name: FUNCTION fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_dry integer[]) FROM PUBLIC;
+
+-- Name: FUNCTION foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_client;
 
 -- Name: FUNCTION forget_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -5877,9 +5977,9 @@ REVOKE ALL ON FUNCTION helix.no_arrow(p_batch bigint, p_from helix.state, p_from
 
 REVOKE ALL ON FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state, p_to_version integer) FROM PUBLIC;
 
--- Name: FUNCTION note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.note_fence(p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) FROM PUBLIC;
 
 -- Name: FUNCTION note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 

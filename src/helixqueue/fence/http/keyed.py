@@ -112,7 +112,7 @@ def _plan(policy: Policy, route: Route, tenant: str, actor: str) -> Plan:
         tenant=tenant,
         name=route.name,
         actor=actor,
-        times=policy.ttl.times(route.kind),
+        times=policy.clocks[route.kind],
         replayable=route.replayable,
         max_attempts=route.max_attempts,
         keep_request=policy.keep_requests,

@@ -53,41 +53,50 @@ insert into helix.fence_arrow (from_state, to_state) values
   ('RELEASED',       'CLAIMED'),
   ('RELEASED',       'EFFECT_STARTED');
 
+-- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 02_vocabulary.
+create domain helix.fence_name as text check (octet_length(value) between 1 and 255);
+create domain helix.lease_seconds as real check (value between 0.05 and 86400);
+create domain helix.quiet_seconds as real check (value between 0 and 604800);
+create domain helix.effect_id as text check (octet_length(value) between 1 and 1024);
+create domain helix.sha256 as bytea check (octet_length(value) = 32);
+create domain helix.kept_answer as bytea check (octet_length(value) <= 16777216);
+create domain helix.evidence as bytea check (octet_length(value) <= 65536);
+
 -- THE ARBITER: the primary key lets one claim in, whoever races. The row outlives the effect until
 -- its tombstone falls, so that a late repeat meets it.
 create table helix.fence (
-  key           bytea primary key check (octet_length(key) = 33),  -- version byte + SHA-256
-  tenant        text not null check (tenant <> ''),
-  name          text not null check (octet_length(name) between 1 and 255),  -- what is fenced
+  key           helix.key primary key,
+  tenant        helix.tenant_name not null,
+  name          helix.fence_name not null,  -- what is fenced
   -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
-  identity      text check (identity is nfc normalized and octet_length(identity) between 1 and 4096),
+  identity      helix.identity_text,
   life          bigint not null unique,  -- from its first claim to the fall of its tombstone
   state         helix.fence_state not null,
   version       integer not null,
-  attempt       smallint not null,
+  attempt       integer not null,
   -- HMAC-SHA256 of the request's canonical text and the number of the key that made it.
   fingerprint   bytea not null,
   secret        smallint not null,
-  request       json check (octet_length(request::text) <= 1048576),  -- for the diff; null: not kept
+  request       helix.document,  -- for the diff; null: not kept
   -- The token. Nulls: no write is awaited any more.
   epoch         integer,
   nonce         bigint,
   number        bigint,
-  actor         text not null check (octet_length(actor) between 1 and 255),
+  actor         helix.fence_name not null,
   reason        helix.fence_reason not null,
-  detail        text check (octet_length(detail) <= 65536),
-  lease_seconds real not null check (lease_seconds between 0.05 and 86400),
+  detail        helix.long_text,
+  lease_seconds helix.lease_seconds not null,
   -- How long after the lease a holder that froze may still be at it: until then, a probe that finds
   -- nothing proves nothing.
-  quiet_seconds real not null check (quiet_seconds between 0 and 604800),
+  quiet_seconds helix.quiet_seconds not null,
   deadline      timestamptz not null,   -- of the lease
   first_at      timestamptz not null default clock_timestamp(),
   changed_at    timestamptz not null default clock_timestamp(),
   -- What came of it.
-  effect        text check (octet_length(effect) between 1 and 1024),  -- its id where it happened
-  form          text check (octet_length(form) between 1 and 255),     -- how `answer` is to be read
-  digest        bytea check (octet_length(digest) = 32),               -- SHA-256 of the answer
-  answer        bytea check (octet_length(answer) <= 16777216),
+  effect        helix.effect_id,        -- its id where it happened
+  form          helix.fence_name,       -- how `answer` is to be read
+  digest        helix.sha256,           -- of the answer
+  answer        helix.kept_answer,
   omitted       boolean not null default false,  -- the answer was too large, or could not be kept
   sealed_at     timestamptz,
   answer_until  timestamptz,            -- then the answer goes, the fence stays
@@ -113,11 +122,11 @@ create index fence_listed on helix.fence (tenant, name, life);
 create table helix.fence_event (
   life       bigint not null,
   version    integer not null,
-  tenant     text not null check (tenant <> ''),
+  tenant     helix.tenant_name not null,
   from_state helix.fence_state,
   to_state   helix.fence_state not null,
   at         timestamptz not null,
-  attempt    smallint not null,
+  attempt    integer not null,
   epoch      integer,
   number     bigint,
   actor      text not null,
@@ -126,27 +135,31 @@ create table helix.fence_event (
   primary key (life, version)
 );
 
--- Decisions that changed no state: repeats, refusals, and what a holder that lost its fence brought.
-create table helix.fence_decision (
-  id       bigint generated always as identity primary key,
-  at       timestamptz not null default clock_timestamp(),
-  life     bigint not null,
-  tenant   text not null check (tenant <> ''),
-  name     text not null,
-  kind     text not null check (kind in (
-    'repeated',      -- the kept answer was given again
-    'expired',       -- it happened, but the answer is no longer kept
-    'in_progress',   -- somebody else was at it
-    'mismatch',      -- the key stands for another request
-    'in_doubt',      -- nobody knows whether it happened
-    'probe_unknown', -- a probe could not tell, or too early
-    'unknown',       -- the call had no key: stored, never merged
-    'fenced_out')),  -- a write with a token that is not the holder's
-  actor    text not null check (octet_length(actor) <= 255),
-  detail   text check (octet_length(detail) <= 65536),
-  evidence bytea check (octet_length(evidence) <= 65536)  -- what a late holder wanted to seal
+create type helix.fence_decision_kind as enum (
+  'repeated',      -- the kept answer was given again
+  'expired',       -- it happened, but the answer is no longer kept
+  'in_progress',   -- somebody else was at it
+  'mismatch',      -- the key stands for another request
+  'in_doubt',      -- nobody knows whether it happened
+  'probe_unknown', -- a probe could not tell, or too early
+  'unknown',       -- the call had no key: stored, never merged
+  'fenced_out'     -- a write with a token that is not the holder's
 );
-create index fence_decision_life on helix.fence_decision (life);
+
+-- Decisions that changed no state: repeats, refusals, and what a holder that lost its fence brought.
+-- One index: a repeat writes a row here, and that is most of what a repeat costs.
+create table helix.fence_decision (
+  life     bigint not null,
+  id       bigint generated always as identity,
+  at       timestamptz not null default clock_timestamp(),
+  tenant   helix.tenant_name not null,
+  name     helix.fence_name not null,
+  kind     helix.fence_decision_kind not null,
+  actor    helix.fence_name not null,
+  detail   helix.long_text,
+  evidence helix.evidence,  -- what a late holder wanted to seal
+  primary key (life, id)
+);
 
 -- The key of a fence: tenant, name and key parts, each behind its length, like a batch's.
 create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)

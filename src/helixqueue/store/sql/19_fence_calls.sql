@@ -11,7 +11,7 @@ create type helix.fenced as (
   life        bigint,
   version     integer,
   state       helix.fence_state,
-  attempt     smallint,
+  attempt     integer,
   epoch       integer,
   number      bigint,
   fingerprint bytea,
@@ -50,8 +50,8 @@ $$;
 -- (p_alone), its commit does not wait for the disk: a crash may forget that an answer was repeated,
 -- never that it was given.
 create function helix.note_fence(
-  p_fence helix.fence, p_kind text, p_actor text, p_alone boolean, p_detail text default null,
-  p_evidence bytea default null
+  p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean,
+  p_detail text default null, p_evidence bytea default null
 ) returns void
 language plpgsql as $$
 begin
@@ -123,6 +123,14 @@ language sql stable as $$
     secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
 $$;
 
+-- Whether the key stands for another request, by the secret that made the stored fingerprint:
+-- rotation causes no mismatch. A fingerprint never changes, so no lock is needed to compare it.
+create function helix.fence_differs(p_fence helix.fence, p_request text) returns boolean
+language sql stable as $$
+  select p_fence.fingerprint <> helix.fingerprint(s, p_request)
+  from helix.secret s where s.id = p_fence.secret
+$$;
+
 -- What to tell the caller about a fence that is there. The row is locked, or sealed and past change.
 create function helix.judge_fence(
   p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean,
@@ -131,15 +139,13 @@ create function helix.judge_fence(
 ) returns helix.fenced
 language plpgsql as $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_secret helix.secret;
-  v_fence  helix.fence := p_fence;
-  v_goal   helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
-  v_wait   real;
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence := p_fence;
+  v_goal  helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
+  v_wait  real;
 begin
-  -- Compared in every state, with the key that made the stored one: rotation causes no mismatch.
-  select * into strict v_secret from helix.secret s where s.id = v_fence.secret;
-  if v_fence.fingerprint <> helix.fingerprint(v_secret, p_request) then
+  -- Compared in every state, before anything else.
+  if helix.fence_differs(v_fence, p_request) then
     perform helix.note_fence(v_fence, 'mismatch', p_actor, p_alone);
     return helix.tell_fence(v_fence, 'mismatch');
   end if;
@@ -216,8 +222,14 @@ begin
   -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
   -- of one hash cost one of them a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    v_fence.key := v_key;
-    return helix.tell_fence(v_fence, 'in_progress', 1);
+    if v_fence.key is null then  -- nothing has committed that could be compared, or told of
+      v_fence.key := v_key;
+      return helix.tell_fence(v_fence, 'in_progress', 1);
+    end if;
+    v_told := helix.tell_fence(v_fence, case when helix.fence_differs(v_fence, p_request)
+                                             then 'mismatch' else 'in_progress' end, 1);
+    perform helix.note_fence(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
+    return v_told;
   end if;
   loop
     select * into v_fence from helix.fence f where f.key = v_key for update;
@@ -254,6 +266,38 @@ begin
     perform helix.tend_fences(v_actor, 100);
   end if;
   return v_told;
+end
+$$;
+
+-- What a claim would be told now, without making it: for those who want to know before they let a
+-- backlog loose. Writes nothing and locks nothing. Without a request, none is compared.
+create function helix.foresee_fence_v1(
+  p_tenant text, p_name text, p_identity text, p_request text default null
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  perform helix.enter_for(p_tenant);
+  select * into v_fence from helix.fence f
+  where f.key = helix.derive_fence_key(p_tenant, p_name, p_identity)
+    and (f.until is null or f.until > v_now);
+  if not found then
+    v_fence.key := helix.derive_fence_key(p_tenant, p_name, p_identity);
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  return helix.tell_fence(v_fence, case
+    when p_request is not null and helix.fence_differs(v_fence, p_request) then 'mismatch'
+    when v_fence.state = 'SEALED' and (v_fence.omitted or (v_fence.answer is not null
+                                                           and v_fence.answer_until > v_now))
+      then 'repeated'
+    when v_fence.state = 'SEALED' then 'expired'
+    when v_fence.state = 'IN_DOUBT' then 'in_doubt'
+    when v_fence.state = 'RELEASED' then 'granted'
+    when v_fence.deadline > v_now then 'in_progress'
+    when v_fence.state = 'CLAIMED' then 'granted'
+    else 'in_doubt' end);
 end
 $$;
 
