@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from helixqueue import errors as errors
     from helixqueue.client.answers import Accepted, Submission, Submitted
     from helixqueue.client.asynchronous import AsyncHelixQueue
+    from helixqueue.client.http import HelixClient
+    from helixqueue.client.http_async import AsyncHelixClient
     from helixqueue.client.sync import HelixQueue
     from helixqueue.errors import (
         Conflict,
@@ -43,10 +45,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accepted",
+    "AsyncHelixClient",
     "AsyncHelixQueue",
     "AsyncLease",
     "Conflict",
     "GiveUp",
+    "HelixClient",
     "HelixError",
     "HelixQueue",
     "IllegalTransition",
@@ -78,8 +82,10 @@ __all__ = [
 # Where each name lives, unless it is an error.
 _HOMES = {
     "Accepted": "helixqueue.client.answers",
+    "AsyncHelixClient": "helixqueue.client.http_async",
     "AsyncHelixQueue": "helixqueue.client.asynchronous",
     "AsyncLease": "helixqueue.worker.lease",
+    "HelixClient": "helixqueue.client.http",
     "HelixQueue": "helixqueue.client.sync",
     "Lease": "helixqueue.worker.lease",
     "Queue": "helixqueue.queues",

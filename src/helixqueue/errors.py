@@ -146,11 +146,17 @@ class InDoubt(HelixError):
 
 
 class Unavailable(HelixError):
-    """The database is away; with `outcome_unknown` the last call may have committed: repeat it."""
+    """The database is away; with `outcome_unknown` the last call may have committed: repeat it.
 
-    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+    `retry_after` are seconds, where whoever turned us away said so.
+    """
+
+    def __init__(
+        self, message: str, *, outcome_unknown: bool = False, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
+        self.retry_after = retry_after
 
 
 class Retryable(HelixError):

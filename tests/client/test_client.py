@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -251,8 +251,8 @@ def test_answers_come_in_the_order_of_the_input(helix, name):
     assert helix.submit_many(queue, []) == []
 
 
-def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name, monkeypatch):
-    monkeypatch.setattr("helixqueue.client.submitting.CHUNK_ROWS", 10)
+def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name):
+    helix._desk.book = replace(helix._desk.book, chunk_rows=10)
     queue, seen = Queue(name), []
 
     def rows():

@@ -65,12 +65,14 @@ class Shift:
 
         from helixqueue.client import working  # noqa: PLC0415
         from helixqueue.worker.options import Options  # noqa: PLC0415
+        from helixqueue.worker.worker import Worker  # noqa: PLC0415
 
         async def run():
             jobs = working.jobs_of(helix, queues)
             for job in jobs.values():
                 await asyncio.to_thread(helix.know, job.queue)
-            worker = working.worker_of(helix.reach(), jobs, Options(**options), helix.submit, None)
+            made = Options(**options)
+            worker = Worker(helix.transport(made), jobs, made, helix.submit, None)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(worker.stop)
             self.worker = worker

@@ -8,39 +8,38 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission
-from helixqueue.client.desk import Desk, Which
+from helixqueue.client.common_async import AsyncClient
+from helixqueue.client.desk import Desk
 from helixqueue.client.home import Embedded, Home, Server
 from helixqueue.client.settings import Chosen
+from helixqueue.client.store_book import BOOK
 from helixqueue.store.database import AsyncDatabase
-from helixqueue.store.plans import Pause, Plan, Step, carry_out_async
+from helixqueue.store.plans import Pause, Step
 from helixqueue.store.pool import AsyncPool
 from helixqueue.store.within import run_within_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from uuid import UUID
 
     from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import Settings
-    from helixqueue.client.working import Queues
     from helixqueue.fence import AsyncFence, AsyncFences
     from helixqueue.fence import Options as FenceOptions
     from helixqueue.queues import Queue
-    from helixqueue.states import State
     from helixqueue.store.calls import Call
-    from helixqueue.store.read_rows import BatchRow, EventRow
-    from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Settlement
-    from helixqueue.worker.health import Summary
-    from helixqueue.worker.options import WorkOptions
+    from helixqueue.store.rows import Answer, Settlement
+    from helixqueue.transport.protocol import Transport
+    from helixqueue.worker.options import Options as WorkerOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
+# Of a worker, beside its rounds: saying hello, looking a schema up, giving back.
+MORE_CONNECTIONS = 2
 
 
-class AsyncHelixQueue:
+class AsyncHelixQueue(AsyncClient):
     """A client of one database and one tenant; tasks share it, and event loops take turns.
 
     ```python
@@ -58,7 +57,7 @@ class AsyncHelixQueue:
         home: Home = dsn if isinstance(dsn, Embedded) else Server(dsn)
         self._home = home
         self._desk = Desk(
-            tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
+            BOOK, tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
         )
 
         async def connect() -> AsyncDatabase:
@@ -168,112 +167,11 @@ class AsyncHelixQueue:
             submitting.submit_many(self._desk, queue, submissions, create=create, within=within)
         )
 
-    async def state(self, receipt: Receipt[Any] | UUID) -> State:
-        """Where the batch stands now."""
-        return await self._do(self._desk.state(receipt))
-
-    async def wait(
-        self,
-        receipt: Receipt[Any] | UUID,
-        timeout: float | None = None,  # noqa: ASYNC109 - as its twin has it
-    ) -> State:
-        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
-        return await self._do(self._desk.wait(receipt, timeout))
-
-    @overload
-    async def result(self, receipt: Receipt[R], queue: None = None) -> R: ...
-    @overload
-    async def result(self, receipt: Receipt[Any] | UUID, queue: Queue[Any, R]) -> R: ...
-    @overload
-    async def result(self, receipt: UUID, queue: None = None) -> Any: ...
-    async def result(self, receipt: Which, queue: Queue[Any, Any] | None = None) -> Any:
-        """The result, typed if this client has used the declared queue or is given it.
-
-        Raises `InProgress` before the end, `NoResult` after another end than COMPLETED.
-        """
-        return await self._do(self._desk.result(receipt, queue))
-
-    async def history(self, receipt: Receipt[Any] | UUID) -> list[EventRow]:
-        """Every step of the batch, from the ledger."""
-        return await self._do(self._desk.history(receipt))
-
-    async def batches(
-        self,
-        *,
-        queue: Queue[Any, Any] | str | None = None,
-        state: State | str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> AsyncIterator[BatchRow]:
-        """The tenant's batches, newest first; an identity may come in any spelling."""
-        after: str | None = None
-        while True:
-            page = await self._do(
-                self._desk.page(
-                    queue=queue,
-                    state=state,
-                    identity=identity,
-                    worker=worker,
-                    since=since,
-                    until=until,
-                    after=after,
-                )
-            )
-            for row in page.rows:
-                yield row
-            after = page.next
-            if after is None:
-                return
-
-    async def cancel(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Give the batch up, also while it runs: its worker's token dies."""
-        return await self._do(self._desk.decide("cancel", receipt, reason))
-
-    async def retry(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """FAILED becomes PENDING, with all tries anew."""
-        return await self._do(self._desk.decide("retry", receipt, reason))
-
-    async def erase(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Empty payload and result of a finished batch; fingerprint and ledger stay."""
-        return await self._do(self._desk.decide("erase", receipt, reason))
-
-    async def claim(
-        self,
-        worker: str,
-        queues: Sequence[Queue[Any, Any] | str],
-        n: int = 1,
-        free: Mapping[str, Any] | None = None,
-        *,
-        start: bool = False,
-    ) -> list[LeaseRow]:
-        """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once."""
-        return await self._do(self._desk.claim(worker, queues, n, free, start=start))
-
-    async def start(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return await self._do(self._desk.hold("start", worker, leases))
-
-    async def renew(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return await self._do(self._desk.hold("renew", worker, leases))
-
-    async def release(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return await self._do(self._desk.hold("release", worker, leases))
-
     async def settle(
         self, worker: str, settlements: Sequence[Settlement], *, within: object = None
     ) -> list[Answer]:
         """End attempts; within a caller's transaction this is its last statement."""
         return await self._do(self._desk.settle(worker, settlements, within))
-
-    async def work(self, queues: Queues, **options: Unpack[WorkOptions]) -> Summary:
-        """Do the work of these queues, by their handlers, until stopped or (`until_idle`) done.
-
-        See docs/guides/workers.md.
-        """
-        from helixqueue.client import working  # noqa: PLC0415 - loaded when used
-
-        return await working.work(self, working.jobs_of(self, queues), options)
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> AsyncFence:
         """Let an effect of yours take place once: a decorator, and a context manager.
@@ -292,17 +190,35 @@ class AsyncHelixQueue:
 
     # For workers.
 
-    async def know(self, queue: Queue[Any, Any] | str) -> None:
-        """Make sure that the queue is there, as it was declared."""
-        await self._do(self._desk.known(queue))
-
     async def run(self, call: Call[T]) -> T:
         """One call of the store's, on a connection of this client's."""
         return await self._run(call)
 
-    def reach(self) -> tuple[str, str, Chosen]:
-        """Where the database is and how to connect to it."""
-        return self._home.open(), self._desk.tenant, self._chosen
+    def transport(self, options: WorkerOptions) -> Transport:
+        """A worker's way to the engine."""
+        from helixqueue.transport.direct import Direct  # noqa: PLC0415 - loaded when used
+
+        return Direct(
+            self._home.open(),
+            worker=options.worker,
+            connections=options.rounds + MORE_CONNECTIONS,
+            handlers=options.slots,
+            options=self._chosen.connection(self._desk.tenant),
+        )
+
+    def spec(self) -> dict[str, Any]:
+        """What another process needs to make this client, as JSON; it may hold a secret."""
+        return {
+            "kind": "direct",
+            "origin": [self._home.open(), self._desk.tenant],
+            "settings": self.settings,
+        }
+
+    def twin(self) -> Any:
+        """The same client for threads."""
+        from helixqueue.client.sync import HelixQueue  # noqa: PLC0415
+
+        return HelixQueue(*self.origin, **self.settings)
 
     async def disconnect(self) -> None:
         """Close the connections, and leave the servers to others of this process."""
@@ -311,9 +227,6 @@ class AsyncHelixQueue:
     async def _run(self, call: Call[T]) -> T:
         async with self._pool.database() as database:
             return await database.run(call)
-
-    async def _do(self, plan: Plan[T]) -> T:
-        return await carry_out_async(plan, self._perform)
 
     async def _perform(self, step: Step) -> Any:
         if isinstance(step, Pause):

@@ -18,20 +18,21 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.client.sync import HelixQueue
 from helixqueue.errors import LeaseLost
 from helixqueue.queues import Queue, Schema
 from helixqueue.states import State
 from helixqueue.store.hints import Hint
-from helixqueue.transport.direct import Direct
 from helixqueue.transport.protocol import LeaseRow, Token
 from helixqueue.worker import outcomes
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.lease import Lease
+from helixqueue.worker.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
+
+    from helixqueue.transport.protocol import Transport
 
 # The deadline is the database's; a worker counts for itself.
 _NO_DEADLINE = datetime.min.replace(tzinfo=UTC)
@@ -63,7 +64,7 @@ class ChildGrip:
 
     async_local = None
 
-    def __init__(self, line: Line, transport: Direct, submit: Callable[..., Any]) -> None:
+    def __init__(self, line: Line, transport: Transport, submit: Callable[..., Any]) -> None:
         self._line = line
         self.worker = transport.worker
         self.local = transport.local
@@ -96,18 +97,20 @@ def main(descriptor: int) -> None:
     told = line.heard.get()
     sys.path[:] = told["path"]
     queue = _queue(told["handler"])
-    with HelixQueue(told["dsn"], told["tenant"], **told["settings"]) as helix:
-        _, tenant, chosen = helix.reach()
+    with _client(told["client"]) as helix:
         while True:
             asked = line.heard.get()
-            transport = Direct(
-                told["dsn"],
-                worker=asked["worker"],
-                connections=1,
-                handlers=1,
-                options=chosen.connection(tenant),
-            )
-            line.say(_run(queue, asked, ChildGrip(line, transport, helix.submit), line))
+            grip = ChildGrip(line, helix.transport(Options.of(asked["worker"])), helix.submit)
+            line.say(_run(queue, asked, grip, line))
+
+
+def _client(spec: dict[str, Any]) -> Any:
+    """Of the kind that the worker's is; the other kind may not be installed."""
+    if spec["kind"] == "http":
+        from helixqueue.client.http import HelixClient as Client  # noqa: PLC0415
+    else:
+        from helixqueue.client.sync import HelixQueue as Client  # type: ignore[assignment]  # noqa: PLC0415
+    return Client(*spec["origin"], **spec["settings"])
 
 
 def _run(queue: Queue[Any, Any], asked: dict[str, Any], grip: Any, line: Line) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from helixqueue.worker.outcomes import Failed, Failure, Reported
 from helixqueue.worker.program import ended_by
 
 if TYPE_CHECKING:
-    from helixqueue.client.working import Client
+    from helixqueue.client.working import AnyClient
     from helixqueue.queues import Queue, Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handlers import Run
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LINE_LIMIT = 64 * 1024 * 1024
 
 
-def in_a_process(queue: Queue[Any, Any], client: Client) -> Run:
+def in_a_process(queue: Queue[Any, Any], client: AnyClient) -> Run:
     if queue.handler_is_async:
         raise Refused(
             f"queue {queue.name}: expected a `def` handler to run in a process, got `async def`"
@@ -43,7 +43,7 @@ def in_a_process(queue: Queue[Any, Any], client: Client) -> Run:
 class Children:
     """The children of one queue; each runs one batch at a time."""
 
-    def __init__(self, queue: Queue[Any, Any], client: Client) -> None:
+    def __init__(self, queue: Queue[Any, Any], client: AnyClient) -> None:
         self._handler = _found(queue)
         self._client = client
         self._idle: list[Child] = []
@@ -66,7 +66,7 @@ class Children:
         return value
 
     async def _start(self) -> Child:
-        dsn, tenant, _ = self._client.reach()
+        made = await asyncio.to_thread(self._client.spec)
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -84,9 +84,7 @@ class Children:
         child = Child(process, reader, writer)
         child.say(
             {
-                "dsn": dsn,
-                "tenant": tenant,
-                "settings": self._client.settings,
+                "client": made,
                 "handler": self._handler,
                 "path": sys.path,
             }

@@ -24,7 +24,6 @@ from helixqueue.errors import (
 from helixqueue.identity import check_name
 from helixqueue.queues import Queue
 from helixqueue.states import FINISHED, State
-from helixqueue.store import calls, reads
 from helixqueue.store.plans import Ask, Pause, Plan, repeated
 from helixqueue.store.rows import Held, LeaseRow, Receipt
 
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from helixqueue.store.calls import Call
+    from helixqueue.client.book import Book
+    from helixqueue.store.plans import Asked
     from helixqueue.store.read_rows import EventRow, OutcomeRow, Page
     from helixqueue.store.rows import Answer, QueueRow, Settlement
 
@@ -48,14 +48,20 @@ Which = Receipt[Any] | uuid.UUID
 
 
 class Desk:
-    def __init__(self, *, tenant: str, actor: str | None, patience_seconds: float) -> None:
-        self.tenant = check_name("tenant", tenant)
+    def __init__(
+        self, book: Book, *, tenant: str | None, actor: str | None, patience_seconds: float
+    ) -> None:
+        """Without `tenant` it is whoever is asked that knows whose desk this is."""
+        self.book = book
+        self.calls, self.reads = book.calls, book.reads
+        self.tenant = "" if tenant is None else check_name("tenant", tenant)
+        self._whose = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
         self._patience_seconds = patience_seconds
         self._known: dict[Queue[Any, Any] | str, Known] = {}
         self._met = False
 
-    def ask(self, call: Call[T], *, replayable: bool = True) -> Plan[T]:
+    def ask(self, call: Asked[T], *, replayable: bool = True) -> Plan[T]:
         """Ask on a connection of ours, again and again if need be.
 
         Not if this client never reached its database: a wrong DSN should say so at once.
@@ -85,7 +91,7 @@ class Desk:
 
     def _declare(self, queue: Queue[Any, Any]) -> Plan[QueueRow]:
         named = queue.settings()
-        row = yield from self.ask(calls.queue(tenant=self.tenant, queue=queue.name))
+        row = yield from self.ask(self.calls.queue(tenant=self.tenant, queue=queue.name))
         if row is not None and named.get("profile", row.profile) != row.profile:
             raise Refused(
                 f"queue {queue.name} has profile {row.profile}, and the declaration says "
@@ -102,19 +108,19 @@ class Desk:
         return row
 
     def _find(self, name: str, *, create: bool) -> Plan[QueueRow]:
-        row = yield from self.ask(calls.queue(tenant=self.tenant, queue=name))
+        row = yield from self.ask(self.calls.queue(tenant=self.tenant, queue=name))
         if row is None and create:
             row = yield from self._set(name, {})
         if row is None:
             raise Refused(
-                f"tenant {self.tenant} has no queue {name!r}: declare it with Queue({name!r}), "
+                f"{self._whose} has no queue {name!r}: declare it with Queue({name!r}), "
                 "or pass create=True"
             )
         return row
 
     def _set(self, name: str, settings: dict[str, Any]) -> Plan[QueueRow]:
         return self.ask(
-            calls.set_queue(tenant=self.tenant, queue=name, actor=self.actor, **settings)
+            self.calls.set_queue(tenant=self.tenant, queue=name, actor=self.actor, **settings)
         )
 
     def forget(self, name: str) -> None:
@@ -127,9 +133,9 @@ class Desk:
 
     def look(self, which: Which, *, results: bool = False) -> Plan[OutcomeRow]:
         batch_id = _batch_id(which)
-        [found] = yield from self.ask(reads.outcomes(ids=[batch_id], results=results))
+        [found] = yield from self.ask(self.reads.outcomes(ids=[batch_id], results=results))
         if found is None:
-            raise Refused(f"tenant {self.tenant} has no batch {batch_id}: look at the receipt")
+            raise Refused(f"{self._whose} has no batch {batch_id}: look at the receipt")
         return found
 
     def state(self, which: Which) -> Plan[State]:
@@ -175,7 +181,7 @@ class Desk:
 
     def history(self, which: Which) -> Plan[list[EventRow]]:
         batch_id = _batch_id(which)
-        found = yield from self.ask(reads.events(ids=[batch_id]))
+        found = yield from self.ask(self.reads.events(ids=[batch_id]))
         if not found[batch_id]:
             yield from self.look(which)  # an unknown one is an error, a retired one has no steps
         return found[batch_id]
@@ -193,7 +199,7 @@ class Desk:
     ) -> Plan[Page]:
         name = queue.name if isinstance(queue, Queue) else queue
         return self.ask(
-            reads.batches(
+            self.reads.batches(
                 tenant=self.tenant,
                 queue=None if name is None else check_name("queue", name),
                 state=None if state is None else _state(state),
@@ -213,6 +219,7 @@ class Desk:
         if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
             raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
         batch_id = _batch_id(which)
+        calls = self.calls
         build = {"cancel": calls.cancel, "retry": calls.retry, "erase": calls.erase}[verb]
         [verdict] = yield from self.ask(build(ids=[batch_id], reason=reason, actor=self.actor))
         if verdict.answer in {"ok", "repeat"} and verdict.state is not None:
@@ -237,7 +244,7 @@ class Desk:
             known = yield from self.known(queue)
             names.append(known.row.name)
         claimed = yield from self.ask(
-            calls.claim(
+            self.calls.claim(
                 worker=_worker(worker),
                 request=uuid.uuid4(),  # one for all tries: a repeat gives the same leases
                 queues=names,
@@ -250,6 +257,7 @@ class Desk:
 
     def hold(self, verb: str, worker: str, leases: Iterable[LeaseRow | Held]) -> Plan[list[Answer]]:
         """start, renew or release."""
+        calls = self.calls
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
         held = [Held(one.batch, one.token) for one in leases]
         return self.ask(build(worker=_worker(worker), held=held))
@@ -257,7 +265,7 @@ class Desk:
     def settle(
         self, worker: str, settlements: Sequence[Settlement], within: object
     ) -> Plan[list[Answer]]:
-        call = calls.settle(worker=_worker(worker), settlements=settlements)
+        call = self.calls.settle(worker=_worker(worker), settlements=settlements)
         if within is None:
             return (yield from self.ask(call))
         answers: list[Answer] = yield Ask(call, within)

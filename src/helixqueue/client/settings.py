@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypedDict
 
 from helixqueue.errors import Refused
@@ -47,9 +47,7 @@ class Chosen:
         chosen = cls(**settings)
         for name, least in _LEAST_SECONDS.items():
             _demand_number(name, getattr(chosen, name), least, MOST_SECONDS)
-        _demand_number("connections", chosen.connections, 1, MOST_CONNECTIONS)
-        if not isinstance(chosen.connections, int):
-            raise Refused(f"connections: expected a whole number, got {chosen.connections!r}")
+        _demand_connections(chosen.connections)
         actor = chosen.actor
         size = len(actor.encode("utf-8", "surrogatepass")) if isinstance(actor, str) else 0
         if actor is not None and not 1 <= size <= 255:
@@ -64,6 +62,48 @@ class Chosen:
             "timeout_seconds": self.connect_seconds,
             "statement_seconds": self.statement_seconds,
         }
+
+
+class HttpSettings(TypedDict, total=False):
+    connections: int  # at most so many at a time: 10
+    connect_seconds: float  # to reach the service: 10
+    answer_seconds: float  # for one request: 30
+    wait_seconds: float  # for a free connection: 10
+    patience_seconds: float  # in all, over repeats while the service or its database is away: 30
+
+
+@dataclass(frozen=True)
+class HttpChosen:
+    connections: int = 10
+    connect_seconds: float = 10.0
+    answer_seconds: float = 30.0
+    wait_seconds: float = 10.0
+    patience_seconds: float = 30.0
+
+    @classmethod
+    def of(cls, settings: HttpSettings) -> Self:
+        known = [field.name for field in fields(cls)]
+        unknown = next((name for name in settings if name not in known), None)
+        if unknown is not None:
+            raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
+        chosen = cls(**settings)
+        for name in ("connect_seconds", "answer_seconds", "wait_seconds"):
+            _demand_number(name, getattr(chosen, name), 0.001, MOST_SECONDS)
+        _demand_number("patience_seconds", chosen.patience_seconds, 0.0, MOST_SECONDS)
+        _demand_connections(chosen.connections)
+        return chosen
+
+    def where(self, url: str, token: str) -> dict[str, Any]:
+        """What `Where` takes."""
+        told = asdict(self)
+        del told["patience_seconds"]
+        return {"url": url, "token": token, **told}
+
+
+def _demand_connections(value: int) -> None:
+    _demand_number("connections", value, 1, MOST_CONNECTIONS)
+    if not isinstance(value, int):
+        raise Refused(f"connections: expected a whole number, got {value!r}")
 
 
 def _demand_number(name: str, value: float, least: float, most: float) -> None:

@@ -16,19 +16,17 @@ from helixqueue.errors import (
     Refused,
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
-from helixqueue.store import calls
 from helixqueue.store.plans import Ask, Pause, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from helixqueue.client.book import Book
     from helixqueue.client.desk import Desk
     from helixqueue.queues import Queue
     from helixqueue.states import State
     from helixqueue.store.rows import QueueRow, Receipt, SubmissionRow, SubmittedRow
 
-CHUNK_ROWS = calls.SUBMIT_ROWS_MAX
-CHUNK_CHARS = 16 * 1024 * 1024  # of payloads, far from what one call may weigh
 # After so many rows an event loop gets a moment for its other tasks.
 BREATH_ROWS = 500
 
@@ -44,6 +42,7 @@ def submit(
     known = yield from desk.known(queue, create=create)
     try:
         row = prepared(known, one)
+        desk.book.check(row)
     except InvalidIdentity as error:
         yield from _note(desk, known, [noted(one.identity, error)])
         raise
@@ -55,31 +54,39 @@ def submit(
     return Accepted(receipt, answer.decision, state, answer.differs)
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    identity: object
+    error: Refused
+
+
 @dataclass
 class _Chunk:
     """Rows on their way, and the answers that need none."""
 
+    book: Book
     answers: list[Submitted[Any] | None] = field(default_factory=list)
     rows: list[SubmissionRow] = field(default_factory=list)
     refused: list[tuple[bytes, str]] = field(default_factory=list)
     chars: int = 0
 
     @property
-    def full(self) -> bool:
-        return len(self.answers) >= CHUNK_ROWS or self.chars >= CHUNK_CHARS
+    def is_full(self) -> bool:
+        return len(self.answers) >= self.book.chunk_rows or self.chars >= self.book.chunk_chars
 
-    def add(self, known: Known, given: Submission | Mapping[str, Any]) -> None:
-        try:
-            one = submission_of(given)
-            row = prepared(known, one)
-        except Refused as error:
-            if isinstance(error, InvalidIdentity):
-                self.refused.append(noted(one.identity, error))
-            self.answers.append(Submitted(None, "refused", None, error=error))
-            return
-        self.rows.append(row)
-        self.chars += len(row.payload)
-        self.answers.append(None)
+    def has_room_for(self, row: SubmissionRow | _Refusal) -> bool:
+        """There is always room for a first row: no chunk would be lighter."""
+        return not self.rows or self.chars + _chars(row) <= self.book.chunk_chars
+
+    def add(self, row: SubmissionRow | _Refusal) -> None:
+        if isinstance(row, _Refusal):
+            if isinstance(row.error, InvalidIdentity):
+                self.refused.append(noted(row.identity, row.error))
+            self.answers.append(Submitted(None, "refused", None, error=row.error))
+        else:
+            self.rows.append(row)
+            self.chars += _chars(row)
+            self.answers.append(None)
 
     def complete(self, sent: list[Submitted[Any]]) -> Iterator[Submitted[Any]]:
         """All answers in the order of the input."""
@@ -98,16 +105,34 @@ def submit_many(
     """Each chunk commits by itself, unless it is within a caller's transaction."""
     known = yield from desk.known(queue, create=create)
     answers: list[Submitted[Any]] = []
-    chunk = _Chunk()
+    chunk = _Chunk(desk.book)
     for number, given in enumerate(submissions, 1):
-        chunk.add(known, given)
-        if chunk.full:
+        row = _row(known, desk.book, given)
+        if not chunk.has_room_for(row):
             answers += yield from _send_chunk(desk, known, chunk, within)
-            chunk = _Chunk()
+            chunk = _Chunk(desk.book)
+        chunk.add(row)
+        if chunk.is_full:
+            answers += yield from _send_chunk(desk, known, chunk, within)
+            chunk = _Chunk(desk.book)
         elif number % BREATH_ROWS == 0:
             yield Pause(0)
     answers += yield from _send_chunk(desk, known, chunk, within)
     return answers
+
+
+def _row(
+    known: Known, book: Book, given: Submission | Mapping[str, Any]
+) -> SubmissionRow | _Refusal:
+    identity = None
+    try:
+        one = submission_of(given)
+        identity = one.identity
+        row = prepared(known, one)
+        book.check(row)
+    except Refused as error:
+        return _Refusal(identity, error)
+    return row
 
 
 def _send_chunk(
@@ -124,7 +149,7 @@ def _note(desk: Desk, known: Known, refused: list[tuple[bytes, str]]) -> Plan[No
 
     The refusal is the answer whether or not it can be noted now.
     """
-    call = calls.note_refused(
+    call = desk.calls.note_refused(
         tenant=desk.tenant, queue=known.row.name, refused=refused, actor=desk.actor
     )
     try:
@@ -136,7 +161,7 @@ def _note(desk: Desk, known: Known, refused: list[tuple[bytes, str]]) -> Plan[No
 def _send(
     desk: Desk, known: Known, rows: list[SubmissionRow], within: object
 ) -> Plan[list[Submitted[Any]]]:
-    call = calls.submit(
+    call = desk.calls.submit(
         tenant=desk.tenant,
         queue=known.row.name,
         profile=known.row.profile,
@@ -144,13 +169,15 @@ def _send(
         actor=desk.actor,
     )
     if within is None:
-        # Without identity a repeat could not be told from other work.
-        replayable = all(row.identity is not None for row in rows)
+        # Without identity a repeat could not be told from other work, unless the call says so.
+        replayable = getattr(call, "key", None) is not None or all(
+            row.identity is not None for row in rows
+        )
         answers = yield from desk.ask(call, replayable=replayable)
     else:
         answers = yield Ask(call, within)
     queue = known.row
-    if any(answer.decision == "refused" for answer in answers):
+    if any(answer.decision == "refused" and answer.error is None for answer in answers):
         queue = yield from _as_it_is_now(desk, known)
     return [_judged(answer, row, queue) for answer, row in zip(answers, rows, strict=True)]
 
@@ -158,13 +185,15 @@ def _send(
 def _as_it_is_now(desk: Desk, known: Known) -> Plan[QueueRow]:
     """The queue that refused, to say why: somebody may have changed it since we looked."""
     desk.forget(known.row.name)
-    queue = yield from desk.ask(calls.queue(tenant=desk.tenant, queue=known.row.name))
+    queue = yield from desk.ask(desk.calls.queue(tenant=desk.tenant, queue=known.row.name))
     return queue or known.row
 
 
 def _judged(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submitted[Any]:
-    error = None
-    if answer.decision == "conflict":
+    error = answer.error
+    if error is not None:
+        pass
+    elif answer.decision == "conflict":
         error = _conflict(answer, row, queue)
     elif answer.decision == "refused":
         error = _refusal(answer, row, queue)
@@ -188,6 +217,12 @@ def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refus
     if queue.closed:
         return QueuePaused(f"{note}; an operator opens it with `helixq queue set`")
     return Refused(note)
+
+
+def _chars(row: SubmissionRow | _Refusal) -> int:
+    if isinstance(row, _Refusal):
+        return 0
+    return len(row.payload) + len(row.identity or "") + len(row.raw or "")
 
 
 def _shown(identity: str | None) -> str:

@@ -8,39 +8,38 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission
-from helixqueue.client.desk import Desk, Which
+from helixqueue.client.common import Client
+from helixqueue.client.desk import Desk
 from helixqueue.client.home import Embedded, Home, Server
 from helixqueue.client.settings import Chosen
+from helixqueue.client.store_book import BOOK
 from helixqueue.store.database import Database
-from helixqueue.store.plans import Pause, Plan, Step, carry_out
+from helixqueue.store.plans import Pause, Step
 from helixqueue.store.pool import Pool
 from helixqueue.store.within import run_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-    from uuid import UUID
 
     from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import Settings
-    from helixqueue.client.working import Queues
     from helixqueue.fence import Fence, Fences
     from helixqueue.fence import Options as FenceOptions
     from helixqueue.queues import Queue
-    from helixqueue.states import State
     from helixqueue.store.calls import Call
-    from helixqueue.store.read_rows import BatchRow, EventRow
-    from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Settlement
-    from helixqueue.worker.health import Summary
-    from helixqueue.worker.options import WorkOptions
+    from helixqueue.store.rows import Answer, Settlement
+    from helixqueue.transport.protocol import Transport
+    from helixqueue.worker.options import Options as WorkerOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
+# Of a worker, beside its rounds: saying hello, looking a schema up, giving back.
+MORE_CONNECTIONS = 2
 
 
-class HelixQueue:
+class HelixQueue(Client):
     """A client of one database and one tenant; threads share it, a forked child may go on using it.
 
     ```python
@@ -58,7 +57,7 @@ class HelixQueue:
         home: Home = dsn if isinstance(dsn, Embedded) else Server(dsn)
         self._home = home
         self._desk = Desk(
-            tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
+            BOOK, tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
         )
         self._pool = Pool(
             lambda: Database.connect(home.open(), **chosen.connection(tenant)),
@@ -160,107 +159,11 @@ class HelixQueue:
             submitting.submit_many(self._desk, queue, submissions, create=create, within=within)
         )
 
-    def state(self, receipt: Receipt[Any] | UUID) -> State:
-        """Where the batch stands now."""
-        return self._do(self._desk.state(receipt))
-
-    def wait(self, receipt: Receipt[Any] | UUID, timeout: float | None = None) -> State:
-        """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
-        return self._do(self._desk.wait(receipt, timeout))
-
-    @overload
-    def result(self, receipt: Receipt[R], queue: None = None) -> R: ...
-    @overload
-    def result(self, receipt: Receipt[Any] | UUID, queue: Queue[Any, R]) -> R: ...
-    @overload
-    def result(self, receipt: UUID, queue: None = None) -> Any: ...
-    def result(self, receipt: Which, queue: Queue[Any, Any] | None = None) -> Any:
-        """The result, typed if this client has used the declared queue or is given it.
-
-        Raises `InProgress` before the end, `NoResult` after another end than COMPLETED.
-        """
-        return self._do(self._desk.result(receipt, queue))
-
-    def history(self, receipt: Receipt[Any] | UUID) -> list[EventRow]:
-        """Every step of the batch, from the ledger."""
-        return self._do(self._desk.history(receipt))
-
-    def batches(
-        self,
-        *,
-        queue: Queue[Any, Any] | str | None = None,
-        state: State | str | None = None,
-        identity: str | tuple[str, ...] | None = None,
-        worker: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Iterator[BatchRow]:
-        """The tenant's batches, newest first; an identity may come in any spelling."""
-        after: str | None = None
-        while True:
-            page = self._do(
-                self._desk.page(
-                    queue=queue,
-                    state=state,
-                    identity=identity,
-                    worker=worker,
-                    since=since,
-                    until=until,
-                    after=after,
-                )
-            )
-            yield from page.rows
-            after = page.next
-            if after is None:
-                return
-
-    def cancel(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Give the batch up, also while it runs: its worker's token dies."""
-        return self._do(self._desk.decide("cancel", receipt, reason))
-
-    def retry(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """FAILED becomes PENDING, with all tries anew."""
-        return self._do(self._desk.decide("retry", receipt, reason))
-
-    def erase(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Empty payload and result of a finished batch; fingerprint and ledger stay."""
-        return self._do(self._desk.decide("erase", receipt, reason))
-
-    def claim(
-        self,
-        worker: str,
-        queues: Sequence[Queue[Any, Any] | str],
-        n: int = 1,
-        free: Mapping[str, Any] | None = None,
-        *,
-        start: bool = False,
-    ) -> list[LeaseRow]:
-        """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once."""
-        return self._do(self._desk.claim(worker, queues, n, free, start=start))
-
-    def start(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return self._do(self._desk.hold("start", worker, leases))
-
-    def renew(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return self._do(self._desk.hold("renew", worker, leases))
-
-    def release(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:
-        return self._do(self._desk.hold("release", worker, leases))
-
     def settle(
         self, worker: str, settlements: Sequence[Settlement], *, within: object = None
     ) -> list[Answer]:
         """End attempts; within a caller's transaction this is its last statement."""
         return self._do(self._desk.settle(worker, settlements, within))
-
-    def work(self, queues: Queues, **options: Unpack[WorkOptions]) -> Summary:
-        """Do the work of these queues, by their handlers, until stopped or (`until_idle`) done.
-
-        See docs/guides/workers.md.
-        """
-        from helixqueue.client import working  # noqa: PLC0415 - loaded when used
-
-        return working.work(self, working.jobs_of(self, queues), options)
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> Fence:
         """Let an effect of yours take place once: a decorator, and a context manager.
@@ -279,17 +182,35 @@ class HelixQueue:
 
     # For workers.
 
-    def know(self, queue: Queue[Any, Any] | str) -> None:
-        """Make sure that the queue is there, as it was declared."""
-        self._do(self._desk.known(queue))
-
     def run(self, call: Call[T]) -> T:
         """One call of the store's, on a connection of this client's."""
         return self._run(call)
 
-    def reach(self) -> tuple[str, str, Chosen]:
-        """Where the database is and how to connect to it."""
-        return self._home.open(), self._desk.tenant, self._chosen
+    def transport(self, options: WorkerOptions) -> Transport:
+        """A worker's way to the engine."""
+        from helixqueue.transport.direct import Direct  # noqa: PLC0415 - loaded when used
+
+        return Direct(
+            self._home.open(),
+            worker=options.worker,
+            connections=options.rounds + MORE_CONNECTIONS,
+            handlers=options.slots,
+            options=self._chosen.connection(self._desk.tenant),
+        )
+
+    def spec(self) -> dict[str, Any]:
+        """What another process needs to make this client, as JSON; it may hold a secret."""
+        return {
+            "kind": "direct",
+            "origin": [self._home.open(), self._desk.tenant],
+            "settings": self.settings,
+        }
+
+    def twin(self) -> Any:
+        """The same client for coroutines."""
+        from helixqueue.client.asynchronous import AsyncHelixQueue  # noqa: PLC0415
+
+        return AsyncHelixQueue(*self.origin, **self.settings)
 
     def disconnect(self) -> None:
         """Close the connections, and leave the servers to others of this process."""
@@ -298,9 +219,6 @@ class HelixQueue:
     def _run(self, call: Call[T]) -> T:
         with self._pool.database() as database:
             return database.run(call)
-
-    def _do(self, plan: Plan[T]) -> T:
-        return carry_out(plan, self._perform)
 
     def _perform(self, step: Step) -> Any:
         if isinstance(step, Pause):

@@ -12,9 +12,9 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from helixqueue.client.common import Client
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.transport.direct import Direct
 from helixqueue.worker import handlers
 from helixqueue.worker.handlers import Job
 from helixqueue.worker.options import Options
@@ -23,19 +23,15 @@ from helixqueue.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from helixqueue.client.asynchronous import AsyncHelixQueue
-    from helixqueue.client.settings import Chosen
-    from helixqueue.client.sync import HelixQueue
+    from helixqueue.client.common_async import AsyncClient
     from helixqueue.worker.health import Summary
     from helixqueue.worker.options import WorkOptions
 
-Client: TypeAlias = "HelixQueue | AsyncHelixQueue"
+AnyClient: TypeAlias = "Client | AsyncClient"
 Queues = Queue[Any, Any] | list[Queue[Any, Any]] | tuple[Queue[Any, Any], ...]
-# Beside the rounds: saying hello, looking a schema up, giving back.
-MORE_CONNECTIONS = 2
 
 
-def jobs_of(client: Client, queues: Queues) -> dict[str, Job]:
+def jobs_of(client: AnyClient, queues: Queues) -> dict[str, Job]:
     """Each declared queue with its handler, as it says."""
     jobs = {}
     for queue in listed(queues):
@@ -57,51 +53,28 @@ def listed(queues: Queues) -> Sequence[Queue[Any, Any]]:
     return found
 
 
-def worker_of(
-    reached: tuple[str, str, Chosen],
-    jobs: dict[str, Job],
-    options: Options,
-    submit: Callable[..., Any],
-    submit_async: Callable[..., Any],
-    *,
-    renews: bool = True,
-) -> Worker:
-    dsn, tenant, chosen = reached
-    transport = Direct(
-        dsn,
-        worker=options.worker,
-        connections=options.rounds + MORE_CONNECTIONS,
-        handlers=options.slots,
-        options=chosen.connection(tenant),
-    )
-    return Worker(transport, jobs, options, submit, submit_async, renews=renews)
-
-
 @overload
-def work(client: HelixQueue, jobs: dict[str, Job], options: WorkOptions) -> Summary: ...
+def work(client: Client, jobs: dict[str, Job], options: WorkOptions) -> Summary: ...
 @overload
+def work(client: AsyncClient, jobs: dict[str, Job], options: WorkOptions) -> Awaitable[Summary]: ...
 def work(
-    client: AsyncHelixQueue, jobs: dict[str, Job], options: WorkOptions
-) -> Awaitable[Summary]: ...
-def work(
-    client: Client, jobs: dict[str, Job], options: WorkOptions
+    client: AnyClient, jobs: dict[str, Job], options: WorkOptions
 ) -> Summary | Awaitable[Summary]:
     """Until it is done or told to stop; gives a word on what was done."""
-    from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - which imports this
-
     made = Options(**options)
-    if isinstance(client, HelixQueue):
+    if isinstance(client, Client):
         return _work(client, jobs, made)
     return _work_async(client, jobs, made)
 
 
-def _work(client: HelixQueue, jobs: dict[str, Job], options: Options) -> Summary:
+def _work(client: Client, jobs: dict[str, Job], options: Options) -> Summary:
     for job in jobs.values():
         client.know(job.queue or job.name)
 
     async def run() -> Summary:
         async with twin_of(client) as twin:
-            worker = worker_of(client.reach(), jobs, options, client.submit, twin.submit)
+            transport = client.transport(options)
+            worker = Worker(transport, jobs, options, client.submit, twin.submit)
             with _obeying(worker):
                 return await worker.run()
 
@@ -109,26 +82,23 @@ def _work(client: HelixQueue, jobs: dict[str, Job], options: Options) -> Summary
 
 
 @contextlib.asynccontextmanager
-async def twin_of(client: HelixQueue) -> AsyncIterator[AsyncHelixQueue]:
+async def twin_of(client: Client) -> AsyncIterator[AsyncClient]:
     """The same client for coroutines, whose handlers submit too."""
-    from helixqueue.client.asynchronous import AsyncHelixQueue  # noqa: PLC0415 - its twin
-
-    twin = AsyncHelixQueue(*client.origin, **client.settings)
+    twin = client.twin()
     try:
         yield twin
     finally:
         await twin.disconnect()
 
 
-async def _work_async(client: AsyncHelixQueue, jobs: dict[str, Job], options: Options) -> Summary:
+async def _work_async(client: AsyncClient, jobs: dict[str, Job], options: Options) -> Summary:
     """In this event loop; cancelling it gives back what is held."""
-    from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - its twin
-
     for job in jobs.values():
         await client.know(job.queue or job.name)
-    twin = HelixQueue(*client.origin, **client.settings)
-    reached = await asyncio.to_thread(client.reach)
-    worker = worker_of(reached, jobs, options, twin.submit, client.submit)
+    twin = client.twin()
+    # Embedded servers may take seconds to start; other tasks go on meanwhile.
+    transport = await asyncio.to_thread(client.transport, options)
+    worker = Worker(transport, jobs, options, twin.submit, client.submit)
     try:
         return await worker.run()
     finally:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from helixqueue.service.bodies import write_token
 from helixqueue.service.problems import ProblemAnswer, problem_of
@@ -46,6 +46,7 @@ class ChunkAnswer(BaseModel):
 class BatchAnswer(BaseModel):
     batch_id: UUID
     key: str
+    tenant: str
     queue: str
     identity: IdentityAnswer
     raw: IdentityAnswer
@@ -122,6 +123,7 @@ class StoryAnswer(BaseModel):
     batch_id: UUID
     key: str
     fingerprint: str
+    tenant: str
     queue: str | None
     identity: IdentityAnswer
     raw: IdentityAnswer
@@ -139,6 +141,8 @@ class StoryAnswer(BaseModel):
     attempt: int
     worker: str | None
     deadline: datetime | None
+    epoch: int | None
+    number: int | None
     cause: str | None
     due: datetime | None
     finished_at: datetime | None
@@ -147,7 +151,9 @@ class StoryAnswer(BaseModel):
     detail: str | None
     retired_at: datetime | None
     erased: bool
+    has_payload: bool = False
     payload: Any = None
+    has_result: bool = False
     result: Any = None
     events: list[EventAnswer]
     attempts: list[AttemptAnswer]
@@ -163,8 +169,10 @@ class OutcomeAnswer(BaseModel):
     finished_by: str | None
     failure: str | None
     detail: str | None
+    has_result: bool = Field(default=False, description="Null may be a result.")
     result: Any = None
     late: bool
+    queue: str | None
 
 
 class VerdictAnswer(BaseModel):
@@ -180,6 +188,7 @@ class CountAnswer(BaseModel):
 
 
 class QueueAnswer(BaseModel):
+    tenant: str
     name: str
     profile: str
     lease_seconds: float
@@ -215,7 +224,9 @@ class WorkersAnswer(BaseModel):
 class LeaseAnswer(BaseModel):
     batch: int
     batch_id: UUID
+    key: str
     token: str
+    tenant: str
     queue: str
     identity: IdentityAnswer
     revision: str
@@ -224,6 +235,7 @@ class LeaseAnswer(BaseModel):
     state: State
     deadline: datetime
     lease_seconds: float
+    hint: list[int] = Field(description="Where it stood: `hints` of later claims begin behind it.")
 
 
 class HeldAnswer(BaseModel):
@@ -241,6 +253,14 @@ class HeldsAnswer(BaseModel):
 class ClaimAnswer(BaseModel):
     leases: list[LeaseAnswer]
     settled: list[HeldAnswer]
+
+
+class MarkAnswer(BaseModel):
+    mark: str | None = Field(description="To wait with; null where nobody can be told.")
+
+
+class WokenAnswer(MarkAnswer):
+    woken: bool
 
 
 class TokenAnswer(BaseModel):
@@ -309,8 +329,9 @@ def story(told: Story, *, values: bool) -> StoryAnswer:
     shape = asdict(told) | {"identity": identity(told.identity), "raw": identity(told.raw)}
     shape["attempts"] = shape.pop("leases")
     for name in ("payload", "result"):
-        text = shape[name]
-        shape[name] = json.loads(text) if values and text is not None else None
+        text = shape[name] if values else None
+        shape[name] = None if text is None else json.loads(text)
+        shape[f"has_{name}"] = text is not None
     if not values:
         for holder in (shape, *shape["events"], *shape["attempts"], *shape["decisions"]):
             holder["detail"] = None
@@ -319,8 +340,8 @@ def story(told: Story, *, values: bool) -> StoryAnswer:
 
 def outcome(row: OutcomeRow, *, values: bool) -> OutcomeAnswer:
     shape = asdict(row)
-    result = shape.pop("result")
-    shape["result"] = json.loads(result) if values and result is not None else None
+    text = shape["result"] if values else None
+    shape |= {"result": None if text is None else json.loads(text), "has_result": text is not None}
     return OutcomeAnswer(**shape | ({} if values else {"detail": None}))
 
 
@@ -349,7 +370,9 @@ def lease(row: LeaseRow) -> LeaseAnswer:
     return LeaseAnswer(
         batch=row.batch,
         batch_id=row.batch_id,
+        key=f"v{row.key[0]}:{row.key[1:].hex()}",
         token=write_token(row.token),
+        tenant=row.tenant,
         queue=row.queue,
         identity=identity(parts),
         revision=row.revision,
@@ -358,6 +381,7 @@ def lease(row: LeaseRow) -> LeaseAnswer:
         state=row.state,
         deadline=row.deadline,
         lease_seconds=row.lease_seconds,
+        hint=list(row.hint),
     )
 
 

@@ -41,7 +41,7 @@ def create_app(settings: Settings) -> Gate:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.served.close()
+        await service.close()
 
     app = FastAPI(
         title="HelixQueue",

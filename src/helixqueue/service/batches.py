@@ -13,12 +13,12 @@ from helixqueue.client import submitting
 from helixqueue.client.answers import Submission, Submitted
 from helixqueue.errors import Conflict, Refused
 from helixqueue.service import answers
-from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, SubmitBody
+from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
 from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import State
-from helixqueue.store import reads
+from helixqueue.store import calls, reads
 
 routes = router("batches")
 
@@ -103,6 +103,27 @@ async def submit_many(
         for one in done
     ]
     return JSONResponse({"submitted": told})
+
+
+@routes.post(
+    "/v1/queues/{queue}/refused",
+    status_code=204,
+    summary="Keep identities on record that the client refused by itself",
+    **demands("submit", "no-such-queue"),
+)
+async def note_refused(queue: QueueName, body: RefusedBody, asker: Asker, note: Note) -> None:
+    """For people who look for what never arrived. `raw` are the bytes as they came, in hex."""
+    note.know(queue=queue, count=len(body.refused))
+    asker.demand_queue(queue)
+    await _known(asker, queue)
+    await asker.ask(
+        calls.note_refused(
+            tenant=asker.tenant,
+            queue=queue,
+            refused=[(bytes.fromhex(one.raw), one.why) for one in body.refused],
+            actor=asker.grant.name,
+        )
+    )
 
 
 def _submission(body: SubmitBody) -> Submission:
@@ -215,13 +236,25 @@ async def batch(
     summary="Where a batch stands, and what it ended with",
     **demands("read", "no-such-batch"),
 )
-async def outcome(batch_id: UUID, asker: Asker, note: Note) -> answers.OutcomeAnswer:
+async def outcome(
+    *,
+    batch_id: UUID,
+    asker: Asker,
+    note: Note,
+    result: Annotated[
+        bool | None,
+        Query(description="With its result; needs the scope payloads. Unless said: as it may."),
+    ] = None,
+) -> answers.OutcomeAnswer:
     """What to ask while waiting: cheap, and without the story.
 
     The result is shown to the scope payloads.
     """
     note.know(batch=batch_id)
-    [found] = await asker.ask(reads.outcomes(ids=[batch_id], results=asker.sees_payloads))
+    if result:
+        asker.demand("payloads")
+    wanted = asker.sees_payloads and result is not False
+    [found] = await asker.ask(reads.outcomes(ids=[batch_id], results=wanted))
     if found is None:
         raise no_such_batch(batch_id)
     return answers.outcome(found, values=asker.sees_payloads)

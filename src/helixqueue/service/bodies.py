@@ -16,11 +16,13 @@ from pydantic import (
 )
 
 from helixqueue.identity import PROFILES
-from helixqueue.service.settings import MAX_LEASES, MAX_ROWS
+from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 from helixqueue.store.rows import Held, Settlement, Token
 from helixqueue.store.tokens import DAYS, DAYS_MAX, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+# With its tenant's name before it, it fits what the engine keeps of workers.
+MAX_WORKER_CHARS = 190
 TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - the form of one
 _INT4, _INT8 = 2**31, 2**63
 
@@ -34,7 +36,7 @@ def _printable(text: str) -> str:
 Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
 Worker = Annotated[
     str,
-    Field(min_length=1, max_length=63, examples=["gpu-1"]),
+    Field(min_length=1, max_length=MAX_WORKER_CHARS, examples=["gpu-1"]),
     AfterValidator(_printable),
 ]
 Reason = Annotated[
@@ -75,6 +77,17 @@ class SubmitBody(Body):
 
 class ChunkBody(Body):
     submissions: Annotated[list[SubmitBody], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+class RefusedOne(Body):
+    """An identity that broke its profile."""
+
+    raw: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,4096}$", examples=["53e28eb031"])]
+    why: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_printable)]
+
+
+class RefusedBody(Body):
+    refused: Annotated[list[RefusedOne], Field(min_length=1, max_length=MAX_ROWS)]
 
 
 class ReasonBody(Body):
@@ -149,6 +162,10 @@ class SettleBody(Body):
     settlements: Annotated[list[SettlementBody], Field(min_length=1, max_length=MAX_LEASES)]
 
 
+_Place = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
+Hint = Annotated[list[_Place], Field(min_length=3, max_length=3)]
+
+
 class ClaimBody(Body):
     worker: Worker
     request: UUID = Field(description="The same again gives the same leases again.")
@@ -157,14 +174,47 @@ class ClaimBody(Body):
     free: Resources | None = None
     start: StrictBool = False
     lease_seconds: Seconds | None = None
+    hints: Annotated[list[Hint], Field(max_length=1_000)] = Field(
+        default_factory=list,
+        description="Of leases this worker was given: the furthest of each first number.",
+    )
     settle: Annotated[list[SettlementBody], Field(max_length=MAX_LEASES)] = Field(
         default_factory=list
     )
 
 
+class Progress(Body):
+    """How far one batch is, for people."""
+
+    batch: UUID
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    note: Annotated[str, Field(max_length=200)] = ""
+
+
 class HelloBody(Body):
     worker: Worker
     free: Resources | None = None
+    health: Annotated[dict[str, Any], Field(max_length=32)] | None = Field(
+        None, description="How the worker is, in its own words.", examples=[{"busy": 2}]
+    )
+    progress: Annotated[list[Progress], Field(max_length=50)] | None = None
+
+
+class ExpectBody(Body):
+    worker: Worker
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    seconds: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = Field(
+        60.0, description="For so long; 0 ends it."
+    )
+
+
+class WaitBody(Body):
+    worker: Worker
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    mark: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Of the answer before: what came since then counts."
+    )
+    seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
 
 
 class TokenBody(Body):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # What the gate and the framework may answer whatever is asked.
 ALWAYS: Final = (
     "not-found", "method-not-allowed", "too-slow", "body-too-large", "internal", "unavailable",
+    "retryable",
 )  # fmt: skip
 GUARDED: Final = ("unauthenticated", "forbidden", "too-many-requests", "not-ready")
 PROBLEM_JSON: Final = "application/problem+json"

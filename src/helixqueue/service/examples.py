@@ -35,6 +35,7 @@ _REFUSED = {"batch": 18, "answer": "refused", "owner": "gpu-2", "state": "RUNNIN
 _STANDING = {
     "batch_id": BATCH,
     "key": _KEY,
+    "tenant": "lab",
     "queue": "basecall",
     "identity": "S-1",
     "raw": "S-1",
@@ -74,9 +75,13 @@ _STORY = {
     "actor": "uploader",
     "place": "outcome",
     "version": 4,
+    "epoch": None,
+    "number": None,
     "retired_at": None,
     "erased": False,
+    "has_payload": True,
     "payload": {"pod5": "a.pod5"},
+    "has_result": True,
     "result": {"reads": 4_180_332},
     "events": _EVENTS,
     "attempts": [
@@ -95,10 +100,13 @@ _OUTCOME = {
     "finished_by": "gpu-1",
     "failure": None,
     "detail": None,
+    "has_result": True,
     "result": {"reads": 4_180_332},
     "late": False,
+    "queue": "basecall",
 }
 _QUEUE = {
+    "tenant": "lab",
     "name": "basecall",
     "profile": "lab-id-v1",
     "lease_seconds": 120.0,
@@ -170,6 +178,12 @@ OPERATIONS: Final[dict[str, Example]] = {
         {"submitted": [_SUBMITTED, {**_SUBMITTED, "decision": "duplicate"}]},
         request={"submissions": [_SUBMISSION, {**_SUBMISSION, "priority": 1}]},
     ),
+    "note_refused": Example(
+        None,
+        request={
+            "refused": [{"raw": "532d31e2808b", "why": "a zero-width space (U+200B) at offset 3"}]
+        },
+    ),
     "list_batches": Example({"batches": [_STANDING], "next": None}),
     "show_batch": Example(_STORY),
     "show_outcome": Example(_OUTCOME),
@@ -179,6 +193,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "erase_batch": _verdict("COMPLETED"),
     "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}]}),
     "show_queue": Example({**_QUEUE, "counts": _COUNTS}),
+    "show_settings": Example(_QUEUE),
     "set_queue": Example(
         _QUEUE,
         request={
@@ -203,9 +218,10 @@ OPERATIONS: Final[dict[str, Example]] = {
     "claim": Example(
         {
             "leases": [
-                {"batch": 17, "batch_id": BATCH, "token": _LEASE, "queue": "basecall",
-                 "identity": "S-1", "revision": "", "payload": {"pod5": "a.pod5"}, "attempt": 1,
-                 "state": "RUNNING", "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0},
+                {"batch": 17, "batch_id": BATCH, "key": _KEY, "token": _LEASE, "tenant": "lab",
+                 "queue": "basecall", "identity": "S-1", "revision": "",
+                 "payload": {"pod5": "a.pod5"}, "attempt": 1, "state": "RUNNING",
+                 "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0, "hint": [3, 9, 17]},
             ],
             "settled": [],
         },
@@ -227,6 +243,19 @@ OPERATIONS: Final[dict[str, Example]] = {
     "release": Example(
         {"answers": [{**_ANSWER, "state": "PENDING"}]},
         request={**_HELD, "detail": "the node is drained"},
+    ),
+    "expect": Example(
+        {"mark": "5e2a90c1.8d1f6b0c4a7e2f93"},
+        request={"worker": "gpu-1", "queues": ["basecall"], "seconds": 60},
+    ),
+    "wait": Example(
+        {"woken": True, "mark": "5e2a90c1.03c7e1d58ab96f42"},
+        request={
+            "worker": "gpu-1",
+            "queues": ["basecall"],
+            "mark": "5e2a90c1.8d1f6b0c4a7e2f93",
+            "seconds": 0.5,
+        },
     ),
     "changes": Example(_CHANGE),
     "list_tokens": Example({"tokens": [_TOKEN], "next": None}),
@@ -262,6 +291,7 @@ PARAMETERS: Final[dict[str, Any]] = {
     "until": _ENDED,
     "limit": 50,
     "payload": True,
+    "result": True,
     "count_to": 1_000,
     "seconds": 300,
     "Idempotency-Key": "upload-2026-09-01-S-1",
@@ -338,6 +368,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     },
     "too-many-streams": {"detail": "this process has 64 streams open"},
     "internal": {"detail": "it is on record under the request's id"},
-    "unavailable": {"detail": "The database is away"},
+    "unavailable": {"detail": "The database is away", "outcome_unknown": False},
+    "retryable": {"detail": "Something else was in the way"},
     "not-ready": {"detail": "the database's schema does not fit this release; run helixq migrate"},
 }

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.client.desk import Desk
+from helixqueue.client.store_book import BOOK
 from helixqueue.fence.guard import AsyncFences
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.store import tokens
@@ -40,7 +41,7 @@ class Principal:
         self._served = served
         self._hash = token_hash
         self.desk = Desk(
-            tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
+            BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
         )
         self.allowance = Allowance(settings.requests_per_second, settings.burst)
 

@@ -65,6 +65,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "too-many-streams": (429, "Too many streams are open", "close one, or ask another service"),
     "internal": (500, "A fault of the service", "report it with the request's id"),
     "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
+    "retryable": (503, "Something else was in the way", "repeat the request"),
     "not-ready": (503, "The service cannot serve", "see the detail"),
 }
 
@@ -112,7 +113,7 @@ def problem_of(error: HelixError, *, values: bool = False) -> Problem:
     if kind == "unauthenticated":
         headers = {"WWW-Authenticate": "Bearer"}
     if kind in {"in-progress", "unavailable"}:
-        retry_after = getattr(error, "retry_after", 1.0)
+        retry_after = getattr(error, "retry_after", None) or 1.0
     # The client learns nothing of the inside; whoever runs it reads the log.
     detail = str(error) if isinstance(error, Refused | InProgress) else PROBLEMS[kind][1]
     more = _more(error, values=values)
@@ -132,7 +133,7 @@ _KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
     (Refused, "refused"),
     (InProgress, "in-progress"),
     (Unavailable, "unavailable"),
-    (Retryable, "unavailable"),
+    (Retryable, "retryable"),
     (SchemaMismatch, "not-ready"),
 )
 
@@ -149,6 +150,9 @@ def _more(error: HelixError, *, values: bool) -> dict[str, Any]:
             return {name: getattr(error, name) for name in names}
         case InvalidPayload():
             return {"code": error.code, "pointer": error.path}
+        case Unavailable():
+            # Whether it may have been done: a repeat finds out.
+            return {"outcome_unknown": error.outcome_unknown}
     return {}
 
 

@@ -51,6 +51,23 @@ async def queue(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnsw
     return answers.queue(sights[0].settings, sights[0])
 
 
+@routes.get(
+    "/v1/queues/{queue}/settings",
+    response_model=answers.QueueAnswer,
+    name="show_settings",
+    summary="One queue's settings, for every token that may use it",
+    **demands("any", "no-such-queue"),
+)
+async def settings(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnswer:
+    """What a client needs to prepare submissions, and a worker to check results; no counts."""
+    note.know(queue=queue)
+    asker.demand_queue(queue)
+    row = await asker.ask(calls.queue(tenant=asker.tenant, queue=queue))
+    if row is None:
+        raise _no_such_queue(queue)
+    return answers.queue(row)
+
+
 @routes.put(
     "/v1/queues/{queue}",
     response_model=answers.QueueAnswer,

@@ -16,6 +16,7 @@ from helixqueue.service.names import Names
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
 from helixqueue.store import reads, revision, serving
+from helixqueue.store.bell import Bell
 from helixqueue.store.serving import Served
 
 if TYPE_CHECKING:
@@ -46,10 +47,17 @@ class Service:
         )
         self.principals = Principals(self.served, settings)
         self.marks = Marks(self.served)
+        self.bell = None if settings.pooled else Bell(self.served.connect)
+        self.waits = 0
         self.metrics = Metrics()
         self.names = Names()
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
+
+    async def close(self) -> None:
+        if self.bell is not None:
+            await self.bell.close()
+        await self.served.close()
 
     async def why_not_ready(self) -> str | None:
         """None when it can serve. Asked of the database at most once a second."""

@@ -16,6 +16,7 @@ MAX_BODY_BYTES = 1024 * 1024
 MAX_ROWS = 1_000  # of one chunk of submissions
 MAX_LEASES = 100  # of one claim: each may carry a payload of a mebibyte
 MAX_PAGE = 500
+MAX_WAIT_SECONDS = 30.0  # that a worker's request is held until there is work
 COUNT_BOUND = 100_000  # the furthest that the engine counts
 
 
@@ -33,6 +34,7 @@ class Settings:
     burst: int = 1_000
     max_pending: int = COUNT_BOUND  # of one queue; submissions beyond are told to wait
     max_streams: int = 64
+    max_waits: int = 1_000  # workers whose requests are held at a time
     poll_seconds: float = 0.5  # between two looks of a stream
     policy: Policy | None = None  # of idempotency keys; optional everywhere unless said
 
@@ -45,6 +47,6 @@ class Settings:
             )
         for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
                      "body_seconds", "requests_per_second", "burst", "max_streams",
-                     "poll_seconds"):  # fmt: skip
+                     "max_waits", "poll_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

@@ -6,19 +6,24 @@ illegal. So a refused write is an answer of 200 with the new owner's name, not a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from helixqueue.identity import canonical_text
 from helixqueue.service import answers, bodies
 from helixqueue.service.bodies import (
     ClaimBody,
+    ExpectBody,
     HelloBody,
     LeasesBody,
     ReleaseBody,
     SettleBody,
+    WaitBody,
 )
+from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, Note, demands, router
 from helixqueue.store import calls, serving
+from helixqueue.store.hints import Hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from helixqueue.store.serving import Name
 
 routes = router("work")
+EXPECT_SECONDS: Final = 60.0
 
 
 @routes.post(
@@ -38,7 +44,8 @@ routes = router("work")
 async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
     """For people: nothing rests on it, and a worker that never says it gets work all the same."""
     note.know(worker=body.worker)
-    free = None if body.free is None else body.free.model_dump()
+    free = {} if body.free is None else body.free.model_dump()
+    free |= body.model_dump(mode="json", include={"health", "progress"}, exclude_none=True)
     await asker.ask(calls.hello(worker=serving.worker_name(asker.tenant, body.worker), free=free))
 
 
@@ -67,6 +74,7 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
             free=None if body.free is None else body.free.model_dump(),
             start=body.start,
             lease_seconds=body.lease_seconds,
+            hints=[Hint(*one) for one in body.hints],
             settle=settle,
         )
     )
@@ -146,11 +154,70 @@ async def release(body: ReleaseBody, asker: Asker, here: Here, note: Note) -> an
     return answers.HeldsAnswer(answers=_told("release", told, names, here, note))
 
 
+@routes.post(
+    "/v1/work/expect",
+    response_model=answers.MarkAnswer,
+    summary="Tell this worker when something is submitted to one of these queues",
+    **demands("work"),
+)
+async def expect(body: ExpectBody, asker: Asker, here: Here, note: Note) -> answers.MarkAnswer:
+    """For a worker with nothing to do. It claims once more: what came before told nobody.
+
+    A comfort only: a worker that is not told looks by itself now and then.
+    """
+    note.know(worker=body.worker, queue=body.queues)
+    asker.demand_queue(*body.queues)
+    await _expect(asker, here, body.worker, body.queues, body.seconds)
+    return answers.MarkAnswer(mark=None if here.bell is None else here.bell.mark(body.queues))
+
+
+@routes.post(
+    "/v1/work/wait",
+    response_model=answers.WokenAnswer,
+    summary="Answered when something was submitted to one of these queues, or after so long",
+    **demands("work", "too-many-streams"),
+)
+async def wait(body: WaitBody, asker: Asker, here: Here, note: Note) -> answers.WokenAnswer:
+    """With the mark of the answer before, what came in between counts too."""
+    note.know(worker=body.worker, queue=body.queues)
+    asker.demand_queue(*body.queues)
+    if here.waits >= here.settings.max_waits:
+        raise Problem(
+            "too-many-streams",
+            f"this process holds the requests of {here.settings.max_waits} workers",
+            retry_after=10,
+        )
+    here.waits += 1
+    try:
+        if here.bell is None:
+            await asyncio.sleep(body.seconds)
+            return answers.WokenAnswer(woken=False, mark=None)
+        if not here.bell.knows(body.queues):
+            # The worker said that it waits to another process.
+            await _expect(asker, here, body.worker, body.queues, EXPECT_SECONDS)
+        woken = await here.bell.wait(body.queues, body.mark, body.seconds)
+        return answers.WokenAnswer(woken=woken, mark=here.bell.mark(body.queues))
+    finally:
+        here.waits -= 1
+
+
+async def _expect(asker: Asker, here: Here, worker: str, queues: list[str], seconds: float) -> None:
+    worker = serving.worker_name(asker.tenant, worker)
+    channels = await asker.ask(calls.wait(worker=worker, queues=queues, seconds=seconds))
+    if here.bell is not None and seconds > 0:
+        here.bell.listen(dict(zip(queues, channels, strict=True)))
+
+
 def _settlements(given: Sequence[bodies.SettlementBody]) -> list[Settlement]:
     return [
-        bodies.settlement(one, None if one.outcome == "failed" else canonical_text(one.result))
+        bodies.settlement(one, canonical_text(one.result) if _has_result(one) else None)
         for one in given
     ]
+
+
+def _has_result(one: bodies.SettlementBody) -> bool:
+    """Null is a result, and none is none."""
+    return one.outcome == "completed" and "result" in one.model_fields_set
 
 
 def _told(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from helixqueue.identity import stored_public_id
 from helixqueue.states import State
@@ -20,6 +20,7 @@ from helixqueue.store.rows import (
     Held,
     LeaseRow,
     QueueRow,
+    QueueSettings,
     Receipt,
     Settlement,
     SubmissionRow,
@@ -255,23 +256,6 @@ def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
 def wait(*, worker: str, queues: Sequence[str], seconds: float) -> Call[list[str]]:
     """A worker says that it waits for work, or with 0 seconds that it does not; the channels."""
     return Call(_SQL["wait"], (worker, texts(queues), seconds), lambda rows: list(rows[0][0]))
-
-
-class QueueSettings(TypedDict, total=False):
-    """What can be set on a queue; the order is that of the function's parameters."""
-
-    profile: str | None
-    lease_seconds: float | None
-    max_attempts: int | None
-    backoff_seconds: float | None
-    backoff_max_seconds: float | None
-    key_limit: int | None
-    unknown: str | None
-    paused: bool | None
-    closed: bool | None
-    requires: Mapping[str, Any] | None
-    payload_schema: Mapping[str, Any] | None
-    result_schema: Mapping[str, Any] | None
 
 
 _JSON_SETTINGS = {"requires", "payload_schema", "result_schema"}

@@ -12,16 +12,15 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from helixqueue.errors import HelixError, Retryable, Unavailable
+from helixqueue.errors import HelixError, InProgress, Retryable, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from helixqueue.store.calls import Call
-
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 # What a plan may yield: our two steps, and for fences a few more.
 S = TypeVar("S")
 
@@ -31,11 +30,18 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
+class Asked(Protocol[T_co]):
+    """A call of either kind: a statement (calls.py) or an HTTP request (transport/http)."""
+
+    @property
+    def read(self) -> Callable[[Any], T_co]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Run a call on a connection of ours, or on `within`."""
 
-    call: Call[Any]
+    call: Any  # Asked, of the kind that whoever performs it runs
     within: object = None
 
 
@@ -48,7 +54,7 @@ Step = Ask | Pause
 Plan = Generator[Step, Any, T]
 
 
-def repeated(call: Call[T], *, seconds: float, replayable: bool = True) -> Plan[T]:
+def repeated(call: Asked[T], *, seconds: float, replayable: bool = True) -> Plan[T]:
     """Ask until there is an answer or the time is up.
 
     The engine recognises repeats, so also a call whose answer was lost is asked again, unless it is
@@ -58,8 +64,9 @@ def repeated(call: Call[T], *, seconds: float, replayable: bool = True) -> Plan[
     for tries in count():
         try:
             answer: T = yield Ask(call)
-        except (Retryable, Unavailable) as error:
+        except (Retryable, Unavailable, InProgress) as error:
             pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
+            pause += getattr(error, "retry_after", None) or 0.0
             lost = isinstance(error, Unavailable) and error.outcome_unknown
             if (lost and not replayable) or time.monotonic() + pause > deadline:
                 raise

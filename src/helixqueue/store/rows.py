@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypedDict
 
 from typing_extensions import TypeVar
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from helixqueue.errors import Refused
     from helixqueue.states import State
     from helixqueue.store.hints import Hint
 
@@ -67,6 +68,7 @@ class SubmittedRow(NamedTuple):
     stored_payload: str | None = None  # of a conflict, for the diff
     note: str | None = None  # why refused
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
+    error: Refused | None = None  # of a conflict or a refusal, where whoever was asked has made it
 
 
 class LeaseRow(NamedTuple):
@@ -158,3 +160,20 @@ class QueueRow:
     requires: Mapping[str, object]
     payload_schema: Mapping[str, object] | None
     result_schema: Mapping[str, object] | None
+
+
+class QueueSettings(TypedDict, total=False):
+    """What can be set on a queue; the order is that of the function's parameters."""
+
+    profile: str | None
+    lease_seconds: float | None
+    max_attempts: int | None
+    backoff_seconds: float | None
+    backoff_max_seconds: float | None
+    key_limit: int | None
+    unknown: str | None
+    paused: bool | None
+    closed: bool | None
+    requires: Mapping[str, Any] | None
+    payload_schema: Mapping[str, Any] | None
+    result_schema: Mapping[str, Any] | None

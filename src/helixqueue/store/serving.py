@@ -67,6 +67,7 @@ class Served:
                 statement_seconds=statement_seconds,
             )
 
+        self.connect = connect
         self._pool = AsyncPool(connect, size=connections, wait_seconds=wait_seconds)
         self._seconds = statement_seconds
         self._under_way: set[asyncio.Task[Any]] = set()

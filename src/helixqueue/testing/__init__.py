@@ -23,10 +23,10 @@ from helixqueue.client import working
 from helixqueue.errors import HelixError
 from helixqueue.store import reads
 from helixqueue.store.rows import Held
-from helixqueue.transport.direct import Direct
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.lease import Lease
 from helixqueue.worker.options import Options
+from helixqueue.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from helixqueue.client.sync import HelixQueue
     from helixqueue.queues import Queue
     from helixqueue.store.read_rows import BatchRow
+    from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import Summary
 
 __all__ = ["assert_submitted", "drain", "expire", "leased"]
@@ -48,9 +49,8 @@ def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> Summary:
     async def run() -> Summary:
         options = Options(slots=1, until_idle=True, prefetch=1)
         async with working.twin_of(helix) as twin:
-            worker = working.worker_of(
-                helix.reach(), jobs, options, helix.submit, twin.submit, renews=False
-            )
+            transport = helix.transport(options)
+            worker = Worker(transport, jobs, options, helix.submit, twin.submit, renews=False)
             return await worker.run()
 
     return working.in_a_loop(run)
@@ -97,14 +97,11 @@ def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any
     """
     helix.know(queue)
     options = Options(slots=1)
-    dsn, tenant, chosen = helix.reach()
     [*rows] = helix.claim(options.worker, [queue], start=True)
     if not rows:
         raise HelixError(f"expected work in queue {queue.name}, found none that can be claimed")
     [row] = rows
-    transport = Direct(
-        dsn, worker=options.worker, connections=1, handlers=1, options=chosen.connection(tenant)
-    )
+    transport = helix.transport(options)
     attempt = Attempt(row, time.monotonic())
     try:
         yield Lease(attempt, queue, None, _Hand(helix, transport))
@@ -125,7 +122,7 @@ class _Hand:
 
     async_local = None
 
-    def __init__(self, helix: HelixQueue, transport: Direct) -> None:
+    def __init__(self, helix: HelixQueue, transport: Transport) -> None:
         self.worker = transport.worker
         self.local = transport.local
         self.submit = helix.submit

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 def transport_of(spec: dict[str, Any]) -> Transport:
     options = dict(spec)
     kind = options.pop("transport")
+    if kind == "http":
+        from helixqueue.transport.http.link import Where  # noqa: PLC0415 - only where it is used
+        from helixqueue.transport.http.transport import Http  # noqa: PLC0415
+
+        return Http(Where(**options["where"]), options["worker"])
     if kind != "direct":
-        raise ValueError(f"expected the transport 'direct', got {kind!r}")
+        raise ValueError(f"expected the transport 'direct' or 'http', got {kind!r}")
     from helixqueue.transport.direct import Direct  # noqa: PLC0415 - only where it is used
 
     return Direct(**options)

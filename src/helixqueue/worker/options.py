@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from helixqueue.errors import Refused
 
@@ -58,6 +58,13 @@ class Options:
         if not 1 <= len(told.encode()) <= 200:
             raise Refused(f"name: expected 1 to 200 bytes, got {told!r}")
         object.__setattr__(self, "worker", f"{told}-{secrets.token_hex(3)}")
+
+    @classmethod
+    def of(cls, worker: str) -> Self:
+        """Of the one slot of a worker that has its name already."""
+        made = cls(slots=1)
+        object.__setattr__(made, "worker", worker)
+        return made
 
     @property
     def rounds(self) -> int:

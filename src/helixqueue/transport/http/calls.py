@@ -1,0 +1,346 @@
+"""Every call that changes something, as `helixqueue.store.calls` has it, over HTTP.
+
+The token names tenant and actor, so both are taken and not sent. What the engine recognises when it
+comes again goes as it is; all else carries an idempotency key.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Unpack
+from uuid import UUID
+
+from helixqueue.errors import InvalidPayload, Refused
+from helixqueue.identity import PART_SEPARATOR
+from helixqueue.states import State
+from helixqueue.store.hints import Hint
+from helixqueue.store.rows import (
+    Answer,
+    Claimed,
+    LeaseRow,
+    QueueRow,
+    Receipt,
+    SubmittedRow,
+    Token,
+    Verdict,
+)
+from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
+from helixqueue.transport.http.problem import error_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from helixqueue.store.rows import Held, QueueSettings, Settlement, SubmissionRow
+
+# The service's bounds of one request.
+BODY_BYTES_MAX = 1024 * 1024
+SUBMIT_ROWS_MAX = 1_000
+# A character has four bytes at most, and a row's other members are short.
+SUBMIT_CHARS_MAX = 180_000
+ENVELOPE_BYTES = 8_192  # around one row: its names, its options, the list it is in
+CLAIM_MAX = 100
+SETTLE_MAX = 100
+RENEW_MAX = 1_000
+DECLARED = "as a client declares it"
+_QUEUE_FIELDS = [field.name for field in fields(QueueRow)]
+
+
+def check(row: SubmissionRow) -> None:
+    """Refuse what no request could carry."""
+    size = len(row.payload.encode())
+    if size > BODY_BYTES_MAX - ENVELOPE_BYTES:
+        raise InvalidPayload(
+            f"payload: expected at most {BODY_BYTES_MAX - ENVELOPE_BYTES} bytes over HTTP, got "
+            f"{size}; put the data into a file and its name into the payload",
+            code="too_large",
+        )
+
+
+def submit(
+    *,
+    tenant: str,  # noqa: ARG001 - as the store's
+    queue: str,
+    profile: str,  # noqa: ARG001
+    rows: Sequence[SubmissionRow],
+    actor: str | None = None,  # noqa: ARG001
+) -> HttpCall[list[SubmittedRow]]:
+    """Submit up to 1,000 rows; answers come in the order of the input."""
+    # The payloads are JSON text already.
+    pieces = b",".join(_submission(row) for row in rows)
+    return post(
+        at("queues", queue, "chunks"),
+        b'{"submissions":[' + pieces + b"]}",
+        lambda told: [_read_submitted(one) for one in told["submitted"]],
+        keyed=any(row.identity is None for row in rows),
+    )
+
+
+def _submission(row: SubmissionRow) -> bytes:
+    named = row.raw if row.raw is not None else row.identity
+    parts = None if named is None else named.split(PART_SEPARATOR)
+    told: dict[str, Any] = {
+        "identity": parts[0] if parts is not None and len(parts) == 1 else parts
+    }
+    for name in ("revision", "priority", "limit_key"):
+        value = getattr(row, name)
+        if value not in (None, ""):
+            told[name] = value
+    for name in ("run_at", "expires_at"):
+        moment = getattr(row, name)
+        if moment is not None:
+            told[name] = moment.isoformat()
+    if row.requires is not None:
+        told["requires"] = json.loads(row.requires)
+    return to_json(told)[:-1] + b',"payload":' + row.payload.encode() + b"}"
+
+
+def _read_submitted(told: dict[str, Any]) -> SubmittedRow:
+    receipt = told["receipt"]
+    if receipt is not None:
+        receipt = Receipt(UUID(receipt["batch_id"]), receipt["key"], receipt["fingerprint"])
+    error = None
+    if told.get("problem"):
+        found = error_from(told["problem"])
+        error = found if isinstance(found, Refused) else Refused(str(found))
+    return SubmittedRow(
+        told["decision"], receipt, read_state(told["state"]), None, None,
+        tuple(told["differs"]), error,
+    )  # fmt: skip
+
+
+def note_refused(
+    *,
+    tenant: str,  # noqa: ARG001
+    queue: str,
+    refused: Sequence[tuple[bytes, str]],
+    actor: str | None = None,  # noqa: ARG001
+) -> HttpCall[None]:
+    """Keep identities that broke their profile: raw bytes and why."""
+    told = [{"raw": raw.hex(), "why": why} for raw, why in refused]
+    return post(at("queues", queue, "refused"), {"refused": told}, lambda _: None)
+
+
+def queue(*, tenant: str, queue: str) -> HttpCall[QueueRow | None]:  # noqa: ARG001
+    call: HttpCall[QueueRow | None] = get(at("queues", queue, "settings"), read_queue)
+    return unless("no-such-queue", call, lambda: None)
+
+
+def set_queue(
+    *,
+    tenant: str,  # noqa: ARG001
+    queue: str,
+    actor: str | None = None,  # noqa: ARG001
+    reason: str = DECLARED,
+    **settings: Unpack[QueueSettings],
+) -> HttpCall[QueueRow]:
+    """Declare a queue or change some of its settings; what is not named stays as it is."""
+    named = {name: value for name, value in settings.items() if value is not None}
+    paused = named.pop("paused", None)
+    if paused is None:
+        body = {"reason": reason, **named}
+        return post(at("queues", queue), body, read_queue, method="PUT", keyed=True)
+    if named:
+        raise Refused(
+            f"queue {queue}: expected `paused` alone, got it with {', '.join(sorted(named))}; "
+            "over HTTP these are two requests"
+        )
+    verb = "pause" if paused else "resume"
+    return post(at("queues", queue, verb), {"reason": reason}, read_queue, keyed=True)
+
+
+def read_queue(told: dict[str, Any]) -> QueueRow:
+    return QueueRow(**{name: told[name] for name in _QUEUE_FIELDS})
+
+
+# What people decide.
+
+
+def cancel(
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+) -> HttpCall[list[Verdict]]:
+    return _decide("cancel", ids, reason, actor)
+
+
+def retry(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> HttpCall[list[Verdict]]:
+    return _decide("retry", ids, reason, actor)
+
+
+def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> HttpCall[list[Verdict]]:
+    return _decide("erase", ids, reason, actor)
+
+
+def take_back(
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+) -> HttpCall[list[Verdict]]:
+    """An operator's release: the lease ends, at no cost of an attempt."""
+    return _decide("release", ids, reason, actor)
+
+
+def _decide(
+    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None
+) -> HttpCall[list[Verdict]]:
+    [batch_id] = ids  # over HTTP one at a time: each has its own answer
+    return post(
+        at("batches", batch_id, verb),
+        {"reason": reason},
+        lambda told: [
+            Verdict(UUID(told["batch_id"]), told["answer"], read_state(told["state"]), told["note"])
+        ],
+        keyed=True,
+    )
+
+
+# Leases.
+
+
+def claim(
+    *,
+    worker: str,
+    request: UUID,
+    queues: Sequence[str],
+    count: int,
+    free: dict[str, Any] | None = None,
+    start: bool = False,
+    lease_seconds: float | None = None,
+    hints: Sequence[Hint] = (),
+    settle: Sequence[Settlement] = (),
+) -> HttpCall[Claimed]:
+    """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
+
+    The same `request` again gives the same leases again: repeat with it when an answer was lost.
+    """
+    told: dict[str, Any] = {
+        "worker": worker,
+        "request": str(request),
+        "queues": list(queues),
+        "count": count,
+        "free": free,
+        "start": start,
+    }
+    if lease_seconds is not None:
+        told["lease_seconds"] = lease_seconds
+    if hints:
+        told["hints"] = [list(hint) for hint in hints]
+    body = to_json(told)[:-1] + b',"settle":[' + _settlements(settle) + b"]}"
+    return post(at("work", "claim"), body, _read_claimed)
+
+
+def _read_claimed(told: dict[str, Any]) -> Claimed:
+    return Claimed(
+        tuple(_read_lease(one) for one in told["leases"]),
+        tuple(_read_answer(one) for one in told["settled"]),
+    )
+
+
+def _read_lease(told: dict[str, Any]) -> LeaseRow:
+    identity = told["identity"]
+    version, _, digest = told["key"].partition(":")
+    return LeaseRow(
+        told["batch"],
+        Token(*(int(part) for part in told["token"].split("."))),
+        bytes([int(version[1:])]) + bytes.fromhex(digest),
+        told["tenant"],
+        told["queue"],
+        PART_SEPARATOR.join(identity) if isinstance(identity, list) else identity,
+        told["revision"],
+        to_json(told["payload"]).decode(),
+        told["attempt"],
+        State(told["state"]),
+        datetime.fromisoformat(told["deadline"]),
+        told["lease_seconds"],
+        Hint(*told["hint"]),
+    )
+
+
+def start(*, worker: str, held: Sequence[Held]) -> HttpCall[list[Answer]]:
+    return _hold("start", worker, held)
+
+
+def renew(*, worker: str, held: Sequence[Held]) -> HttpCall[list[Answer]]:
+    return _hold("renew", worker, held)
+
+
+def release(
+    *, worker: str, held: Sequence[Held], detail: str | None = None
+) -> HttpCall[list[Answer]]:
+    return _hold("release", worker, held, **({} if detail is None else {"detail": detail}))
+
+
+def _hold(verb: str, worker: str, held: Sequence[Held], **more: str) -> HttpCall[list[Answer]]:
+    leases = [{"batch": one.batch, "token": write_token(one.token)} for one in held]
+    return post(at("work", verb), {"worker": worker, "leases": leases, **more}, _read_answers)
+
+
+def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[Answer]]:
+    body = (
+        to_json({"worker": worker})[:-1] + b',"settlements":[' + _settlements(settlements) + b"]}"
+    )
+    return post(at("work", "settle"), body, _read_answers)
+
+
+def _settlements(settlements: Sequence[Settlement]) -> bytes:
+    return b",".join(write_settlement(one) for one in settlements)
+
+
+def write_settlement(one: Settlement) -> bytes:
+    told: dict[str, Any] = {
+        "batch": one.batch,
+        "token": write_token(one.token),
+        "outcome": one.outcome,
+    }
+    for name in ("failure", "detail", "after_seconds"):
+        value = getattr(one, name)
+        if value is not None:
+            told[name] = value
+    if one.permanent:
+        told["permanent"] = True
+    if one.result is None:
+        return to_json(told)
+    # The result is JSON text already.
+    return to_json(told)[:-1] + b',"result":' + one.result.encode() + b"}"
+
+
+def _read_answers(told: dict[str, Any]) -> list[Answer]:
+    return [_read_answer(one) for one in told["answers"]]
+
+
+def _read_answer(told: dict[str, Any]) -> Answer:
+    return Answer(
+        told["batch"], told["answer"], told["owner"], read_state(told["state"]), told["late"]
+    )
+
+
+def hello(*, worker: str, told: dict[str, Any]) -> HttpCall[None]:
+    """A worker says that it is there, now and then, so that people can see it."""
+    free = dict(told)
+    body = {"worker": worker, "free": free}
+    body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
+    return post(at("work", "hello"), body, lambda _: None)
+
+
+def expect(*, worker: str, queues: Sequence[str], seconds: float) -> HttpCall[str | None]:
+    """Wake this worker for so long, with 0 not any more; gives the mark to wait with."""
+    body = {"worker": worker, "queues": list(queues), "seconds": seconds}
+    return post(at("work", "expect"), body, lambda told: told["mark"])
+
+
+def wait(
+    *, worker: str, queues: Sequence[str], mark: str | None, seconds: float
+) -> HttpCall[tuple[bool, str | None]]:
+    """Whether something came since the mark was given, at the latest after so long; a new mark."""
+    return post(
+        at("work", "wait"),
+        {"worker": worker, "queues": list(queues), "mark": mark, "seconds": seconds},
+        lambda told: (told["woken"], told["mark"]),
+        seconds=seconds,
+    )
+
+
+def write_token(token: Token) -> str:
+    return f"{token.epoch}.{token.nonce}.{token.number}"
+
+
+def read_state(word: str | None) -> State | None:
+    return None if word is None else State(word)

@@ -1,0 +1,190 @@
+"""Sends requests, for threads and for event loops; knows nothing of what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from helixqueue.errors import Refused, Unavailable
+from helixqueue.transport.http.call import Reply
+
+if TYPE_CHECKING:
+    import httpx
+
+    from helixqueue.transport.http.call import HttpCall
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A service, who asks, and how long anything may take."""
+
+    url: str
+    token: str = field(repr=False)
+    connections: int = 10
+    connect_seconds: float = 10.0
+    answer_seconds: float = 30.0  # for one request, beyond what it asks to be held
+    wait_seconds: float = 10.0  # for a free connection
+
+    def __post_init__(self) -> None:
+        httpx = library()
+        try:
+            url = httpx.URL(self.url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise Refused(f"url: expected https://host, got {self.url!r}: {error}") from None
+        if url.scheme not in {"http", "https"} or not url.host or url.query or url.userinfo:
+            raise Refused(
+                f"url: expected such as https://helix.example.org, got {ascii(self.url)[:80]}"
+            )
+        token = self.token
+        if not isinstance(token, str) or not token.isascii() or not token.strip().isprintable():
+            raise Refused("token: expected one of `helixq token create`, such as hx_...")
+        if not token.strip():
+            raise Refused("token: expected one of `helixq token create`, got none")
+
+    def options(self) -> dict[str, Any]:
+        httpx = library()
+        url = httpx.URL(self.url)
+        return {
+            "base_url": url,
+            "headers": {"Authorization": f"Bearer {self.token.strip()}"},
+            "timeout": httpx.Timeout(
+                self.answer_seconds, connect=self.connect_seconds, pool=self.wait_seconds
+            ),
+            "limits": httpx.Limits(
+                max_connections=self.connections,
+                max_keepalive_connections=self.connections,
+                keepalive_expiry=4.0,  # before the service closes what rests, not after
+            ),
+            # Reading all certificates takes longer than a request, and plain HTTP needs none.
+            "verify": url.scheme == "https",
+            "follow_redirects": False,
+        }
+
+
+def library() -> Any:
+    """httpx, or a word on how to get it."""
+    try:
+        import httpx  # noqa: PLC0415 - comes with an extra
+    except ImportError:
+        raise Unavailable(
+            "expected the package httpx, and it is missing: pip install 'helixqueue[worker]'"
+        ) from None
+    return httpx
+
+
+class Link:
+    """For threads, which share it; a forked child gets connections of its own."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self._lock = threading.Lock()
+        self._clients: dict[int, httpx.Client] = {}
+        self._closed = False
+
+    def run(self, call: HttpCall[T]) -> T:
+        httpx = library()
+        client = self._client()
+        try:
+            answer = client.send(client.build_request(**_request(self.where, call)))
+        except httpx.HTTPError as error:
+            raise _trouble(self.where, error) from error
+        return call.read(Reply(answer.status_code, answer.headers, answer.content))
+
+    def close(self) -> None:
+        self._closed = True
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close()
+
+    def _client(self) -> httpx.Client:
+        if self._closed:
+            raise Unavailable(CLOSED)
+        with self._lock:
+            mine = self._clients.get(os.getpid())
+            if mine is None:
+                mine = self._clients[os.getpid()] = library().Client(**self.where.options())
+            return mine
+
+
+class AsyncLink:
+    """For tasks; each event loop has connections of its own."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self._clients: dict[tuple[int, int], tuple[asyncio.AbstractEventLoop, Any]] = {}
+        self._closed = False
+
+    async def run(self, call: HttpCall[T]) -> T:
+        httpx = library()
+        client = self._client()
+        try:
+            answer = await client.send(client.build_request(**_request(self.where, call)))
+        except httpx.HTTPError as error:
+            raise _trouble(self.where, error) from error
+        return call.read(Reply(answer.status_code, answer.headers, answer.content))
+
+    async def close(self) -> None:
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        found = self._clients.pop((os.getpid(), id(loop)), None)
+        if found is not None and found[0] is loop:
+            await found[1].aclose()
+
+    def _client(self) -> Any:
+        if self._closed:
+            raise Unavailable(CLOSED)
+        loop = asyncio.get_running_loop()
+        place = (os.getpid(), id(loop))
+        found = self._clients.get(place)
+        # A new loop may stand where an ended one stood, under the same id.
+        if found is None or found[0] is not loop:
+            found = self._clients[place] = (loop, library().AsyncClient(**self.where.options()))
+        return found[1]
+
+
+CLOSED = "this client is closed; make another"
+
+
+def _request(where: Where, call: HttpCall[Any]) -> dict[str, Any]:
+    headers = {}
+    if call.body is not None:
+        headers["Content-Type"] = "application/json"
+    if call.key is not None:
+        headers["Idempotency-Key"] = call.key
+    request: dict[str, Any] = {
+        "method": call.method,
+        "url": call.path,
+        "content": call.body,
+        "headers": headers,
+    }
+    if call.seconds:
+        request["timeout"] = library().Timeout(
+            where.answer_seconds + call.seconds,
+            connect=where.connect_seconds,
+            pool=where.wait_seconds,
+        )
+    return request
+
+
+def _trouble(where: Where, error: Exception) -> Unavailable:
+    httpx = library()
+    what = str(error) or type(error).__name__
+    if isinstance(error, httpx.PoolTimeout):
+        return Unavailable(
+            f"all {where.connections} connections of this client were in use for "
+            f"{where.wait_seconds:g} s; allow it more, or ask with fewer threads or tasks at a time"
+        )
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return Unavailable(
+            f"no service answers at {where.url}: {what}; look at the URL, and whether it runs"
+        )
+    # The request was sent, in part at least.
+    return Unavailable(
+        f"the service at {where.url} did not answer: {what}; repeat the call",
+        outcome_unknown=True,
+    )

@@ -1,0 +1,167 @@
+"""The HTTP transport: a worker that has a token and no database password."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from helixqueue.errors import HelixError
+from helixqueue.failpoints import failpoint
+from helixqueue.transport.http import calls, reads
+from helixqueue.transport.http.link import AsyncLink, Where
+from helixqueue.transport.protocol import Claimed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from helixqueue.transport.http.call import HttpCall
+    from helixqueue.transport.protocol import (
+        Answer,
+        Ask,
+        AsyncLocal,
+        Held,
+        LeaseRow,
+        Local,
+        QueueRow,
+        Settlement,
+        Token,
+    )
+
+T = TypeVar("T")
+# Of the settlements in one request, far enough from what a body may weigh.
+SETTLE_BYTES_MAX = calls.BODY_BYTES_MAX - 64 * 1024
+LONGEST_WAIT_S = 20.0  # that the service holds an answer back
+
+
+class Http:
+    """One worker's way to one service."""
+
+    # No transactions beside the engine: a handler returns its result.
+    local: Local | None = None
+    async_local: AsyncLocal | None = None
+
+    def __init__(self, where: Where, worker: str) -> None:
+        self.worker = worker
+        self._where = where
+        self._link = AsyncLink(where)
+        self._queues: list[str] = []
+        self._mark: str | None = None
+
+    def spec(self) -> dict[str, Any]:
+        return {"transport": "http", "where": asdict(self._where), "worker": self.worker}
+
+    async def claim(self, ask: Ask) -> Claimed:
+        """One request, unless there is more to settle or to take than one may carry."""
+        failpoint("claim.before")
+        *before, last = list(_pieces(ask.settle)) or [[]]
+        settled: list[Answer] = []
+        for piece in before:
+            settled += await self._run(calls.settle(worker=self.worker, settlements=piece))
+        leases: list[LeaseRow] = []
+        request, left = ask.request, ask.count
+        while True:
+            count = min(left, calls.CLAIM_MAX)
+            claimed = await self._run(
+                calls.claim(
+                    worker=self.worker,
+                    request=request,
+                    queues=ask.queues,
+                    count=count,
+                    free=None if ask.free is None else dict(ask.free),
+                    start=True,
+                    hints=ask.hints if not leases else (),
+                    settle=last if not leases else (),
+                )
+            )
+            settled += claimed.settled
+            leases += claimed.leases
+            left -= count
+            if not left or len(claimed.leases) < count:
+                break
+            # The next part of the same ask: named after it, so that a repeat is one too.
+            request = uuid.uuid5(request, "more")
+        if ask.settle:
+            failpoint("settle.after")
+        if leases:
+            failpoint("claim.after")
+        return Claimed(tuple(leases), tuple(settled))
+
+    async def renew(self, held: Sequence[Held]) -> list[Answer]:
+        failpoint("renew.before")
+        answers = await self._run(calls.renew(worker=self.worker, held=held))
+        failpoint("renew.after")
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        answers: list[Answer] = []
+        for piece in _pieces(settlements):
+            answers += await self._run(calls.settle(worker=self.worker, settlements=piece))
+        failpoint("settle.after")
+        return answers
+
+    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]:
+        failpoint("release.before")
+        answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
+        failpoint("release.after")
+        return answers
+
+    async def settled(self, batch_id: uuid.UUID, token: Token) -> bool:
+        events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
+        return any(
+            event.reason in {"completed", "failed"} and event.number == token.number
+            for event in events
+        )
+
+    async def queue(self, tenant: str, name: str) -> QueueRow | None:
+        return await self._run(calls.queue(tenant=tenant, queue=name))
+
+    async def hello(self, told: dict[str, Any]) -> None:
+        await self._run(calls.hello(worker=self.worker, told=told))
+
+    # Waking.
+
+    async def expect(self, queues: Sequence[str], seconds: float) -> None:
+        self._queues = list(queues)
+        self._mark = await self._run(
+            calls.expect(worker=self.worker, queues=queues, seconds=seconds)
+        )
+
+    async def woken(self, seconds: float) -> None:
+        """The service holds its answer back until there is something to say."""
+        begun = asyncio.get_running_loop().time()
+        held = min(seconds, LONGEST_WAIT_S)
+        woken = False
+        with suppress(HelixError):  # waking is a comfort: whoever is not told looks all the same
+            woken, self._mark = await self._run(
+                calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=held)
+            )
+        if not woken:
+            passed = asyncio.get_running_loop().time() - begun
+            await asyncio.sleep(max(0.0, seconds - passed))
+
+    async def busy(self, queues: Sequence[str]) -> None:
+        await self._run(calls.expect(worker=self.worker, queues=queues, seconds=0))
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _run(self, call: HttpCall[T]) -> T:
+        return await self._link.run(call)
+
+
+def _pieces(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
+    """As many as one request may carry, by number and by weight."""
+    piece: list[Settlement] = []
+    weight = 0
+    for one in settlements:
+        size = len(calls.write_settlement(one))
+        if piece and (len(piece) == calls.SETTLE_MAX or weight + size > SETTLE_BYTES_MAX):
+            yield piece
+            piece, weight = [], 0
+        piece.append(one)
+        weight += size
+    if piece:
+        yield piece
