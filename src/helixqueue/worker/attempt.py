@@ -15,6 +15,11 @@ FENCE_FRACTION = 0.1
 FENCE_LEAST_S = 0.05
 
 
+def margin(lease_seconds: float) -> float:
+    """How long before its end a lease is over for whoever works on it."""
+    return max(lease_seconds * FENCE_FRACTION, FENCE_LEAST_S)
+
+
 class Attempt:
     """What a worker knows about a lease of its own. Belongs to the event loop's thread."""
 
@@ -55,11 +60,8 @@ class Attempt:
         self._on_lost: list[Callable[[], object]] = []
 
     def renewed(self, asked_at: float) -> None:
-        self.fence_at = asked_at + self.row.lease_seconds - self.margin
-
-    @property
-    def margin(self) -> float:
-        return max(self.row.lease_seconds * FENCE_FRACTION, FENCE_LEAST_S)
+        lease = self.row.lease_seconds
+        self.fence_at = asked_at + lease - margin(lease)
 
     def is_due(self, now: float) -> bool:
         """Whether it is to be fenced."""

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from helixqueue.errors import HelixError
 from helixqueue.transport.protocol import Answer, Held, Token
+from helixqueue.worker.attempt import margin
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from helixqueue.transport.protocol import LeaseRow
 
@@ -31,6 +32,9 @@ LONGEST_BEAT_S = 15.0  # so that a cancelled batch's worker hears of it soon
 TRIES_PER_BEAT = 4  # how soon a renewal that failed is tried again
 CHUNK = 500
 QUIET_SECONDS = 2.0  # how long a settle waits for a renewal that is under way
+# What was settled is said a little later, many in one line: quick work is over long before it would
+# be renewed for the first time.
+DROP_SECONDS = 0.03
 RESTART_SECONDS = 0.5
 NO_BATCH = 0
 TURNS_TO_HEAR = 5
@@ -40,14 +44,22 @@ START_SECONDS = 15.0  # to wait for it; a machine that is slower than that works
 @dataclass(slots=True)
 class Entry:
     held: Held
+    lease_seconds: float
+    since: float  # when it was claimed or renewed the last time, at the latest
     every: float
     due: float
+
+    @property
+    def fence_at(self) -> float:
+        """When whoever works on it has to stop, unless it is renewed before."""
+        return self.since + self.lease_seconds - margin(self.lease_seconds)
 
 
 class Listener(Protocol):
     """Who is told how it went."""
 
-    def renewed(self, batches: Sequence[int], asked_at: float) -> None: ...
+    def renewed(self, leases: Sequence[tuple[int, int]], asked_at: float) -> None:
+        """By batch and token number: a batch may have come back under another one meanwhile."""
 
     def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None: ...
 
@@ -60,12 +72,14 @@ class Board:
         self._under_way: set[int] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._changed = asyncio.Event()
+        self._sooner = asyncio.Event()
+        self._looks_at = 0.0
 
     def add(self, held: Held, lease_seconds: float, since: float) -> None:
         every = min(lease_seconds / BEATS_PER_LEASE, LONGEST_BEAT_S)
-        self.entries[held.batch] = Entry(held, every, since + every)
-        self._changed.set()
+        entry = self.entries[held.batch] = Entry(held, lease_seconds, since, every, since + every)
+        if entry.due < self._looks_at:
+            self._sooner.set()
 
     def drop(self, batches: Iterable[int]) -> None:
         for batch in batches:
@@ -105,16 +119,16 @@ class Board:
 
     async def _due(self) -> list[Entry]:
         while True:
-            self._changed.clear()
+            self._sooner.clear()
             now = time.monotonic()
             # A little ahead: what is due soon goes with what is due now.
             due = [one for one in self.entries.values() if one.due <= now + one.every / 8]
             if due:
                 return due[:CHUNK]
-            first = min((one.due for one in self.entries.values()), default=now + 3600)
+            self._looks_at = min((one.due for one in self.entries.values()), default=now + 3600)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.005, first - now)):
-                    await self._changed.wait()
+                async with asyncio.timeout(max(0.005, self._looks_at - now)):
+                    await self._sooner.wait()
 
     @staticmethod
     def _again(due: list[Entry], now: float) -> None:
@@ -129,8 +143,8 @@ class Board:
         for answer in answers:
             entry = asked[answer.batch]
             if answer.answer == "ok":
-                entry.due = asked_at + entry.every
-                renewed.append(answer.batch)
+                entry.since, entry.due = asked_at, asked_at + entry.every
+                renewed.append((answer.batch, entry.held.token.number))
             elif answer.answer == "busy":
                 # Somebody has the row this moment, a settle of ours perhaps.
                 entry.due = asked_at + entry.every / TRIES_PER_BEAT
@@ -150,7 +164,7 @@ class Renewals:
         self._told = told
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._held: dict[int, list[Any]] = {}  # what a new renewer has to know
+        self._held: dict[int, tuple[LeaseRow, float]] = {}  # what a new renewer has to know
         self._groups: dict[int, int] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._dropped: list[int] = []  # to be said in one line
@@ -165,17 +179,14 @@ class Renewals:
 
     def add(self, rows: Sequence[LeaseRow], since: float) -> None:
         self._say_dropped()  # before: a batch may come back under another token
-        told = [[row.batch, *row.token, row.lease_seconds, since] for row in rows]
-        for row, one in zip(rows, told, strict=True):
-            self._held[row.batch] = one
-        self._say("add", told)
+        self._held.update((row.batch, (row, since)) for row in rows)
+        self._say("add", _told(rows, since))
 
-    def drop(self, batches: Sequence[int]) -> None:
-        for batch in batches:
-            self._held.pop(batch, None)
+    def drop(self, batch: int) -> None:
+        self._held.pop(batch, None)
         if not self._dropped:
-            asyncio.get_running_loop().call_soon(self._say_dropped)
-        self._dropped += batches
+            asyncio.get_running_loop().call_later(DROP_SECONDS, self._say_dropped)
+        self._dropped.append(batch)
 
     def _say_dropped(self) -> None:
         if self._dropped:
@@ -246,7 +257,8 @@ class Renewals:
         )
         self._process = process
         self._say("spec", self._spec() | {"parent": os.getpid()})
-        self._say("add", list(self._held.values()))
+        for row, since in self._held.values():
+            self._say("add", _told([row], since))
         for batch, group in self._groups.items():
             self._say("group", [batch, group])
 
@@ -266,7 +278,20 @@ class Renewals:
         await self._process.wait()
 
 
-def held_of(told: list[Any]) -> tuple[Held, float, float]:
-    """A line's words as a held lease, its length and since when."""
-    batch, epoch, nonce, number, lease_seconds, since = told
-    return Held(batch, Token(epoch, nonce, number)), lease_seconds, since
+def _told(rows: Sequence[LeaseRow], since: float) -> list[list[Any]]:
+    """Leases in the words of a line. Those of one claim differ in little more than their number."""
+    alike: dict[tuple[int, int, float], list[LeaseRow]] = {}
+    for row in rows:
+        epoch, nonce, _ = row.token
+        alike.setdefault((epoch, nonce, row.lease_seconds), []).append(row)
+    return [
+        [*shared, since, [row.batch for row in own], [row.token.number for row in own]]
+        for shared, own in alike.items()
+    ]
+
+
+def held_of(told: list[list[Any]]) -> Iterator[tuple[Held, float, float]]:
+    """A line's words as held leases, how long each is and since when."""
+    for epoch, nonce, lease_seconds, since, batches, numbers in told:
+        for batch, number in zip(batches, numbers, strict=True):
+            yield Held(batch, Token(epoch, nonce, number)), lease_seconds, since

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.transport.specs import transport_of
-from helixqueue.worker.attempt import FENCE_FRACTION, FENCE_LEAST_S
 from helixqueue.worker.renewals import Board, held_of
 
 if TYPE_CHECKING:
@@ -27,23 +26,20 @@ if TYPE_CHECKING:
 
 LINE_LIMIT = 16 * 1024 * 1024
 FENCE_CHECK_S = 0.1
+TURN_SECONDS = 0.02
 
 
 class Renewer:
     def __init__(self) -> None:
         self.board = Board()
         self.groups: dict[int, int] = {}
-        self.fences: dict[int, tuple[float, float]] = {}  # by batch: when it ends, how long it is
         self.parent = os.getppid()
+        self._quieting: set[asyncio.Future[None]] = set()
 
     # What the board tells.
 
-    def renewed(self, batches: Sequence[int], asked_at: float) -> None:
-        for batch in batches:
-            if batch in self.fences:
-                lease = self.fences[batch][1]
-                self.fences[batch] = (_fence(lease, asked_at), lease)
-        _say("renewed", batches, asked_at)
+    def renewed(self, leases: Sequence[tuple[int, int]], asked_at: float) -> None:
+        _say("renewed", leases, asked_at)
 
     def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
         self._end_group(batch)
@@ -51,25 +47,26 @@ class Renewer:
 
     # What the worker tells.
 
-    async def hear(self, word: str, value: Any) -> None:
+    def hear(self, word: str, value: Any) -> None:
         if word == "add":
-            for one in value:
-                held, lease, since = held_of(one)
+            for held, lease, since in held_of(value):
                 self.board.add(held, lease, since)
-                self.fences[held.batch] = (_fence(lease, since), lease)
         elif word == "drop":
             self.board.drop(value)
-            for batch in value:
-                self.fences.pop(batch, None)
         elif word == "quiet":
-            await self.board.quiet([value])
-            _say("quiet", value)
+            asking = asyncio.ensure_future(self._quiet(value))
+            self._quieting.add(asking)
+            asking.add_done_callback(self._quieting.discard)
         elif word == "group":
             batch, group = value
             if group is None:
                 self.groups.pop(batch, None)
             else:
                 self.groups[batch] = group
+
+    async def _quiet(self, batch: int) -> None:
+        await self.board.quiet([batch])
+        _say("quiet", batch)
 
     def is_frozen(self) -> bool:
         """Whether the worker was stopped: then nobody works, and the leases should run out."""
@@ -80,8 +77,9 @@ class Renewer:
         while True:
             await asyncio.sleep(FENCE_CHECK_S if self.groups else 1.0)
             now = time.monotonic()
-            for batch in [b for b in self.groups if self.fences.get(b, (now, 0))[0] < now]:
-                if batch in self.fences:
+            for batch in list(self.groups):
+                entry = self.board.entries.get(batch)
+                if entry is not None and entry.fence_at < now:
                     self._end_group(batch)
 
     def end_groups(self) -> None:
@@ -93,10 +91,6 @@ class Renewer:
         if group is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-
-
-def _fence(lease: float, since: float) -> float:
-    return since + lease - max(lease * FENCE_FRACTION, FENCE_LEAST_S)
 
 
 def _process_state(pid: int) -> str:
@@ -123,30 +117,43 @@ def _say(*words: object) -> None:
         sys.stdout.flush()
 
 
+async def listen(
+    renewer: Renewer, source: asyncio.ReadTransport, words: asyncio.StreamReader
+) -> bool:
+    """Until the worker has no more to say; whether it said goodbye.
+
+    A busy worker speaks a thousand times a second. What it holds is nothing urgent: that is heard
+    in turns: each line would otherwise wake this process where the worker needs the processor.
+    """
+    word, rest = "", b""
+    while piece := await words.read(LINE_LIMIT):
+        *lines, rest = (rest + piece).split(b"\n")
+        urgent = True
+        for line in lines:
+            word, value = json.loads(line)
+            renewer.hear(word, value)
+            urgent = urgent and word not in {"add", "drop"}
+        if not urgent:
+            source.pause_reading()
+            await asyncio.sleep(TURN_SECONDS)
+            source.resume_reading()
+    return word == "bye"
+
+
 async def main() -> None:
     loop = asyncio.get_running_loop()
-    lines = asyncio.StreamReader(limit=LINE_LIMIT)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    _, spec = json.loads(await lines.readline())
+    words = asyncio.StreamReader(limit=LINE_LIMIT)
+    source, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
+    _, spec = json.loads(await words.readline())
     renewer = Renewer()
     renewer.parent = spec.pop("parent")
     transport = transport_of(spec)
     beat = loop.create_task(renewer.board.beat(transport.renew, renewer, renewer.is_frozen))
     # Without its beat it is of no use: the worker starts another.
-    beat.add_done_callback(lambda _: lines.feed_eof())
+    beat.add_done_callback(lambda _: words.feed_eof())
     watch = loop.create_task(renewer.watch())
     _say("up")
-    quiet: set[asyncio.Task[None]] = set()
-    word = ""
-    while line := await lines.readline():
-        word, value = json.loads(line)
-        task = loop.create_task(renewer.hear(word, value))
-        if word == "quiet":
-            quiet.add(task)
-            task.add_done_callback(quiet.discard)
-        else:
-            await task
-    if word != "bye" and not beat.done():
+    if not await listen(renewer, source, words) and not beat.done():
         # The worker died: its programs must not go on beside the next attempt.
         renewer.end_groups()
     for task in (beat, watch):
@@ -160,3 +167,5 @@ if __name__ == "__main__":
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     asyncio.run(main())
+    # The worker waits for this end: without taking a hundred modules apart.
+    os._exit(0)

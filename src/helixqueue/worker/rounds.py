@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from helixqueue.errors import HelixError, Retryable, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.store.hints import Hints
-from helixqueue.transport.protocol import Answer, Ask, Settlement
+from helixqueue.transport.protocol import Ask, Settlement
 from helixqueue.worker.patience import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.transport.protocol import Claimed, LeaseRow, Transport
+    from helixqueue.transport.protocol import Answer, Claimed, LeaseRow, Transport
     from helixqueue.worker.attempt import Attempt
 
 LOG = logging.getLogger("helixqueue.worker")
@@ -43,6 +43,9 @@ class Host(Protocol):
     def room(self) -> int:
         """How many more leases it can use."""
 
+    def share(self) -> int:
+        """How many of them one call should bring at most."""
+
     def received(self, rows: Sequence[LeaseRow], asked_at: float) -> None: ...
 
     def answered(self, attempt: Attempt, settlement: Settlement, answer: Answer) -> None: ...
@@ -55,6 +58,7 @@ class Host(Protocol):
 
 
 Outgoing = tuple["Attempt", Settlement]
+Outgoings = dict[int, Outgoing]  # by batch
 
 
 class Rounds:
@@ -128,7 +132,9 @@ class Rounds:
         return self._claims and self._hungry and alone and self._count() > 0
 
     def _count(self) -> int:
-        return min(self._host.room() - self._asking, self._most) if self._claims else 0
+        if not self._claims:
+            return 0
+        return min(self._host.room() - self._asking, self._host.share(), self._most)
 
     def _next(self) -> None:
         while self._resting:
@@ -146,7 +152,7 @@ class Rounds:
             await self._round()
 
     async def _round(self) -> None:
-        out = [self._outbox.popleft() for _ in range(min(len(self._outbox), SETTLE_MAX))]
+        out = self._finished()
         count = max(self._count(), 0)
         self._asking += count
         self._sending += 1
@@ -163,9 +169,22 @@ class Rounds:
         if self.flushed.is_set() and self._until_idle and self._host.is_empty():
             self.there_is_room()  # nobody else will find out that nothing is left
 
-    async def _settle(self, out: list[Outgoing]) -> None:
+    def _finished(self) -> Outgoings:
+        """What one call settles: of each batch one attempt, so that its answer is about that one.
+
+        A batch is here twice when it came back to us under another token; the next call has it.
+        """
+        out: Outgoings = {}
+        while self._outbox and len(out) < SETTLE_MAX:
+            batch = self._outbox[0][1].batch
+            if batch in out:
+                break
+            out[batch] = self._outbox.popleft()
+        return out
+
+    async def _settle(self, out: Outgoings) -> None:
         failpoint("settle.before")
-        settlements = [settlement for _, settlement in _latest(out)]
+        settlements = [settlement for _, settlement in out.values()]
         try:
             answers = await repeated(lambda: self._transport.settle(settlements))
         except (Unavailable, Retryable):
@@ -174,7 +193,7 @@ class Rounds:
             answers = await self._settle_apart(settlements, error)
         self._answered(out, answers)
 
-    async def _claim(self, out: list[Outgoing], count: int) -> None:
+    async def _claim(self, out: Outgoings, count: int) -> None:
         if out:
             failpoint("settle.before")
         asked_at = time.monotonic()
@@ -182,7 +201,7 @@ class Rounds:
             request=uuid.uuid4(),  # one for all repeats: a lost reply gives the same leases
             queues=self._queues,
             count=count,
-            settle=[settlement for _, settlement in _latest(out)],
+            settle=[settlement for _, settlement in out.values()],
             free=self._free,
             hints=self._hints.now(asked_at),
         )
@@ -231,18 +250,12 @@ class Rounds:
         )
         return await repeated(lambda: self._transport.settle([told]))
 
-    def _answered(self, out: list[Outgoing], answers: Sequence[Answer]) -> None:
-        # An answer names no token. Where a batch was held twice, the latest token was asked about.
-        by_batch = {answer.batch: answer for answer in answers}
-        last = {settlement.batch: settlement for _, settlement in out}
-        for attempt, settlement in out:
-            if last[settlement.batch] is settlement:
-                self._host.answered(attempt, settlement, by_batch[settlement.batch])
-            else:
-                stale = Answer(
-                    settlement.batch, "refused", self._transport.worker, None, late=False
-                )
-                self._host.answered(attempt, settlement, stale)
+    def _answered(self, out: Outgoings, answers: Sequence[Answer]) -> None:
+        if len(answers) != len(out):
+            raise AssertionError(f"expected {len(out)} answers, got {len(answers)}")
+        for answer in answers:
+            attempt, settlement = out[answer.batch]
+            self._host.answered(attempt, settlement, answer)
 
     def _received(self, ask: Ask, claimed: Claimed, asked_at: float) -> None:
         short = self._scarce = len(claimed.leases) < ask.count
@@ -303,8 +316,3 @@ class Rounds:
         if self._count() <= 0:
             self._short.set()  # no room now; look again in a while
         self._next()
-
-
-def _latest(out: list[Outgoing]) -> list[Outgoing]:
-    """Of two settlements of one batch only the later: the earlier token is dead."""
-    return list({settlement.batch: (attempt, settlement) for attempt, settlement in out}.values())

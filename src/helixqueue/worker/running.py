@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("helixqueue.worker")
 SCHEMA_SECONDS = 30.0  # how long a stored schema is believed
+# A schema and until when it is believed.
+Believed = tuple[float, Schema | None]
+UNREAD: Believed = (float("-inf"), None)
+UNASKED: Believed = (float("inf"), None)
 
 
 class Host(Grip, Protocol):
@@ -49,14 +53,18 @@ class Runner:
         self._jobs = jobs
         self._rounds = rounds
         self._health = health
-        self._schemas: dict[tuple[str, str], tuple[float, Schema | None]] = {}
+        self._schemas: dict[tuple[str, str], Believed] = {}
+        self._reading = asyncio.Lock()
         self.pace = 1.0  # seconds a handler takes, on average
 
     async def run(self, attempt: Attempt) -> None:
         job = self._jobs[attempt.row.queue]
         began = time.monotonic()
         try:
-            schema = None if job.checks_itself else await self._schema(attempt.row)
+            stored = (attempt.row.tenant, job.name)
+            until, schema = UNASKED if job.checks_itself else self._schemas.get(stored, UNREAD)
+            if until < began:
+                schema = await self._read_schema(attempt.row)
             failpoint("start")
             value = await self._handle(attempt, job, schema)
             settlement = outcomes.completed(attempt.row, job.queue, schema, value)
@@ -99,7 +107,8 @@ class Runner:
 
     async def _finish(self, attempt: Attempt, settlement: Settlement) -> None:
         attempt.finished = True
-        await self._host.quiet_async(attempt)
+        if not attempt.is_young:
+            await self._host.quiet_async(attempt)
         self._rounds.finished(attempt, settlement)
 
     async def _end_otherwise(self, attempt: Attempt, settlement: Settlement) -> None:
@@ -147,14 +156,15 @@ class Runner:
             thread.exception()  # seen, so that nobody warns of it
         self._rounds.there_is_room()
 
-    async def _schema(self, row: LeaseRow) -> Schema | None:
-        """Of results, as it is stored with the queue."""
-        read_at, schema = self._schemas.get((row.tenant, row.queue), (0.0, None))
-        if time.monotonic() - read_at > SCHEMA_SECONDS:
-            stored = await repeated(lambda: self._transport.queue(row.tenant, row.queue))
-            document = None if stored is None else stored.result_schema
-            schema = Schema(document) if document else None
-            self._schemas[row.tenant, row.queue] = (time.monotonic(), schema)
+    async def _read_schema(self, row: LeaseRow) -> Schema | None:
+        """Of results, as it is stored with the queue. One asks for all who want to know."""
+        async with self._reading:
+            until, schema = self._schemas.get((row.tenant, row.queue), UNREAD)
+            if until < time.monotonic():
+                stored = await repeated(lambda: self._transport.queue(row.tenant, row.queue))
+                document = None if stored is None else stored.result_schema
+                schema = Schema(document) if document else None
+                self._schemas[row.tenant, row.queue] = (time.monotonic() + SCHEMA_SECONDS, schema)
         return schema
 
 

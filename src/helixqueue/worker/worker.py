@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
 from helixqueue.transport.protocol import Held
-from helixqueue.worker.attempt import Attempt
+from helixqueue.worker.attempt import Attempt, margin
 from helixqueue.worker.health import Health
 from helixqueue.worker.patience import repeated
 from helixqueue.worker.renewals import Renewals
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("helixqueue.worker")
 AHEAD_SECONDS = 0.1  # of work that is fetched before a slot is free for it
-AHEAD_MAX = 300
+AHEAD_MAX = 600
 BREATH = 20  # attempts in a row after which a slot lets the others run
 WATCH_SECONDS = 0.5
 HELLO_SECONDS = 15.0
@@ -73,7 +73,8 @@ class Worker:
         )
         self._runner = Runner(self, transport, jobs, self._rounds, self.health)
         self._held: dict[int, Attempt] = {}
-        self._ready: asyncio.Queue[Attempt] = asyncio.Queue()
+        self._ready: deque[Attempt] = deque()  # for a slot
+        self._resting: deque[asyncio.Future[None]] = deque()  # slots that wait for one
         self._unwanted: list[Attempt] = []  # came when nothing new is begun any more
         self._running: dict[Attempt, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -118,8 +119,14 @@ class Worker:
     # What the rounds ask and tell.
 
     def room(self) -> int:
-        busy = len(self._running) + self._ready.qsize() + self.health.stuck
+        busy = len(self._running) + len(self._ready) + self.health.stuck
         return self._options.slots + self._ahead() - busy
+
+    def share(self) -> int:
+        """Of quick work each call brings as much as the others; slow work comes in one call."""
+        ahead = self._ahead()
+        slots, calls = self._options.slots, self._options.rounds
+        return -(-(slots + ahead) // calls) if ahead else slots
 
     def _ahead(self) -> int:
         """Quick work is fetched ahead of its slot, slow work never: others are free for it."""
@@ -135,8 +142,9 @@ class Worker:
         self.renewals.add(rows, asked_at)
         for row in rows:
             earlier = self._held.get(row.batch)
-            if earlier is not None:
-                # Its lease ran out, was reaped, and came back to us: the older token is dead.
+            if earlier is not None and not earlier.finished:
+                # Its lease ran out, was reaped, and came back to us: the older token is dead. (One
+                # that is finished will be answered: it may be its failure that brought this.)
                 self._lose(
                     earlier, "lost: it ran out and was claimed again", self._transport.worker
                 )
@@ -144,12 +152,16 @@ class Worker:
             if self._stop.is_set():
                 self._unwanted.append(attempt)
             else:
-                self._ready.put_nowait(attempt)
+                self._ready.append(attempt)
+        for _ in range(min(len(rows), len(self._resting))):
+            slot = self._resting.popleft()
+            if not slot.done():
+                slot.set_result(None)
         self.health.held = len(self._held)
 
     def answered(self, attempt: Attempt, settlement: Settlement, answer: Answer) -> None:
         counts = self.health.counts
-        if answer.answer in {"ok", "repeat"}:
+        if answer.answer == "ok" or answer.answer == "repeat":  # noqa: PLR1714 - for every batch
             if settlement.outcome == "completed":
                 counts.completed += 1
             else:
@@ -176,9 +188,10 @@ class Worker:
 
     # What the renewer tells.
 
-    def renewed(self, batches: Sequence[int], asked_at: float) -> None:
-        for batch in batches:
-            if (attempt := self._held.get(batch)) is not None:
+    def renewed(self, leases: Sequence[tuple[int, int]], asked_at: float) -> None:
+        for batch, number in leases:
+            attempt = self._held.get(batch)
+            if attempt is not None and attempt.row.token.number == number:
                 attempt.renewed(asked_at)
 
     def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
@@ -207,20 +220,32 @@ class Worker:
     # Slots.
 
     async def _slot(self) -> None:
-        for number in count(1):
-            attempt = await self._ready.get()
-            if attempt.end is None:
-                task = asyncio.current_task()
-                self._running[attempt] = task  # type: ignore[assignment]
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("a slot is a task")
+        done = 0
+        while True:
+            attempt = await self._next_attempt()
+            if attempt.end is not None:
+                continue
+            self._running[attempt] = task
+            self.health.busy = len(self._running)
+            try:
+                await self._runner.run(attempt)
+            finally:
+                self._running.pop(attempt, None)
                 self.health.busy = len(self._running)
-                try:
-                    await self._runner.run(attempt)
-                finally:
-                    self._running.pop(attempt, None)
-                    self.health.busy = len(self._running)
-                self._rounds.there_is_room()
-            if number % BREATH == 0:
+            self._rounds.there_is_room()
+            done += 1
+            if done % BREATH == 0:
                 await asyncio.sleep(0)
+
+    async def _next_attempt(self) -> Attempt:
+        while not self._ready:
+            turn = self._loop.create_future()
+            self._resting.append(turn)
+            await turn
+        return self._ready.popleft()
 
     # Losing.
 
@@ -243,7 +268,7 @@ class Worker:
     def forget(self, attempt: Attempt) -> None:
         if self._held.get(attempt.row.batch) is attempt:
             del self._held[attempt.row.batch]
-            self.renewals.drop([attempt.row.batch])
+            self.renewals.drop(attempt.row.batch)
         self.health.held = len(self._held)
 
     async def _watch(self) -> None:
@@ -267,7 +292,7 @@ class Worker:
         if not due:
             return
         # After a handler held the interpreter, what the renewer said meanwhile is still unread.
-        await self.renewals.catch_up(min(one.margin for one in due) / 2)
+        await self.renewals.catch_up(min(margin(one.row.lease_seconds) for one in due) / 2)
         for attempt in due:
             if attempt.is_due(time.monotonic()):
                 self._lose(attempt, "it could not be renewed before its end")
@@ -291,8 +316,8 @@ class Worker:
     async def _drain(self) -> None:
         """Give back what was not begun, finish what was, as far as the grace time goes."""
         self._begin_nothing()
-        while not self._ready.empty():
-            self._unwanted.append(self._ready.get_nowait())
+        self._unwanted += self._ready
+        self._ready.clear()
         at_once = asyncio.create_task(self._at_once.wait())
         deadline = time.monotonic() + self._options.grace_seconds
         while not at_once.done() and time.monotonic() < deadline:
