@@ -21,6 +21,7 @@ NOUNS = {
     "fence": {"list", "show", "explain", "resolve"},
     "receipt": {"verify"},
     "token": {"create", "list", "rotate", "revoke"},
+    "generate": {"systemd", "kubernetes"},
 }
 
 

@@ -40,6 +40,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal ends it."),
     "token": ("helixqueue.cli.token", "Tokens of the HTTP service."),
+    "generate": (
+        "helixqueue.cli.generate",
+        "Files for running it: systemd, kubernetes.",
+    ),
     "migrate": (
         "helixqueue.cli.migrate",
         "Bring a database to the schema this release needs.",

@@ -1,0 +1,160 @@
+"""What `helixq generate` makes is accepted by those who read it: systemd and Kubernetes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.generate import UNITS
+from helixqueue.cli.main import VERBS
+from tests.cli.conftest import HELIXQ
+
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
+# What may stand in a section; a key that systemd does not know is only warned of and ignored.
+KNOWN = {
+    "Unit": {"Description", "Documentation", "Wants", "After", "StartLimitIntervalSec"},
+    "Install": {"WantedBy"},
+    "Service": {
+        "Type", "User", "EnvironmentFile", "ExecStart", "Restart", "RestartSec", "KillMode",
+        "KillSignal", "TimeoutStopSec", "NoNewPrivileges", "CapabilityBoundingSet",
+        "ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables",
+        "ProtectKernelModules", "ProtectControlGroups", "RestrictAddressFamilies",
+        "RestrictNamespaces", "LockPersonality", "MemoryDenyWriteExecute", "SystemCallFilter",
+        "MemoryMax",
+    },
+}  # fmt: skip
+
+
+def parsed(text):
+    """A unit as sections of keys; anything else in it is an error."""
+    sections, section = {}, None
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if found := re.fullmatch(r"\[(\w+)\]", line):
+            section = sections.setdefault(found[1], {})
+            continue
+        key, sign, value = line.partition("=")
+        assert sign, line
+        assert key not in section, f"{key} twice"
+        section[key] = value
+    return sections
+
+
+@pytest.fixture
+def units(helixq, tmp_path):
+    done = helixq("generate", "systemd", "--helixq", HELIXQ, "--user", "root", "--write", tmp_path)
+    assert done.code == Exit.OK
+    assert [Path(line).name for line in done.out.splitlines()] == list(UNITS)
+    return {name: (tmp_path / name).read_text() for name in UNITS}
+
+
+def test_units_have_only_what_systemd_knows(units):
+    for name, text in units.items():
+        sections = parsed(text)
+        assert "@{" not in text
+        for section, keys in sections.items():
+            assert set(keys) <= KNOWN[section], name
+        program, verb, *_ = sections["Service"]["ExecStart"].split()
+        assert (program, verb in VERBS) == (str(HELIXQ), True)
+        assert "password" not in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="apt-get install systemd")
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_itself_has_nothing_to_say_against_a_unit(units, name, tmp_path):
+    assert units
+    path = tmp_path / name.replace("@.", "@basecall.")
+    path.write_text(units[name])
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def manifests(helixq, *options):
+    done = helixq("generate", "kubernetes", "--image", "registry.example/helixq:1", *options)
+    assert done.code == Exit.OK, done.err
+    return list(yaml.safe_load_all(done.out))
+
+
+def test_manifests_fit_the_schemas_of_kubernetes(helixq):
+    made = manifests(helixq, "--queue", "basecall", "--queue", "a_b.c", "--exec", "run 'a b' \"c\"")
+    assert [one["kind"] for one in made] == [
+        "Job", "Deployment", "Service", "PodDisruptionBudget", "Deployment", "Deployment",
+    ]  # fmt: skip
+    for version in ("1.29", kubernetes_validate.latest_version()):
+        for one in made:
+            kubernetes_validate.validate(one, version, strict=True)
+    last = made[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert last["command"][2] == "a_b.c"
+    assert last["env"][2]["value"] == "run 'a b' \"c\""
+    assert made[-1]["metadata"]["name"] == "helixq-worker-a-b-c"
+
+
+def test_a_manifest_that_does_not_fit_is_found(helixq):
+    deployment = manifests(helixq)[1]
+    deployment["spec"]["replica"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_no_pod_may_more_than_it_must_and_no_secret_is_in_the_text(helixq):
+    for one in manifests(helixq, "--queue", "q"):
+        if one["kind"] in {"Job", "Deployment"}:
+            pod = one["spec"]["template"]["spec"]
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert pod["automountServiceAccountToken"] is False
+            for container in pod["containers"]:
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False
+                for variable in container["env"]:
+                    if variable["name"] in {"HELIX_DSN", "HELIX_TOKEN"}:
+                        assert "secretKeyRef" in variable["valueFrom"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["systemd", "--user", "a\nExecStart=/bin/sh"],
+        ["systemd", "--config", "relative"],
+        ["systemd", "--host", "a b"],
+        ["kubernetes", "--image", "x: y"],
+        ["kubernetes", "--image", "x", "--namespace", "A"],
+        ["kubernetes", "--image", "x", "--queue", "a: b"],
+    ],
+)
+def test_no_option_can_smuggle_a_line_into_a_file(helixq, options):
+    done = helixq("generate", *options)
+    assert (done.code, done.out) == (Exit.REFUSED, "")
+
+
+def test_programs_get_the_files_as_json(helixq):
+    told = helixq("generate", "systemd", "--json").json
+    assert [one["name"] for one in told["files"]] == list(UNITS)
+
+
+def test_the_guides_show_commands_that_exist(helixq):
+    """Each `helixq` line of the guides: its verb is there, and so is every option."""
+    shown = set()
+    for path in DEPLOY.glob("*.md"):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            for command in re.findall(r"(?:^|[;&|$(] *)helixq ([^;&|)#\n]*)", block, re.MULTILINE):
+                words = command.split()
+                inner = 2 if words[0] in {"token", "queue", "batch", "generate"} else 1
+                shown.add((path.name, tuple(words[:inner]), *re.findall(r"--[a-z-]+", command)))
+    assert {name for name, *_ in shown} >= {"systemd.md", "kubernetes.md", "backup.md"}
+    for name, words, *options in sorted(shown):
+        told = helixq(*words, "--help")
+        assert told.code == Exit.OK, (name, words)
+        assert [option for option in options if f"{option} " not in told.out] == [], (name, words)

@@ -1,0 +1,56 @@
+"""docs/deploy/backup.md, done: a dump, a restore, and nobody from before can write any more."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from tests.cli.conftest import HELIXQ
+from tests.database import Database
+from tests.lab import Lab
+
+GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "backup.md"
+
+
+@pytest.fixture
+def restored(database):
+    """An empty database on the same server."""
+    name = f"{database.name}_restored"
+    there = Database(database.server, name)
+    with Database(database.server, "postgres").connect("helix_bootstrap") as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        yield there
+        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def test_a_restore_as_the_guide_says_lets_nobody_from_before_write(database, restored, tmp_path):
+    with Lab(database) as lab:
+        lab.queue()
+        [done, under_way] = lab.submit("a", "b")
+        first, second = lab.claim(), lab.claim(worker="w2")
+        lab.complete(*first)
+        programs = Path(database.server.program("pg_dump")).parent
+        environment = os.environ | {
+            "ADMIN_DSN": database.dsn("helix_bootstrap"),
+            "RESTORED_DSN": restored.dsn("helix_bootstrap"),
+            "PATH": f"{programs}:{Path(HELIXQ).parent}:{os.environ['PATH']}",
+        }
+        for block in re.findall(r"```sh\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL):
+            ran = subprocess.run(
+                ["/bin/sh", "-e"], input=block, env=environment, cwd=tmp_path,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+        queue = lab.q
+    with Lab(restored, q=queue) as after:
+        assert after.standing(done.receipt.batch_id)[0] == "COMPLETED"
+        assert after.standing(under_way.receipt.batch_id)[0] == "PENDING"
+        [late] = after.complete(*second)
+        assert late.answer == "refused"
+        [again] = after.submit("b")
+        assert (again.decision, again.receipt) == ("duplicate", under_way.receipt)
