@@ -36,6 +36,17 @@ POINTS = (
     "release.before",
     "release.after",
 )
+# The same of a fenced call, whichever door it came through.
+FENCE_POINTS = (
+    "fence.claim.before",  # nothing was asked yet
+    "fence.claim.after",  # the mark is committed, the effect has not begun
+    "fence.seal.before",  # the effect took place, and nobody was told
+    "fence.seal.after",  # sealed (in a caller's transaction: not committed yet), nobody took note
+    "fence.release.before",  # it did not happen, and nobody was told
+    "fence.release.after",
+    "fence.doubt.before",  # it failed on the way
+    "fence.doubt.after",
+)
 _HOLD_POLL_S = 0.01
 
 
@@ -46,7 +57,7 @@ def _read(text: str | None) -> dict[str, tuple[str, int]] | None:
     for part in text.split(","):
         name, _, rest = part.strip().partition("=")
         action, _, arrival = rest.partition("@")
-        if name not in POINTS or action not in {"kill", "stop", "raise", "hold"}:
+        if name not in POINTS + FENCE_POINTS or action not in {"kill", "stop", "raise", "hold"}:
             raise ValueError(f"HELIX_FAILPOINTS: expected POINT=ACTION[@N], got {part!r}")
         armed[name] = (action, int(arrival or 1))
     return armed

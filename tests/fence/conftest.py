@@ -1,15 +1,47 @@
-"""One database for a module, with a way to let time pass for one fence."""
+"""One database for all tests of fences; each has a name of its own, so that none meets others."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from helixqueue import HelixQueue
+from tests.fence.desk import Desk
 from tests.fence.passing import let_time_pass
-from tests.lab import one_database
+from tests.lab import POOLED, one_database
+
+_numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def database(server, template, pooler):
     for database in one_database(server, template, pooler):
         let_time_pass.install(database)
         yield database
+
+
+@pytest.fixture
+def helix(database):
+    with HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+        yield helix
+
+
+@pytest.fixture
+def name():
+    return f"fn{next(_numbers)}"
+
+
+@pytest.fixture
+def table(database):
+    table = f"effect_{next(_numbers)}"
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(f"create table public.{table} (n int)".encode())
+        connection.execute(f"grant all on public.{table} to public".encode())
+    return table
+
+
+@pytest.fixture
+def desk(database):
+    with Desk(database) as desk:
+        yield desk

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
 
-from helixqueue import HelixQueue
 from helixqueue.cli.exits import Exit
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, receipt_of
 from helixqueue.store import fences as calls
 from tests.cli.conftest import Helixq
-from tests.lab import POOLED
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture
 def helixq(database):
     return Helixq(database)
-
-
-@pytest.fixture
-def name():
-    return f"cmd{next(_numbers)}"
-
-
-@pytest.fixture
-def helix(database):
-    with HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
-        yield helix
 
 
 @pytest.fixture

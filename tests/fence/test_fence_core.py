@@ -1,78 +1,19 @@
-"""G8 and G7 in the database itself: one holder, honest doubt, and a fingerprint in every state."""
+"""G8 and G7 in the database itself: one holder, and a fingerprint in every state."""
 
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 
 import psycopg
 import pytest
 
 from helixqueue.errors import NotPermitted, Refused
-from helixqueue.operate.recover import recover
 from helixqueue.states import FENCE_ARROWS, FenceState
 from helixqueue.store import calls, fences
-from helixqueue.store.database import Database as Store
-from helixqueue.store.fences import Answer, Hold, Times
+from helixqueue.store.fences import Hold
 from helixqueue.store.rows import Token
-from tests.fence.passing import let_time_pass
-from tests.lab import POOLED
-
-_numbers = itertools.count(1)
-TIMES = Times(lease=30, quiet=60)
-
-
-class Desk:
-    """One connection that claims one name of its own, so that no test meets another's fences."""
-
-    def __init__(self, database, role="pool", tenant="a"):
-        self.database = database
-        self.tenant = tenant
-        self.name = f"f{next(_numbers)}"
-        self.store = Store.connect(database.dsn(role), pooled=POOLED)
-        self.run = self.store.run
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.store.close()
-
-    def claim(self, identity="k1", request='{"amount":5}', nonce=None, **options):
-        self.nonce = nonce or secrets.randbits(63)
-        options = {"start": True, "times": TIMES, "actor": "w1"} | options
-        options.setdefault("tenant", self.tenant)
-        options.setdefault("name", self.name)
-        return self.run(
-            fences.claim(identity=identity, request=request, nonce=self.nonce, **options)
-        )
-
-    def hold(self, identity="k1", **options):
-        told = self.claim(identity, **options)
-        assert told.decision == "granted"
-        return Hold(told.key, Token(told.epoch, self.nonce, told.number))
-
-    def seal(self, held, data=b"7", times=TIMES, **options):
-        answer = Answer("json", data, **options)
-        return self.run(fences.seal(held, answer, times, actor="w1"))
-
-    def state(self, held):
-        [row] = self.run(fences.listed(key=held.key))
-        return row.state
-
-    def story(self, held):
-        [row] = self.run(fences.listed(key=held.key))
-        return [told.what for told in self.run(fences.story(row.life))]
-
-    def pass_time(self, held, **moments):
-        let_time_pass(self.database, held.key, **moments)
-
-
-@pytest.fixture
-def desk(database):
-    with Desk(database) as desk:
-        yield desk
+from tests.fence.desk import TIMES, Desk
 
 
 def test_the_words_and_arrows_are_the_same(database):
@@ -141,22 +82,6 @@ def test_the_same_key_with_another_body_is_refused_in_every_state_of_a_fence(des
     assert desk.state(held) is state
 
 
-def test_a_lease_that_ran_out_before_the_effect_is_claimed_again(desk):
-    held = desk.hold(start=False)
-    desk.pass_time(held, deadline=True)
-    again = desk.claim()
-    assert (again.decision, again.attempt) == ("granted", 2)
-    assert desk.seal(held).decision == "fenced_out"
-
-
-def test_a_lease_that_ran_out_after_the_marker_is_in_doubt_and_never_run_again(desk):
-    held = desk.hold()
-    desk.pass_time(held, deadline=True, quiet=True)
-    for _ in range(3):
-        assert desk.claim().decision == "in_doubt"
-    assert desk.state(held) is FenceState.IN_DOUBT
-
-
 def test_the_marker_can_come_later_than_the_claim(desk):
     held = desk.hold(start=False)
     assert desk.run(fences.start(held, actor="w1")).state is FenceState.EFFECT_STARTED
@@ -202,182 +127,6 @@ def test_every_part_of_a_fences_token_is_compared(desk):
         assert desk.run(fences.renew([stranger])) == [held.key]
         assert desk.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"
     assert desk.run(fences.renew([held])) == []
-
-
-def test_a_heartbeat_keeps_the_fence(desk):
-    held = desk.hold()
-    desk.pass_time(held, deadline=True)
-    assert desk.run(fences.renew([held])) == []
-    assert desk.claim().decision == "in_progress"
-
-
-def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
-    options = {"replayable": True, "max_attempts": 3}
-    for attempt in (1, 2, 3):
-        told = desk.claim(**options)
-        assert (told.decision, told.attempt) == ("granted", attempt)
-        held = Hold(told.key, Token(told.epoch, desk.nonce, told.number))
-        desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-        if attempt == 2:  # the first comes at once, then there is a pause
-            early = desk.claim(**options)
-            assert early.decision == "in_doubt"
-            assert 0 < early.retry_after <= 2
-        desk.pass_time(held, deadline=True)
-    spent = desk.claim(**options)
-    assert spent.decision == "in_doubt"
-    assert "a person must look" in spent.note
-
-
-def test_a_probe_that_finds_it_seals_what_it_found(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    doubted = desk.claim()
-    found = Answer("json", b'{"id":9}', effect="re_9")
-    told = desk.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=found))
-    assert (told.decision, told.effect) == ("sealed", "re_9")
-    assert desk.claim().answer == b'{"id":9}'
-    # The holder that comes back now is too late, even with the same words.
-    assert desk.seal(held, b'{"id":9}', effect="re_9").decision == "fenced_out"
-
-
-def test_a_probe_that_finds_nothing_is_believed_after_the_quiet_period_only(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    doubted = desk.claim()
-    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
-    assert told.decision == "in_doubt"
-    assert 0 < told.retry_after <= TIMES.quiet
-    desk.pass_time(held, deadline=True, quiet=True)
-    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
-    assert (told.decision, told.attempt) == ("granted", 2)
-    assert desk.seal(held).decision == "fenced_out"
-    assert desk.story(held)[:4] == ["claimed", "failed", "in_doubt", "probe_unknown"]
-
-
-def test_a_probe_that_cannot_tell_leaves_the_doubt(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    desk.pass_time(held, deadline=True, quiet=True)
-    told = desk.run(fences.probe(desk.claim(), "unknown", TIMES, actor="p", nonce=1))
-    assert told.decision == "in_doubt"
-    assert desk.state(held) is FenceState.IN_DOUBT
-
-
-def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
-    """It was driven again and failed again: what the probe saw was the first try."""
-    desk.run(fences.doubt(desk.hold(replayable=True), actor="w1", detail="timeout"))
-    doubted = desk.claim()
-    again = desk.hold(replayable=True)
-    found = Answer("json", b"2")
-    for _ in range(2):
-        for finding in ("applied", "not_applied", "unknown"):
-            answer = found if finding == "applied" else None
-            call = fences.probe(doubted, finding, TIMES, actor="p", nonce=1, answer=answer)
-            assert desk.run(call).decision == "stale"
-        desk.run(fences.doubt(again, actor="w1", detail="timeout"))
-        desk.pass_time(again, quiet=True)
-    assert desk.seal(again, b"1").decision == "sealed"
-    assert desk.claim().answer == b"1"
-
-
-@pytest.mark.parametrize("answer", [None, Answer("json", b'"found it"', effect="e1")])
-def test_a_person_resolves_a_doubt_by_name_and_reason(database, desk, answer):
-    held = desk.hold()
-    doubted = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-
-    def resolve(run, **options):
-        options = {"actor": "ann", "reason": "looked into the ledger"} | options
-        return run(fences.resolve(held.key, doubted.version, TIMES, answer=answer, **options))
-
-    with Desk(database, "operator") as operator:
-        for missing in ({"actor": " "}, {"reason": ""}):
-            with pytest.raises(Refused, match="who decides and why"):
-                resolve(operator.run, **missing)
-        with pytest.raises(NotPermitted):
-            resolve(desk.run)
-        told = resolve(operator.run)
-        assert told.state is (FenceState.RELEASED if answer is None else FenceState.SEALED)
-        assert resolve(operator.run).decision == "stale"
-    assert desk.seal(held).decision == "fenced_out"
-    assert desk.claim().decision == ("granted" if answer is None else "repeated")
-
-
-def test_two_people_cannot_decide_past_each_other(database, desk):
-    held = desk.hold(replayable=True)
-    seen = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    again = desk.hold(replayable=True)
-    desk.run(fences.doubt(again, actor="w1", detail="timeout"))
-    with Desk(database, "operator") as operator:
-        late = fences.resolve(
-            held.key, seen.version, TIMES, actor="ann", reason="old news", answer=None
-        )
-        assert operator.run(late).decision == "stale"
-    assert desk.state(again) is FenceState.IN_DOUBT
-
-
-def test_recover_puts_started_fences_in_doubt_and_their_holders_out(database, desk):
-    started, claimed = desk.hold("started"), desk.hold("claimed", start=False)
-    doubted = desk.hold("doubted")
-    desk.run(fences.doubt(doubted, actor="w1", detail="x"))
-    with database.connect("operator") as connection:
-        assert recover(connection, reason="restored", actor="ann").doubted >= 1
-    assert desk.state(started) is FenceState.IN_DOUBT
-    assert desk.state(claimed) is FenceState.RELEASED
-    for held in (started, claimed, doubted):
-        assert desk.seal(held).decision == "fenced_out"
-    assert desk.claim("started").decision == "in_doubt"
-    assert desk.claim("claimed").decision == "granted"
-
-
-def test_the_body_goes_first_and_the_tombstone_stays(desk):
-    held = desk.hold()
-    sealed = desk.seal(held)
-    desk.pass_time(held, answer=True)
-    told = desk.claim()
-    assert (told.decision, told.answer, told.receipt) == ("expired", None, sealed.receipt)
-    assert desk.claim(request="{}").decision == "mismatch"
-    tended = desk.run(fences.tend())
-    assert tended.emptied >= 1
-    told = desk.claim()
-    assert (told.decision, told.receipt) == ("expired", sealed.receipt)
-
-
-@pytest.mark.parametrize("omitted", [False, True])
-def test_the_request_is_forgotten_with_its_answer_kept_or_not(desk, omitted):
-    held = desk.hold()
-    desk.seal(held, omitted=omitted)
-    assert desk.claim(request="{}").request == '{"amount":5}'
-    desk.pass_time(held, answer=True)
-    desk.run(fences.tend())
-    told = desk.claim(request="{}")
-    assert (told.decision, told.request) == ("mismatch", None)
-
-
-def test_after_the_tombstone_the_key_is_new_again(desk):
-    held = desk.hold()
-    desk.seal(held)
-    desk.pass_time(held, answer=True, tombstone=True)
-    assert desk.claim(request='{"amount":6}').decision == "granted"
-    assert desk.story(held) == ["claimed"]
-
-
-@pytest.mark.parametrize("state", ["CLAIMED", "EFFECT_STARTED", "IN_DOUBT"])
-def test_what_has_not_ended_has_no_tombstone(desk, state):
-    held = desk.hold(start=state != "CLAIMED")
-    if state == "IN_DOUBT":
-        desk.run(fences.doubt(held, actor="w1", detail="x"))
-    desk.pass_time(held, deadline=True)
-    desk.run(fences.tend())
-    assert desk.state(held) in {FenceState.IN_DOUBT, FenceState.RELEASED}
-    assert desk.story(held)
-
-
-def test_tending_forgets_what_is_past_its_tombstone(desk):
-    held = desk.hold()
-    desk.seal(held)
-    desk.pass_time(held, tombstone=True)
-    desk.run(fences.tend())
-    assert desk.run(fences.listed(key=held.key)) == []
 
 
 def test_a_rollback_erases_the_fence_with_the_effect(desk):

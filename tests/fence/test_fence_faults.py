@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from helixqueue import HelixQueue
@@ -17,13 +15,7 @@ from tests.faults import Faults
 from tests.fence.passing import let_time_pass
 from tests.lab import POOLED
 
-_numbers = itertools.count(1)
 pytestmark = pytest.mark.skipif(POOLED, reason="the proxy speaks to PostgreSQL itself")
-
-
-@pytest.fixture
-def name():
-    return f"cut{next(_numbers)}"
 
 
 @pytest.fixture

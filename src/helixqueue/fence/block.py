@@ -70,6 +70,7 @@ class Held:
         return self.beat is not None and self.beat.lost
 
     def _answer(self) -> Answer:
+        self.effect = call.effect_id(self.effect, self._name)
         return call.written(self._codec, self._value, self.effect)
 
     def _sealed(self, told: Fenced) -> None:
@@ -150,7 +151,7 @@ class Block:
         self._counters.took("function", self._plan.name, "sealed", seconds)
 
     def _give_up(self, held: Hold, error: BaseException) -> Steps[None]:
-        said = f"{type(error).__name__}: {error}"
+        said = call.told_of(error)
         try:
             if not self._plan.alone:
                 # The effect is undone; the fence goes with the transaction, or is free in it.

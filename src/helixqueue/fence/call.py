@@ -29,6 +29,8 @@ Unknown = Literal["refuse", "accept"]
 # What systems write where they have no id. Merging on it would make one effect of many.
 UNKNOWN_WORDS = frozenset({"", "unknown", "none", "null", "n/a"})
 ANSWER_BYTES_MAX = 1024 * 1024
+EFFECT_BYTES_MAX = 1024
+DETAIL_CHARS_MAX = 2_000
 
 
 class NotApplied(Exception):
@@ -150,6 +152,36 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         ) from error
 
 
+def told_of(error: BaseException) -> str:
+    """An error as it is kept with its fence: bounded, and of characters that a database takes."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot even say what it is
+        said = "(it cannot be shown)"
+    text = f"{type(error).__name__}: {said[:DETAIL_CHARS_MAX]}"
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def effect_id(effect: str | None, name: str) -> str | None:
+    """The effect's id, if it can be kept. One that cannot must not cost the seal."""
+    if not effect:
+        return None
+    try:
+        fits = len(effect.encode()) <= EFFECT_BYTES_MAX and "\0" not in effect
+    except UnicodeEncodeError:
+        fits = False
+    if fits:
+        return effect
+    log.error(
+        "fence %s: expected an effect's id of at most %d bytes of text, got %d characters; it is "
+        "sealed without",
+        name,
+        EFFECT_BYTES_MAX,
+        len(effect),
+    )
+    return None
+
+
 def written(codec: Codec, value: object, effect: str | None) -> Answer:
     """The result as it is kept; what cannot be kept, or is too large, is sealed by its digest."""
     try:
@@ -189,7 +221,7 @@ def receipt_text(told: Fenced) -> str | None:
 def found(looked: object, write: Callable[[Any, str | None], Answer], name: str) -> Found:
     """A probe's answer in the words of the database; `write` makes bytes of result and effect."""
     if isinstance(looked, Applied):
-        return Found("applied", write(looked.result, looked.effect))
+        return Found("applied", write(looked.result, effect_id(looked.effect, name)))
     if looked is NOT_APPLIED:
         return Found("not_applied")
     if isinstance(looked, Exception):

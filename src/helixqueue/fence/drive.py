@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from helixqueue.fence.plan import Look, Nest, Step
 from helixqueue.store.plans import Ask, Pause
-from helixqueue.store.within import run_within, run_within_async
+from helixqueue.store.within import run_within, run_within_async, translating
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -66,12 +67,14 @@ class Hands:
 
     def _nest(self, step: Nest) -> bool:
         if step.what == "open":
-            self._savepoint = _opener(self._within)()
-            self._savepoint.__enter__()
+            with translating():
+                self._savepoint = _opener(self._within)()
+                self._savepoint.__enter__()
             return True
         assert self._savepoint is not None  # noqa: S101 - opened before
         if step.what == "keep":
-            self._savepoint.__exit__(None, None, None)
+            with translating():
+                self._savepoint.__exit__(None, None, None)
             return True
         try:
             self._savepoint.__exit__(Undone, Undone(), None)
@@ -110,18 +113,20 @@ class AsyncHands:
     async def _look(self) -> object:
         try:
             looked = None if self._probe is None else self._probe()
-            return await looked if asyncio.iscoroutine(looked) else looked
+            return await looked if inspect.isawaitable(looked) else looked
         except Exception as error:  # noqa: BLE001 - a probe that fails cannot tell
             return error
 
     async def _nest(self, step: Nest) -> bool:
         if step.what == "open":
-            self._savepoint = _opener(self._within)()
-            await self._savepoint.__aenter__()
+            with translating():
+                self._savepoint = _opener(self._within)()
+                await self._savepoint.__aenter__()
             return True
         assert self._savepoint is not None  # noqa: S101 - opened before
         if step.what == "keep":
-            await self._savepoint.__aexit__(None, None, None)
+            with translating():
+                await self._savepoint.__aexit__(None, None, None)
             return True
         try:
             await self._savepoint.__aexit__(Undone, Undone(), None)

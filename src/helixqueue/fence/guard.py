@@ -15,6 +15,7 @@ import inspect
 import os
 import socket
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 
@@ -107,12 +108,24 @@ class AsyncFences(_Site):
         return AsyncFence(self, name, key, options)
 
 
+def _known(name: str, options: Options) -> None:
+    """A misspelt `within` would make a foreign effect of a local one."""
+    for option in options.keys() - Options.__annotations__.keys():
+        near = get_close_matches(option, Options.__annotations__, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise TypeError(
+            f"fence {name}: expected options among {', '.join(Options.__annotations__)}{hint}, "
+            f"got {option}"
+        )
+
+
 class _Fence:
     """One fence as it was asked for; the same for both clients."""
 
     def __init__(
         self, site: Fences | AsyncFences, name: str, key: object, options: Options
     ) -> None:
+        _known(name, options)
         self._site = site
         self._key = key
         self._options = options
@@ -163,6 +176,11 @@ class _Fence:
         return None if probe is None else partial(probe, *args, **kwargs)
 
     def _demand(self, function: Callable[..., Any], *, is_async: bool) -> None:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"fence {self._plan.name}: {function.__qualname__} is a generator, which would be "
+                "sealed before it began; return what it makes, as a list"
+            )
         if inspect.iscoroutinefunction(function) is not is_async:
             wanted = "a function" if is_async else "an async function"
             other = "HelixQueue" if is_async else "AsyncHelixQueue"

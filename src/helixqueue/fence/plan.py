@@ -11,7 +11,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from helixqueue.errors import Conflict, InDoubt, InProgress, LeaseLost, Retryable, Unavailable
+from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
+from helixqueue.failpoints import failpoint
 from helixqueue.fence.receipt import key_text
 from helixqueue.identity import diff, loads
 from helixqueue.store import fences
@@ -87,12 +88,14 @@ def claim(
 ) -> Steps[Claimed]:
     """Find out whether it is ours to do; raises `Conflict`, `InProgress` or `InDoubt`."""
     nonce = secrets.randbits(63)
-    waited = 0.0
+    waited, pause = 0.0, FIRST_WAIT
+    failpoint("fence.claim.before")
     while True:
         told: Fenced = yield from _claim_once(plan, identity, request, nonce)
         if told.decision == "in_doubt" and probes:
             told = yield from _probe(plan, told, nonce)
         if told.decision == "granted":
+            failpoint("fence.claim.after")
             return Claimed(told, held(told, nonce), waited)
         if told.decision in {"repeated", "expired", "sealed"}:
             return Claimed(told, None, waited)
@@ -103,7 +106,7 @@ def claim(
         if told.decision == "in_progress":
             if waited >= plan.wait_seconds:
                 raise in_progress(plan, told)
-            waited = yield from _wait(plan, told, waited)
+            waited, pause = yield from _wait(plan, told, waited, pause)
 
 
 def _claim_once(plan: Plan, identity: str | None, request: str, nonce: int) -> Steps[Fenced]:
@@ -124,18 +127,22 @@ def _claim_once(plan: Plan, identity: str | None, request: str, nonce: int) -> S
     return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
-def _wait(plan: Plan, told: Fenced, waited: float) -> Steps[float]:
-    """Look at the fence now and then, without a connection in between, until it is free."""
-    pause = FIRST_WAIT
+def _wait(plan: Plan, told: Fenced, waited: float, pause: float) -> Steps[tuple[float, float]]:
+    """Look at the fence now and then, without a connection in between, until it is free.
+
+    Gives the seconds waited, and the next pause: who has to come back looks less often.
+    """
     while waited < plan.wait_seconds:
         yield Pause(pause)
         waited += pause
         pause = min(pause * 2, LONGEST_WAIT)
-        seen: tuple[int, bool] | None = yield Ask(fences.peek(told.key))
+        seen: tuple[int, bool] | None = yield from _surely(
+            plan, fences.peek(told.key), CLAIM_SECONDS
+        )
         # Unseen: the holder's transaction has not committed. The next claim finds out.
         if seen is None or not seen[1]:
             break
-    return waited
+    return waited, pause
 
 
 def _probe(plan: Plan, doubted: Fenced, nonce: int) -> Steps[Fenced]:
@@ -166,39 +173,47 @@ def start(plan: Plan, held: Hold) -> Steps[Fenced]:
 def seal(plan: Plan, held: Hold, answer: Answer) -> Steps[Fenced]:
     """Keep what came of it; raises `LeaseLost` when somebody else decided meanwhile."""
     call = fences.seal(held, answer, plan.times, actor=plan.actor)
+    failpoint("fence.seal.before")
     try:
         told = yield from _surely(plan, call, SEAL_SECONDS)
-    except (Unavailable, Retryable) as away:
+    except HelixError as failure:
         if not plan.alone:
             raise  # the effect went with the caller's transaction
+        # Whatever it was (away, read-only, a bound): the effect took place, and is not on record.
         raise InDoubt(
-            f"{plan.name}: the effect took place, but the database went away before its answer was "
-            f"kept: {away}",
+            f"{plan.name}: the effect took place, but its answer could not be kept: {failure}",
             key=key_text(held.key),
-        ) from away
+        ) from failure
+    failpoint("fence.seal.after")
     return _owned(plan, told)
 
 
 def release(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
     """Nothing happened, and that is certain: the next call may do it."""
     call = fences.release(held, plan.times, actor=plan.actor, detail=detail)
-    return (yield from _surely(plan, call, CLAIM_SECONDS))
+    failpoint("fence.release.before")
+    told = yield from _surely(plan, call, CLAIM_SECONDS)
+    failpoint("fence.release.after")
+    return told
 
 
 def doubt(plan: Plan, held: Hold, detail: str) -> Steps[Fenced]:
     """It may have happened."""
     call = fences.doubt(held, actor=plan.actor, detail=detail)
-    return (yield from _surely(plan, call, CLAIM_SECONDS))
+    failpoint("fence.doubt.before")
+    told = yield from _surely(plan, call, CLAIM_SECONDS)
+    failpoint("fence.doubt.after")
+    return told
 
 
-def _surely(plan: Plan, call: Call[Fenced], seconds: float) -> Steps[Fenced]:
+def _surely(plan: Plan, call: Call[T], seconds: float) -> Steps[T]:
     """Ask again when the answer was lost; every call here is answered the same the second time.
 
     Not inside a caller's transaction: that is over, and the caller begins it again.
     """
     if plan.alone:
         return (yield from repeated(call, seconds=seconds))
-    told: Fenced = yield Ask(call)
+    told: T = yield Ask(call)
     return told
 
 

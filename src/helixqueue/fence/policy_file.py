@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
+_PATH_BYTES_MAX = 240  # it becomes the name of a fence
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -190,6 +191,13 @@ _pointer = _matching(r"(/[^/\s]*)+", "a JSON Pointer such as /card/number")
 _header = _matching(_TOKEN.pattern, "the name of a header")
 
 
+def _path(place: _Place) -> str | None:
+    path = _matching(r"\*|/\S*", "a path such as /orders/{id}/refunds, or *")(place)
+    if path is not None and len(path.encode()) > _PATH_BYTES_MAX:
+        place.fault(f"a path of at most {_PATH_BYTES_MAX} bytes", f"{len(path.encode())}")
+    return path
+
+
 def _always(place: _Place) -> bool | None:
     if place.value is not True:
         place.fault("true: another body under the same key is never applied nor answered")
@@ -235,7 +243,7 @@ def _on_conflict(place: _Place) -> OnConflict:
 
 def _route(place: _Place) -> Route | None:
     readers: dict[str, Callable[[_Place], Any]] = {
-        "path": _matching(r"\*|/\S*", "a path such as /orders/{id}/refunds, or *"),
+        "path": _path,
         "methods": _list(_choice("POST", "PATCH", "PUT", "DELETE")),
         "required": _flag,
         "kind": _choice("api", "webhook", "batch"),

@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from helixqueue.fence.receipt import key_text
 from helixqueue.store import fences
@@ -125,7 +126,24 @@ class Pulse:
 
 
 class AsyncPulse:
-    """The same with a timer of the event loop; no task outlives what it renews."""
+    """The same for event loops, each with a timer of its own: one loop cannot ring for another."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPulse] = WeakKeyDictionary()
+
+    def hold(self, held: Hold, times: Times) -> Beat:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            self._loops[loop] = _LoopPulse(self._run)
+        return self._loops[loop].hold(held, times)
+
+    def drop(self, beat: Beat) -> None:
+        self._loops[asyncio.get_running_loop()].drop(beat)
+
+
+class _LoopPulse:
+    """Beats of one loop, by its timer; no task outlives what it renews."""
 
     def __init__(self, run: AsyncRun) -> None:
         self._run = run
@@ -135,7 +153,7 @@ class AsyncPulse:
 
     def hold(self, held: Hold, times: Times) -> Beat:
         beat = self._board.add(held, times)
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > self._when(beat):
+        if self._timer is None or self._timer.when() > self._when(beat):
             self._set_timer()
         return beat
 

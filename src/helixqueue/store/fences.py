@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from helixqueue.errors import Refused
 from helixqueue.states import FenceState
 from helixqueue.store.arrays import plain, texts
 from helixqueue.store.calls import Call, Row
@@ -64,6 +65,16 @@ class Hold:
     token: Token
 
 
+_CENTURY = 36_525 * 86_400.0
+_CLOCKS = {
+    "lease": (0.05, 86_400.0),
+    "quiet": (0.0, 604_800.0),
+    "answer": (0.001, _CENTURY),
+    "tombstone": (0.001, _CENTURY),
+    "limit": (0.05, _CENTURY),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """The three clocks of a fence, the quiet period before a probe's no is believed, a limit."""
@@ -75,6 +86,16 @@ class Times:
     # Seconds for which heartbeats renew the lease. A call that hangs longer is in doubt for the
     # others; should it end after all, before anybody decided, its seal still counts.
     limit: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        # Here and not by the database alone: answer and tombstone get there with the seal, when it
+        # is too late to refuse.
+        for name, (least, most) in _CLOCKS.items():
+            seconds = getattr(self, name)
+            if not least <= seconds <= most:  # NaN, too
+                raise Refused(
+                    f"Times: expected {least:g} to {most:g} seconds for {name}, got {seconds!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def run_within(connection: Any, call: Call[T]) -> T:  # noqa: ANN401 - told by i
     connection, kind = _told(connection)
     if kind not in _SYNC:
         raise _wrong_kind(connection, kind, _SYNC, "AsyncHelixQueue" if kind in _ASYNC else None)
-    with _translating():
+    with translating():
         if kind == "psycopg.Connection":
             _demand_transaction(connection)
             with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
@@ -72,7 +72,7 @@ async def run_within_async(connection: Any, call: Call[T]) -> T:  # noqa: ANN401
     connection, kind = _told(connection)
     if kind not in _ASYNC:
         raise _wrong_kind(connection, kind, _ASYNC, "HelixQueue" if kind in _SYNC else None)
-    with _translating():
+    with translating():
         if kind == "psycopg.AsyncConnection":
             _demand_transaction(connection)
             async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
@@ -139,7 +139,7 @@ def _not_in_transaction(remedy: str) -> NotInTransaction:
 
 
 @contextmanager
-def _translating() -> Iterator[None]:
+def translating() -> Iterator[None]:
     """Errors of the libraries become ours; any other is a bug and goes on as it is."""
     try:
         yield

@@ -32,7 +32,8 @@ async def whole_body(receive: Receive, most: int) -> bytes | None:
         size += len(piece)
         if size > most:
             return None
-        pieces.append(piece)
+        if piece:  # a client may send any number of empty ones
+            pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
 

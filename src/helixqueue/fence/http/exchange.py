@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Conflict, HelixError
 from helixqueue.fence import plan
-from helixqueue.fence.call import Applied, found, receipt_text
+from helixqueue.fence.call import Applied, effect_id, found, receipt_text, told_of
 from helixqueue.fence.drive import AsyncHands
 from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
 from helixqueue.fence.http.problem import Problem
@@ -168,9 +168,11 @@ class Exchange:
             # Somebody else decided meanwhile, or the store went away: its answer is not sent.
             await self._refuse(recorder.refused)
             return
-        if not recorder.decided:
-            failure = failure or RuntimeError("the application ended without an answer")
-            await self._doubt(held, f"{type(failure).__name__}: {failure}")
+        if recorder.refused is not None or not recorder.decided:
+            # Also what we could not write down, which the application may have swallowed.
+            nothing = RuntimeError("the application ended without an answer")
+            failure = recorder.refused or failure or nothing
+            await self._doubt(held, told_of(failure))
         if failure is not None:
             raise failure
 
@@ -185,7 +187,7 @@ class Exchange:
     ) -> list[Header]:
         """Seal before the first byte leaves; or release, or doubt. Gives headers to add."""
         self._journal.know(status=status)
-        effect = text_of(headers, EFFECT_HEADER) or None
+        effect = effect_id(text_of(headers, EFFECT_HEADER), self._plan.name)
         if effect == "none" or status in self._keyed.route.before_the_effect:
             said = f"answered {status} before the effect"
             await carry_out_async(plan.release(self._plan, held, said), self._hands)
@@ -208,11 +210,12 @@ class Exchange:
         if self._ours.redact is None or body is None:
             return body
         try:
-            return self._ours.redact(status, headers, body)
+            kept = bytes(self._ours.redact(status, headers, body))
         except Exception:
             # Kept without its body: running it again would be worse than not repeating it.
             log.exception("fence %s: the redactor failed", self._plan.name)
             return None
+        return kept if len(kept) <= self._keyed.route.max_answer_bytes else None
 
     async def _doubt(self, held: Hold, why: str) -> None:
         try:

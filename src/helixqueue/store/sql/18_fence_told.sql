@@ -1,0 +1,104 @@
+-- What callers are told of fences, what is kept of that, and what a claim would be told.
+
+-- One shape for every answer; what does not apply is null.
+create type helix.fenced as (
+  -- granted: the caller holds the fence and does it. repeated, expired: it was done before.
+  -- in_progress, mismatch, in_doubt: not now, not this, nobody knows. sealed, done: the write stands.
+  -- fenced_out: the token is not the holder's. stale: the fence has moved on, ask again.
+  decision    text,
+  key         bytea,
+  life        bigint,
+  version     integer,
+  state       helix.fence_state,
+  attempt     integer,
+  epoch       integer,
+  number      bigint,
+  fingerprint bytea,
+  holder      text,
+  retry_after real,
+  request     text,         -- mismatch: what the key stands for
+  effect      text,
+  form        text,
+  answer      bytea,
+  omitted     boolean,
+  digest      bytea,
+  receipt     bytea,
+  sealed_at   timestamptz,
+  note        text
+);
+
+-- A fence as its caller is told of it. Answers and requests go only to those they are for.
+create function helix.tell_fence(
+  p_fence helix.fence, p_decision text, p_retry_after real default null, p_note text default null
+) returns helix.fenced
+language sql stable as $$
+  select (p_decision, p_fence.key, p_fence.life, p_fence.version, p_fence.state, p_fence.attempt,
+          p_fence.epoch, p_fence.number, p_fence.fingerprint, p_fence.actor,
+          p_retry_after,
+          case when p_decision = 'mismatch' then p_fence.request::text end,
+          p_fence.effect, p_fence.form,
+          case when p_decision in ('repeated', 'sealed') then p_fence.answer end,
+          p_fence.omitted, p_fence.digest,
+          case when p_fence.state = 'SEALED'
+               then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
+                                        p_fence.form, p_fence.digest) end,
+          p_fence.sealed_at, p_note)::helix.fenced
+$$;
+
+-- Keeps a decision that changed no state. Where the caller's statement is the whole transaction
+-- (p_alone), its commit does not wait for the disk: a crash may forget that an answer was repeated,
+-- never that it was given.
+create function helix.note_fence(
+  p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean,
+  p_detail text default null, p_evidence bytea default null
+) returns void
+language plpgsql as $$
+begin
+  if p_alone then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+  insert into helix.fence_decision (life, tenant, name, kind, actor, detail, evidence)
+  values (p_fence.life, p_fence.tenant, p_fence.name, p_kind, p_actor, p_detail,
+          substr(p_evidence, 1, 65536));
+end
+$$;
+
+-- Whether the key stands for another request, by the secret that made the stored fingerprint:
+-- rotation causes no mismatch. A fingerprint never changes, so no lock is needed to compare it.
+create function helix.fence_differs(p_fence helix.fence, p_request text) returns boolean
+language sql stable as $$
+  select p_fence.fingerprint <> helix.fingerprint(s, p_request)
+  from helix.secret s where s.id = p_fence.secret
+$$;
+
+-- What a claim would be told now, without making it: for those who want to know before they let a
+-- backlog loose. Writes nothing and locks nothing. Without a request, none is compared.
+create function helix.foresee_fence_v1(
+  p_tenant text, p_name text, p_identity text, p_request text default null
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  perform helix.enter_for(p_tenant);
+  select * into v_fence from helix.fence f
+  where f.key = helix.derive_fence_key(p_tenant, p_name, p_identity)
+    and (f.until is null or f.until > v_now);
+  if not found then
+    v_fence.key := helix.derive_fence_key(p_tenant, p_name, p_identity);
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  return helix.tell_fence(v_fence, case
+    when p_request is not null and helix.fence_differs(v_fence, p_request) then 'mismatch'
+    when v_fence.state = 'SEALED' and (v_fence.omitted or (v_fence.answer is not null
+                                                           and v_fence.answer_until > v_now))
+      then 'repeated'
+    when v_fence.state = 'SEALED' then 'expired'
+    when v_fence.state = 'IN_DOUBT' then 'in_doubt'
+    when v_fence.state = 'RELEASED' then 'granted'
+    when v_fence.deadline > v_now then 'in_progress'
+    when v_fence.state = 'CLAIMED' then 'granted'
+    else 'in_doubt' end);
+end
+$$;

@@ -1,0 +1,134 @@
+"""A process killed at each phase of a call, through each door: sealed, released or in doubt.
+
+Never a second effect: what the next call does follows from what is on record, and an effect that
+may have happened is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helixqueue.failpoints import FENCE_POINTS
+from helixqueue.store import fences as calls
+from tests.fence.looks import effects
+from tests.fence.passing import let_time_pass
+from tests.fence.victim import DOUBTED, RAN, REPEATED
+
+# One such process serves all; elsewhere each worker of the tests would start its own.
+pytestmark = pytest.mark.xdist_group("fence crashes")
+FOREIGN = ("function", "async_function", "http")
+# Where it is killed, what its effect does, then: the state that is left, how often the effect took
+# place so far, and what the next call meets.
+PHASES = {
+    "fence.claim.before": ("done", None, 0, RAN),
+    "fence.claim.after": ("done", "EFFECT_STARTED", 0, DOUBTED),
+    "in the effect": ("dies", "EFFECT_STARTED", 1, DOUBTED),
+    "fence.seal.before": ("done", "EFFECT_STARTED", 1, DOUBTED),
+    "fence.seal.after": ("done", "SEALED", 1, REPEATED),
+    "fence.doubt.before": ("failed", "EFFECT_STARTED", 1, DOUBTED),
+    "fence.doubt.after": ("failed", "IN_DOUBT", 1, DOUBTED),
+    "fence.release.before": ("refused", "EFFECT_STARTED", 0, DOUBTED),
+    "fence.release.after": ("refused", "RELEASED", 0, RAN),
+}
+# In the caller's transaction nothing is on record before the commit, and everything after it.
+LOCAL_PHASES = {
+    "fence.claim.before": ("done", None, 0, RAN),
+    "fence.claim.after": ("done", None, 0, RAN),
+    "in the effect": ("dies", None, 0, RAN),
+    "fence.seal.before": ("done", None, 0, RAN),
+    "fence.seal.after": ("done", None, 0, RAN),
+    "fence.release.before": ("failed", None, 0, RAN),
+    "fence.release.after": ("failed", None, 0, RAN),
+    "after its commit": ("dies after its commit", "SEALED", 1, REPEATED),
+}
+CASES = [
+    *((door, point) for door in FOREIGN for point in PHASES),
+    *(("same_transaction", point) for point in LOCAL_PHASES),
+]
+
+
+class Victims:
+    def __init__(self, database):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fence.victim", database.dsn(direct=True)],
+            cwd=Path(__file__).parents[2],
+            env=os.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, door, failpoint, **told):
+        """The exit code of one call."""
+        armed = f"{failpoint}=kill" if failpoint in FENCE_POINTS else ""
+        line = json.dumps({"door": door, "failpoint": armed, **told})
+        print(line, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def call(database):
+    victims = Victims(database)
+    yield victims
+    victims.close()
+
+
+def test_every_point_of_a_fence_is_in_the_matrix():
+    assert set(FENCE_POINTS) <= set(PHASES)
+    assert set(FENCE_POINTS) - set(LOCAL_PHASES) == {"fence.doubt.before", "fence.doubt.after"}
+
+
+class Shop:
+    """Where the effects of one case take place, and the fence that guards them."""
+
+    def __init__(self, desk, database, table, directory):
+        self._desk, self._database, self._table = desk, database, table
+        self._file = directory / "effects"
+        self.told = {"name": desk.name, "file": str(self._file), "table": table}
+
+    def happened(self):
+        outside = self._file.read_text().splitlines() if self._file.exists() else []
+        return len(outside) + effects(self._database, self._table)
+
+    def stands(self):
+        """State and key."""
+        names = (self._desk.name, f"http /{self._desk.name}")
+        rows = [row for name in names for row in self._desk.run(calls.listed(name=name))]
+        return (rows[0].state, rows[0].key) if rows else (None, None)
+
+
+@pytest.fixture
+def shop(desk, database, table, tmp_path):
+    return Shop(desk, database, table, tmp_path)
+
+
+@pytest.mark.parametrize(("door", "point"), CASES)
+def test_a_crash_at_each_phase_leaves_sealed_released_or_in_doubt_and_no_second_effect(
+    call, shop, database, door, point
+):
+    phases = LOCAL_PHASES if door == "same_transaction" else PHASES
+    how, state, so_far, then = phases[point]
+    assert call(door, point, how=how, **shop.told) == -signal.SIGKILL
+    left, key = shop.stands()
+    assert (left, shop.happened()) == (state, so_far)
+    if left == "EFFECT_STARTED":
+        let_time_pass(database, key, deadline=True, quiet=True)
+    assert call(door, None, how="done", **shop.told) == then
+    assert shop.stands()[0] == ("IN_DOUBT" if then == DOUBTED else "SEALED")
+    once = so_far + (then == RAN)
+    assert shop.happened() == once <= 1
+    # And whoever comes after that.
+    assert call(door, None, how="done", **shop.told) == (DOUBTED if then == DOUBTED else REPEATED)
+    assert shop.happened() == once

@@ -1,0 +1,234 @@
+"""Functions that fail, hang, die or are overtaken: a doubt, and never a second run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.errors import (
+    InDoubt,
+    InProgress,
+    LeaseLost,
+)
+from helixqueue.fence import NOT_APPLIED, UNKNOWN, Applied, NotApplied, Times, current
+from tests.fence.looks import Refund, fence_of
+from tests.fence.passing import let_time_pass
+from tests.lab import POOLED, until
+
+
+def test_an_exception_after_the_effect_began_leaves_a_doubt_and_no_second_run(
+    helix, name, database
+):
+    ran = []
+
+    @helix.fence(name, key=lambda: "k")
+    def act() -> None:
+        ran.append(1)
+        raise TimeoutError("the bank did not answer")
+
+    with pytest.raises(TimeoutError):
+        act()
+    for _ in range(3):
+        with pytest.raises(InDoubt, match="nobody knows"):
+            act()
+    assert ran == [1]
+    row = fence_of(database, name)
+    assert row.detail == "TimeoutError: the bank did not answer"
+
+
+def test_not_applied_releases_the_fence(helix, name):
+    ran = []
+
+    @helix.fence(name, key=lambda: "k")
+    def act() -> int:
+        ran.append(1)
+        if len(ran) == 1:
+            raise NotApplied("connection refused")
+        return len(ran)
+
+    with pytest.raises(NotApplied):
+        act()
+    assert act() == act() == 2
+
+
+@pytest.mark.parametrize(
+    ("says", "runs"),
+    [
+        (Applied(Refund(id="re_9", cents=1), effect="re_9"), 1),
+        (NOT_APPLIED, 2),
+        (UNKNOWN, 1),
+        (None, 1),  # a probe that forgot to return
+        (RuntimeError("the bank is closed"), 1),
+    ],
+)
+def test_a_probe_says_yes_no_or_cannot_tell(helix, database, name, says, runs):
+    ran = []
+
+    def probe(order):
+        assert order == "o1"
+        if isinstance(says, Exception):
+            raise says
+        return says
+
+    @helix.fence(name, key=lambda order: order, probe=probe)
+    def refund(order: str) -> Refund:
+        ran.append(order)
+        if len(ran) == 1:
+            raise TimeoutError
+        return Refund(id="re_2", cents=1)
+
+    with pytest.raises(TimeoutError):
+        refund("o1")
+    if says is NOT_APPLIED:
+        with pytest.raises(InDoubt):  # too early to believe it
+            refund("o1")
+    let_time_pass(database, fence_of(database, name).key, quiet=True)
+    if isinstance(says, Applied):
+        told = refund.outcome("o1")
+        assert (told.result.id, told.effect, told.repeated) == ("re_9", "re_9", True)
+    elif says is NOT_APPLIED:
+        assert refund("o1").id == "re_2"
+    else:
+        with pytest.raises(InDoubt):
+            refund("o1")
+    assert len(ran) == runs
+
+
+def test_a_replayable_effect_is_driven_again_with_the_same_key_downstream(helix, name):
+    bank = {}
+
+    @helix.fence(name, key=lambda order: order, replayable=True)
+    def refund(order: str) -> str:
+        known = len(bank)
+        effect = bank.setdefault(current().downstream_key, f"re_{known}")
+        if current().attempt == 1:
+            raise TimeoutError
+        current().effect = effect
+        return effect
+
+    with pytest.raises(TimeoutError):
+        refund("o1")
+    assert refund.outcome("o1").effect == "re_0"
+    assert len(bank) == 1
+
+
+def test_a_zombies_result_is_not_served(helix, database, name):
+    entered = helix.fence(name, key="k", replayable=True)
+    with pytest.raises(LeaseLost) as lost, entered as zombie:
+        let_time_pass(database, fence_of(database, name).key, deadline=True)
+        with helix.fence(name, key="k", replayable=True) as owner:
+            owner.seal("right")
+        zombie.seal("from the grave")
+    assert lost.value.owner == helix.fences.actor
+    with helix.fence(name, key="k") as again:
+        assert again.result == "right"
+
+
+def test_heartbeats_keep_a_slow_effect_alive(helix, database, name):
+    """Ten times longer than its lease, and nobody takes it for dead."""
+    with helix.fence(name, key="k", ttl=Times(lease=0.15)) as fence:
+        born = fence_of(database, name).deadline
+        until(lambda: (fence_of(database, name).deadline - born).total_seconds() > 1.0)
+        assert not fence.lost
+        fence.seal("slow")
+    with helix.fence(name, key="k") as again:
+        assert again.result == "slow"
+
+
+def test_a_heartbeat_that_fails_is_not_the_last(helix, database, name):
+    run, failed = helix.fences.pulse._run, []
+
+    def once(call):
+        if not failed:
+            failed.append(call)
+            raise RuntimeError("nobody thought of this one")
+        return run(call)
+
+    helix.fences.pulse._run = once
+    with helix.fence(name, key="k", ttl=Times(lease=0.3)):
+        born = fence_of(database, name).deadline
+        until(lambda: fence_of(database, name).deadline > born)
+        assert failed
+
+
+def test_a_call_that_hangs_past_its_limit_is_in_doubt_and_its_late_seal_counts(
+    helix, database, name
+):
+    """Otherwise a hung call would be in progress for ever, and nobody could decide."""
+    with helix.fence(name, key="k", ttl=Times(lease=0.2, limit=0.3)) as fence:
+
+        def another():
+            with helix.fence(name, key="k", wait=0):
+                pytest.fail("ran twice")
+
+        def doubted():
+            try:
+                another()
+            except InProgress:
+                return False
+            except InDoubt:
+                return True
+
+        until(doubted)
+        fence.seal("late")
+    with helix.fence(name, key="k") as again:
+        assert again.result == "late"
+
+
+def test_a_holder_that_was_replaced_learns_so_from_its_heartbeat(helix, database, name):
+    with pytest.raises(LeaseLost), helix.fence(name, key="k", ttl=Times(lease=0.3)) as fence:
+        with database.connect("operator") as connection:
+            connection.execute("select helix.recover_v1('ann', 'restored')")
+        until(lambda: fence.lost)
+
+
+FORKED = """
+import os, sys, time
+from helixqueue import HelixQueue
+from helixqueue.fence import Times
+from helixqueue.store import fences
+with HelixQueue(sys.argv[1], tenant="a") as helix:
+    def beats(key):
+        with helix.fence(sys.argv[2], key=key, ttl=Times(lease=0.3)):
+            deadlines = set()
+            for _ in range(200):
+                rows = helix.fences.run(fences.listed(name=sys.argv[2]))
+                deadlines |= {row.deadline for row in rows if row.identity == key}
+                if len(deadlines) > 2:
+                    return True
+                time.sleep(0.01)
+        return False
+    with helix.fence(sys.argv[2], key="parent", ttl=Times(lease=0.3)):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if beats("child") else 1)
+        _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_has_a_heartbeat_of_its_own(database, name):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, database.dsn(direct=True), name],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_callers_own_error_is_not_hidden_by_ours(database, name):
+    with HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+
+        @helix.fence(name, key=lambda: "k")
+        def act() -> None:
+            helix.close()  # the doubt cannot be written
+            raise TimeoutError("the bank did not answer")
+
+        with pytest.raises(TimeoutError):
+            act()

@@ -1,0 +1,121 @@
+"""The middleware among others: in applications, documents, logs and counts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import JSONResponse
+from starlette.routing import Route as StarletteRoute
+
+from helixqueue.fence.http import IdempotencyMiddleware, describe
+from helixqueue.fence.http.problem import PREFIX, PROBLEMS
+from helixqueue.fence.policy import Policy, Route
+from tests.fence.shop import KEY, fresh, kind_of, open_shop, run
+
+
+def test_it_works_between_other_middleware(database):
+    """Also around BaseHTTPMiddleware, which runs its application in a task of its own."""
+
+    async def story():
+        ran = []
+
+        async def answer(request):
+            ran.append(await request.json())
+            return JSONResponse({"n": len(ran)})
+
+        class Stamp(BaseHTTPMiddleware):
+            async def dispatch(self, request, call_next):
+                response = await call_next(request)
+                response.headers["x-stamp"] = "1"
+                return response
+
+        app = Starlette(routes=[StarletteRoute("/orders/{o}/refunds", answer, methods=["POST"])])
+        app.add_middleware(Stamp)
+        policy = fresh(route={"keep_headers": ("x-stamp",)})
+        async with open_shop(database, policy, app=app) as door:
+            first, again = await door.post(), await door.post()
+            assert first.json() == again.json() == {"n": 1}
+            assert first.headers["x-stamp"] == again.headers["x-stamp"] == "1"
+
+    run(story())
+
+
+def test_it_is_added_to_an_application_as_any_middleware_is(database):
+    async def story():
+        async with open_shop(database, fresh(), "fastapi") as door:
+            app = door.shop.fastapi()
+            app.add_middleware(IdempotencyMiddleware, helix=door.helix, policy=fresh())
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+
+                async def ask(key):
+                    headers = {"Idempotency-Key": key}
+                    return await client.post("/orders/1/refunds", json={}, headers=headers)
+
+                first, again = await ask(KEY), await ask(KEY)
+                assert first.json() == again.json()
+                door.shop.fails = RuntimeError("the bank hung up")
+                assert (await ask("another-key")).status_code == 500
+                assert kind_of(await ask("another-key")) == "in-doubt"
+            assert len(door.shop.effects) == 2
+
+    run(story())
+
+
+def test_what_is_counted_and_logged_is_what_the_policy_names(database, caplog):
+    async def story():
+        policy = fresh(log_fields=("decision", "source_type", "key", "diff_ops"))
+        async with open_shop(database, policy) as door:
+            with caplog.at_level(logging.INFO, "helixqueue.fence.http"):
+                await door.post()
+                await door.post()
+                await door.post({"cents": 1})
+            told = [record.idempotency for record in caplog.records]
+            assert [one["decision"] for one in told] == ["executed", "repeated", "key-reused"]
+            assert set(told[0]) == {"decision", "source_type", "key", "diff_ops"}
+            assert told[2]["diff_ops"] == 1
+            decisions = door.helix.fences.counters.snapshot()["decisions"]
+            assert sorted(word for _, _, word in decisions) == [
+                "executed",
+                "key-reused",
+                "repeated",
+            ]
+            assert not any(KEY in str(label) for label in decisions)
+
+    run(story())
+
+
+def test_openapi_tells_of_the_header_and_the_refusals():
+    app = FastAPI()
+
+    @app.post("/orders/{order}/refunds")
+    async def refund(order: str):
+        return order
+
+    @app.get("/orders")
+    async def orders():
+        return []
+
+    policy = Policy(routes=(Route(path="/orders/{id}/refunds"),))
+    described = describe(app.openapi(), policy)
+    operation = described["paths"]["/orders/{order}/refunds"]["post"]
+    [header] = [p for p in operation["parameters"] if p["in"] == "header"]
+    assert (header["name"], header["required"]) == ("Idempotency-Key", True)
+    assert {"400", "409", "413", "503"} <= set(operation["responses"])
+    assert "parameters" not in described["paths"]["/orders"]["get"]
+    named = described["components"]["schemas"]["IdempotencyProblem"]["properties"]["type"]["enum"]
+    assert set(named) == {PREFIX + kind for kind in PROBLEMS}
+
+
+def test_the_guide_has_a_line_on_every_problem():
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "idempotency.md"
+    lines = re.findall(r"^\| `([a-z-]+)` \| (\d+)", guide.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {kind: int(status) for kind, status in lines} == {
+        kind: status for kind, (status, _) in PROBLEMS.items()
+    }

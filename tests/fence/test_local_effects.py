@@ -1,0 +1,138 @@
+"""Effects in the caller's own transaction: they commit with their fence, or vanish with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from helixqueue import AsyncHelixQueue
+from helixqueue.errors import (
+    NotInTransaction,
+)
+from tests.fence.looks import counted, effects
+from tests.lab import POOLED
+
+
+def test_a_local_effect_and_its_fence_commit_together_or_not_at_all(helix, database, name, table):
+    def act(connection):
+        with helix.fence(name, key="k", within=connection) as fence:
+            if fence.first:
+                connection.execute(f"insert into public.{table} values (1)".encode())
+                fence.seal("inserted")
+        return fence.result
+
+    with database.connect("pool") as connection:
+        with connection.transaction(force_rollback=True):
+            assert act(connection) == "inserted"
+        assert (effects(database, table), counted(helix, name)) == (0, {"executed": 1})
+        with connection.transaction():
+            assert act(connection) == "inserted"
+        with connection.transaction():
+            assert act(connection) == "inserted"
+        with pytest.raises(NotInTransaction):
+            act(connection)
+    assert effects(database, table) == 1
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "session", "connection"])
+def test_a_local_effect_that_fails_is_undone_though_the_caller_commits(
+    helix, database, name, table, kind
+):
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.dsn())
+    )
+    insert = f"insert into public.{table} values (1)"
+    if kind == "psycopg":
+        opened = psycopg.connect(database.dsn(), prepare_threshold=None)
+    else:
+        opened = Session(engine) if kind == "session" else engine.connect()
+    with opened as within:
+
+        def act(*, fail):
+            with helix.fence(name, key="k", within=within) as fence:
+                if fence.first:
+                    within.execute(insert if kind == "psycopg" else sqlalchemy.text(insert))
+                    if fail:
+                        raise ValueError("boom")
+                    fence.seal(1)
+
+        with pytest.raises(ValueError, match="boom"):
+            act(fail=True)
+        within.commit()
+        assert effects(database, table) == 0
+        act(fail=False)
+        within.commit()
+        act(fail=False)
+        within.commit()
+    engine.dispose()
+    assert effects(database, table) == 1
+
+
+def test_a_decorated_function_gets_its_connection_from_its_arguments(helix, database, name, table):
+    @helix.fence(
+        name, key=lambda _, n: n, payload=lambda _, n: n, within=lambda connection, _: connection
+    )
+    def act(connection, n) -> int:
+        connection.execute(f"insert into public.{table} values (%s)".encode(), (n,))
+        return n
+
+    with database.connect("pool") as connection:
+        for _ in range(3):
+            with connection.transaction():
+                assert act(connection, 7) == 7
+    assert effects(database, table) == 1
+
+
+def test_an_async_local_effect_is_undone_with_its_fence(database, name, table):
+    async def story():
+        engine = create_async_engine(
+            "postgresql+psycopg://",
+            async_creator=lambda: psycopg.AsyncConnection.connect(database.dsn()),
+        )
+        insert = sqlalchemy.text(f"insert into public.{table} values (1)")
+        async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+            for fail in (True, False, False):
+                async with AsyncSession(engine) as session:
+                    try:
+                        async with helix.fence(name, key="k", within=session) as fence:
+                            if fence.first:
+                                await session.execute(insert)
+                                if fail:
+                                    raise ValueError("boom")
+                    except ValueError:
+                        assert fail
+                    await session.commit()
+        await engine.dispose()
+
+    asyncio.run(story())
+    assert effects(database, table) == 1
+
+
+def test_a_local_effect_through_asyncpg(database, name, table):
+    async def story():
+        sockets = str(database.server.socket_dir)
+        connection = await asyncpg.connect(user="pool", host=sockets, database=database.name)
+        async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
+            for fail in (True, False, False):
+                async with connection.transaction():
+                    try:
+                        fence = helix.fence(name, key="k", within=connection, result=list[int])
+                        async with fence as held:
+                            if held.first:
+                                await connection.execute(f"insert into public.{table} values (1)")
+                                if fail:
+                                    raise ValueError("boom")
+                                held.seal([1, 2])
+                        assert held.result == [1, 2]
+                    except ValueError:
+                        assert fail
+        await connection.close()
+
+    asyncio.run(story())
+    assert effects(database, table) == 1
