@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helixqueue import HelixQueue
-from helixqueue.errors import InDoubt, Retryable, Unavailable
+from helixqueue.errors import InDoubt, Refused, Retryable, Unavailable
 from helixqueue.fence import plan
 from helixqueue.fence.plan import Plan
 from helixqueue.store import fences as calls
@@ -80,7 +80,9 @@ def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
             act()
 
 
-@pytest.mark.parametrize("fault", [Unavailable("away", outcome_unknown=True), Retryable("again")])
+@pytest.mark.parametrize(
+    "fault", [Unavailable("away", outcome_unknown=True), Retryable("again"), Refused("a bound")]
+)
 def test_a_seal_without_an_answer_is_a_doubt_unless_the_effect_went_with_it(monkeypatch, fault):
     """Inside a caller's transaction the effect is undone: that is certain, and said as it is."""
     monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from helixqueue.errors import InProgress, ResultGone
 from helixqueue.states import FenceState
 from helixqueue.store import fences
+from tests.fence.looks import fence_of
+from tests.fence.passing import let_time_pass
 
 
 def test_the_body_goes_first_and_the_tombstone_stays(desk):
@@ -80,3 +85,40 @@ def test_a_heartbeat_keeps_the_fence(desk):
     desk.pass_time(held, deadline=True)
     assert desk.run(fences.renew([held])) == []
     assert desk.claim().decision == "in_progress"
+
+
+@pytest.mark.parametrize("days", [-10, 10])
+def test_a_hosts_clock_that_is_wrong_changes_no_decision(helix, database, name, monkeypatch, days):
+    """Lease, answer and tombstone are judged by the database's clock alone."""
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + days * 86_400)
+
+    def ask(key="k"):
+        with helix.fence(name, key=key, wait=0) as fence:
+            if fence.first:
+                with pytest.raises(InProgress), helix.fence(name, key=key, wait=0):
+                    pytest.fail("ran twice")
+                fence.seal("done")
+        return fence.first, fence.result
+
+    assert [ask(), ask()] == [(True, "done"), (False, "done")]
+    key = fence_of(database, name).key
+    let_time_pass(database, key, answer=True)
+    with pytest.raises(ResultGone):
+        ask()
+    let_time_pass(database, key, tombstone=True)
+    assert ask() == (True, "done")
+
+
+def test_the_lag_of_housekeeping_is_told(desk):
+    held, claimed = desk.hold("sealed"), desk.hold("claimed", start=False)
+    desk.seal(held)
+    desk.run(fences.tend())
+    desk.pass_time(held, answer=True, tombstone=True)
+    desk.pass_time(claimed, deadline=True)
+    behind = desk.run(fences.lag())
+    assert behind.leases >= 10
+    assert min(behind.answers, behind.tombstones) >= 1
+    while desk.run(fences.tend()).released:
+        pass
+    assert desk.run(fences.lag()) == fences.Lag(0, 0, 0)

@@ -232,3 +232,28 @@ def test_the_callers_own_error_is_not_hidden_by_ours(database, name):
 
         with pytest.raises(TimeoutError):
             act()
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (OSError("no file \udcff"), "OSError: no file \\udcff"),
+        (ValueError("a\0b"), "ValueError: a\\0b"),
+        (ValueError("é" * 9_999), "ValueError: " + "é" * 2_000),
+        (Unspeakable(), "Unspeakable: (it cannot be shown)"),
+    ],
+)
+def test_an_error_of_any_text_is_kept_and_reaches_its_caller(helix, database, name, error, kept):
+    @helix.fence(name, key=lambda: "k")
+    def act() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        act()
+    row = fence_of(database, name)
+    assert (row.state, row.detail) == ("IN_DOUBT", kept)

@@ -16,6 +16,7 @@ from helixqueue.errors import (
     InProgress,
     InvalidIdentity,
     InvalidPayload,
+    Refused,
     ResultGone,
 )
 from helixqueue.fence import Times, current
@@ -246,3 +247,35 @@ def test_a_block_is_fenced_and_its_result_kept(helix, name):
                     fence.seal(None)
         assert fence.result == Refund(id=fence.downstream_key, cents=5)
         assert (fence.effect, fence.receipt[:3]) == ("re_1", "r1:")
+
+
+@pytest.mark.parametrize(("option", "near"), [("withn", "within"), ("replayble", "replayable")])
+def test_an_option_that_does_not_exist_is_refused(helix, name, option, near):
+    with pytest.raises(TypeError, match=f"did you mean {near}"):
+        helix.fence(name, key="k", **{option: True})
+
+
+def test_a_generator_is_refused_because_it_would_be_sealed_before_it_began(helix, name):
+    def rows():
+        yield 1
+
+    with pytest.raises(TypeError, match="generator"):
+        helix.fence(name, key="k")(rows)
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds"),
+    [("lease", 0), ("quiet", -1), ("answer", 0), ("tombstone", float("nan")), ("limit", 1e12)],
+)
+def test_clocks_out_of_bounds_are_refused_before_anything_happens(clock, seconds):
+    with pytest.raises(Refused, match=f"seconds for {clock}"):
+        Times(**{clock: seconds})
+
+
+def test_an_effects_id_that_cannot_be_kept_does_not_cost_the_seal(helix, name, caplog):
+    for turn, effect in enumerate(["x" * 1025, "a\0b", "\ud800"]):
+        with helix.fence(name, key=turn) as fence:
+            fence.seal("done", effect=effect)
+        with helix.fence(name, key=turn) as again:
+            assert (again.result, again.effect) == ("done", None)
+    assert len([record for record in caplog.records if "effect's id" in record.message]) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -208,5 +209,44 @@ def test_a_zombies_answer_is_not_sent(database):
             assert sorted(answer.status_code for answer in answers) == [201, 409]
             [sent] = [answer for answer in answers if answer.status_code == 201]
             assert (await door.post()).content == sent.content
+
+    run(story())
+
+
+@pytest.mark.parametrize("kept", [b"x" * 5001, "not bytes", None])
+def test_a_redactor_that_gives_too_much_or_no_bytes_costs_the_body_only(database, kept):
+    async def story():
+        policy = fresh(route={"max_answer_bytes": 5000})
+        async with open_shop(database, policy, redact=lambda *_: kept) as door:
+            assert (await door.post()).json()["refund"] == 1
+            assert (await door.post()).json()["body"] == "omitted"
+            assert len(door.shop.effects) == 1
+
+    run(story())
+
+
+def test_an_answer_that_cannot_be_sealed_is_a_doubt_and_never_called_undone(database):
+    """The application swallows what `send` raises, and its headers are none."""
+
+    async def app(scope, receive, send):
+        with suppress(Exception):
+            await send({"type": "http.response.start", "status": 201, "headers": [("a", "b")]})
+            await send({"type": "http.response.body", "body": b"done"})
+
+    async def story():
+        async with open_shop(database, fresh(), app=app) as door:
+            await door.post()
+            assert (await fences_of(door))[0].state == "IN_DOUBT"
+            assert kind_of(await door.post()) == "in-doubt"
+
+    run(story())
+
+
+def test_an_effects_id_that_is_too_long_does_not_cost_the_seal(database):
+    async def story():
+        async with open_shop(database, fresh()) as door:
+            door.shop.headers = {"Idempotency-Effect": "x" * 2000}
+            assert (await door.post()).status_code == 201
+            assert (await door.post()).headers["idempotency-replayed"] == "true"
 
     run(story())

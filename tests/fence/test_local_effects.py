@@ -11,10 +11,13 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from helixqueue import AsyncHelixQueue
+from helixqueue import AsyncHelixQueue, HelixQueue
 from helixqueue.errors import (
     NotInTransaction,
+    Retryable,
+    Unavailable,
 )
+from helixqueue.fence import NotApplied
 from tests.fence.looks import counted, effects
 from tests.lab import POOLED
 
@@ -136,3 +139,94 @@ def test_a_local_effect_through_asyncpg(database, name, table):
 
     asyncio.run(story())
     assert effects(database, table) == 1
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "session", "asyncpg"])
+def test_a_connection_that_dies_inside_is_unavailable_and_nothing_is_left(
+    helix, database, name, table, kind
+):
+    """Nothing of the transaction has committed, so the outcome is not unknown: begin it again."""
+    insert = f"insert into public.{table} values (1)"
+    pid = "select pg_backend_pid()"
+
+    def end(number):
+        assert database.value("select pg_terminate_backend(%s, 5000)", number)
+
+    def plain():
+        connection = psycopg.connect(database.dsn(direct=True))
+        with connection, helix.fence(name, key="k", within=connection) as fence:
+            connection.execute(insert.encode())
+            fence.seal(1)
+            end(connection.execute(pid).fetchone()[0])
+
+    def session():
+        engine = sqlalchemy.create_engine(
+            "postgresql+psycopg://", creator=lambda: psycopg.connect(database.dsn(direct=True))
+        )
+        with Session(engine) as session, helix.fence(name, key="k", within=session) as fence:
+            session.execute(sqlalchemy.text(insert))
+            fence.seal(1)
+            end(session.execute(sqlalchemy.text(pid)).scalar())
+
+    async def through_asyncpg():
+        sockets = str(database.server.socket_dir)
+        connection = await asyncpg.connect(user="pool", host=sockets, database=database.name)
+        async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as twin:
+            await connection.transaction().start()
+            try:
+                async with twin.fence(name, key="k", within=connection) as fence:
+                    await connection.execute(insert)
+                    fence.seal(1)
+                    await asyncio.to_thread(end, await connection.fetchval(pid))
+            finally:
+                connection.terminate()
+
+    stories = {
+        "psycopg": plain,
+        "session": session,
+        "asyncpg": lambda: asyncio.run(through_asyncpg()),
+    }
+    with pytest.raises(Unavailable, match="away") as told:
+        stories[kind]()
+    assert not told.value.outcome_unknown
+    assert effects(database, table) == 0
+    with helix.fence(name, key="k") as again:
+        assert again.first
+
+
+def test_a_transaction_that_cannot_be_serialised_is_told_to_run_again(helix, database, name):
+    """Its snapshot is older than the seal: it can neither see the fence nor make another."""
+    with database.connect(autocommit=False) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("select 1 from helix.fence limit 1")
+        with helix.fence(name, key="k") as first:
+            first.seal("once")
+        with pytest.raises(Retryable), helix.fence(name, key="k", within=connection):
+            pytest.fail("ran twice")
+        connection.rollback()
+        with helix.fence(name, key="k", within=connection) as again:
+            assert (again.first, again.result) == (False, "once")
+
+
+@pytest.mark.skipif(POOLED, reason="a pooler does not take settings in the DSN")
+def test_a_claim_that_meets_a_lock_timeout_is_asked_again(database, name):
+    dsn = f"{database.dsn()}&options=-c%20lock_timeout%3D20ms"
+    with HelixQueue(dsn, tenant="a") as helix, database.connect("helix_bootstrap") as locker:
+        with pytest.raises(NotApplied), helix.fence(name, key="k"):
+            raise NotApplied
+        ask, failures = helix.fences.run, []
+
+        def watched(call):
+            try:
+                return ask(call)
+            except Retryable as error:
+                failures.append(error)
+                locker.rollback()
+                raise
+
+        helix.fences.run = watched
+        locker.autocommit = False
+        locker.execute("select 1 from helix.fence where name = %s for update", (name,))
+        with helix.fence(name, key="k") as fence:
+            assert fence.first
+        assert len(failures) == 1
