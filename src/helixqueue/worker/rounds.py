@@ -92,6 +92,7 @@ class Rounds:
         self._claims = True
         self._short = asyncio.Event()
         self._full_rounds = 0
+        self._fed_at = 0.0
         self._expected_at: float | None = None
         self._busy: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()
@@ -274,6 +275,9 @@ class Rounds:
         if ask.hints and not claimed.leases:
             self._hungry = True  # behind the hints there may be some; the next round looks without
             return
+        if self._fed_at > asked_at:
+            self._hungry = True  # what woke us meanwhile may have come too late for this call
+            return
         self._hungry = False
         self._short.set()
         # Of several calls that are under way the last one to be answered decides.
@@ -313,6 +317,7 @@ class Rounds:
 
     def _feed(self) -> None:
         self._hungry = True
+        self._fed_at = time.monotonic()
         if self._count() <= 0:
             self._short.set()  # no room now; look again in a while
         self._next()

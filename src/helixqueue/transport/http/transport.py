@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +33,7 @@ T = TypeVar("T")
 # Of the settlements in one request, far enough from what a body may weigh.
 SETTLE_BYTES_MAX = calls.BODY_BYTES_MAX - 64 * 1024
 LONGEST_WAIT_S = 20.0  # that the service holds an answer back
+UNTOLD_S = 1.0  # between two looks of a worker that cannot be told
 
 
 class Http:
@@ -131,16 +131,13 @@ class Http:
 
     async def woken(self, seconds: float) -> None:
         """The service holds its answer back until there is something to say."""
-        begun = asyncio.get_running_loop().time()
         held = min(seconds, LONGEST_WAIT_S)
-        woken = False
-        with suppress(HelixError):  # waking is a comfort: whoever is not told looks all the same
-            woken, self._mark = await self._run(
-                calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=held)
-            )
-        if not woken:
-            passed = asyncio.get_running_loop().time() - begun
-            await asyncio.sleep(max(0.0, seconds - passed))
+        call = calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=held)
+        try:
+            _, self._mark = await self._run(call)
+        except HelixError:
+            # Waking is a comfort: whoever could not be told looks after a while all the same.
+            await asyncio.sleep(min(seconds, UNTOLD_S))
 
     async def busy(self, queues: Sequence[str]) -> None:
         await self._run(calls.expect(worker=self.worker, queues=queues, seconds=0))

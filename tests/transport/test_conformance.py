@@ -1,0 +1,431 @@
+"""What every transport promises a worker, tried on each of them alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+
+import pytest
+
+from helixqueue import Queue, Refused, State, Unavailable
+from helixqueue.client import working
+from helixqueue.transport.protocol import Ask, Held, Settlement
+from helixqueue.transport.specs import transport_of
+from helixqueue.worker.options import Options
+from helixqueue.worker.worker import Worker
+from tests.lab import until
+
+
+class Way:
+    """A transport whose coroutines are called one by one, in a loop of its own."""
+
+    def __init__(self, helix, queue):
+        self.loop = asyncio.new_event_loop()
+        self.queue = queue
+        self.transport = self.do(self._made(helix))
+        self.worker = self.transport.worker
+
+    async def _made(self, helix):
+        return helix.transport(Options(slots=4, name="gpu"))
+
+    def do(self, coroutine):
+        return self.loop.run_until_complete(coroutine)
+
+    def ask(self, count=1, **options):
+        return Ask(uuid.uuid4(), [self.queue], count, **options)
+
+    def claim(self, count=1, **options):
+        return list(self.do(self.transport.claim(self.ask(count, **options))).leases)
+
+    def settle(self, *settlements):
+        return self.do(self.transport.settle(settlements))
+
+    def renew(self, *leases):
+        return self.do(self.transport.renew([held(one) for one in leases]))
+
+    def release(self, *leases, detail="the node is drained"):
+        return self.do(self.transport.release([held(one) for one in leases], detail))
+
+    def close(self):
+        self.do(self.transport.close())
+        self.loop.close()
+
+
+def held(lease):
+    return Held(lease.batch, lease.token)
+
+
+def completed(lease, result='{"reads":7}'):
+    return Settlement(lease.batch, lease.token, "completed", result=result)
+
+
+def words(answers):
+    return [(one.answer, one.state) for one in answers]
+
+
+@pytest.fixture
+def way(helix, lab):
+    way = Way(helix, lab.q)
+    yield way
+    way.close()
+
+
+@pytest.fixture
+def other(helix, lab):
+    """Another worker of the same kind."""
+    way = Way(helix, lab.q)
+    yield way
+    way.close()
+
+
+def test_a_claim_hands_over_all_that_a_handler_is_told(way, lab):
+    payload = {"pod5": "ä.pod5", "n": [1, 0.5, None, "\U0001f9ec"]}
+    lab.submit(("Sämple-1", "lane 2"), payload=payload, revision="r2")
+    [row] = lab.rows("select key, id from helix.batch where queue = %s", lab.q)
+    [lease] = way.claim()
+    assert (bytes(row[0]), row[1]) == (lease.key, lease.batch)
+    assert json.loads(lease.payload) == payload
+    assert lease.identity.split("\x1f") == ["Sämple-1", "lane 2"]
+    assert (lease.tenant, lease.queue, lease.revision) == ("a", lab.q, "r2")
+    assert (lease.attempt, lease.state, lease.lease_seconds) == (1, State.RUNNING, 120.0)
+    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+    assert lease.deadline.utcoffset() is not None
+
+
+def test_work_without_identity_and_with_a_null_payload_comes_as_it_is(way, lab):
+    lab.queue(unknown="accept")
+    lab.submit(None, payload=[])
+    [lease] = way.claim()
+    assert (lease.identity, json.loads(lease.payload)) == (None, [])
+
+
+def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
+    lab.submit_many(3)
+    ask = way.ask(2)
+    one, two = (way.do(way.transport.claim(ask)) for _ in range(2))
+    assert [held(lease) for lease in one.leases] == [held(lease) for lease in two.leases]
+    assert len(one.leases) == 2
+    assert len(way.claim(3)) == 1
+
+
+def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    assert words(way.settle(completed(lease))) == [("ok", State.COMPLETED)]
+    assert words(way.settle(completed(lease))) == [("repeat", State.COMPLETED)]
+    assert [reason for _, reason in lab.history(lease.batch_id)].count("completed") == 1
+
+
+def test_one_round_settles_claims_and_starts_and_can_be_repeated(way, lab):
+    lab.submit("s1", "s2")
+    [first] = way.claim()
+    ask = way.ask(1, settle=[completed(first)])
+    for _ in range(2):
+        claimed = way.do(way.transport.claim(ask))
+        [answer] = claimed.settled
+        assert answer.answer in {"ok", "repeat"}
+        assert [lease.state for lease in claimed.leases] == [State.RUNNING]
+    assert lab.standing(first.batch_id)[0] == "COMPLETED"
+
+
+def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
+    queue = Queue(lab.q, result=int | None)
+    helix.know(queue)
+    one, two = (row.receipt for row in lab.submit("s1", "s2"))
+    first, second = way.claim(2)
+    way.settle(completed(first, None), completed(second, "null"))
+    stored = lab.rows(
+        "select o.result::text from helix.outcome o join helix.batch b on b.id = o.batch "
+        "where b.queue = %s order by o.batch",
+        lab.q,
+    )
+    assert [row[0] for row in stored] == [None, "null"]
+    assert helix.result(two, queue) is None
+    with pytest.raises(Refused, match="gave none"):
+        helix.result(one, queue)
+
+
+def test_failures_keep_their_words_and_end_or_come_again(way, lab):
+    lab.submit("s1", "s2")
+    one, two = way.claim(2)
+    answers = way.settle(
+        Settlement(one.batch, one.token, "failed", failure="Broken", detail="ä\n" * 9),
+        Settlement(two.batch, two.token, "failed", failure="Bad", detail="no", permanent=True),
+    )
+    assert words(answers) == [("ok", State.PENDING), ("ok", State.FAILED)]
+    [again] = way.claim(2)
+    assert (again.batch, again.attempt) == (one.batch, 2)
+
+
+def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    way.settle(
+        Settlement(lease.batch, lease.token, "failed", failure="Later", after_seconds=3600.0)
+    )
+    assert way.claim() == []
+    due = lab.value("select due - now() from helix.waiting where batch = %s", lease.batch)
+    assert 3500 < due.total_seconds() <= 3600
+
+
+def test_releasing_costs_no_attempt_and_its_repeat_is_one(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    assert words(way.release(lease)) == [("ok", State.PENDING)]
+    assert words(way.release(lease))[0][0] == "repeat"
+    [again] = way.claim()
+    assert again.attempt == 1
+    assert again.token != lease.token
+
+
+def test_a_cancelled_batch_is_refused_whatever_its_worker_says(way, lab):
+    [row] = lab.submit("s")
+    [lease] = way.claim()
+    lab.decide("cancel", row.receipt.batch_id)
+    for told in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
+        assert words(told) == [("refused", State.CANCELLED)]
+
+
+def test_a_lost_lease_is_refused_with_the_name_of_who_has_it(way, other, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    assert words(way.renew(lease)) == [("ok", State.RUNNING)]
+    lab.pass_time(lease.batch)
+    [theirs] = other.claim()
+    assert theirs.batch == lease.batch
+    for told in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
+        [answer] = told
+        assert (answer.answer, answer.owner) == ("refused", other.worker)
+    assert words(other.settle(completed(theirs))) == [("ok", State.COMPLETED)]
+    named = lab.rows(
+        "select worker, owner from helix.refusal where batch = %s and operation = 'settle'",
+        lease.batch,
+    )
+    assert named == [(way.worker, other.worker)]
+
+
+def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    lab.pass_time(lease.batch)
+    [answer] = way.settle(completed(lease))
+    assert (answer.answer, answer.late) == ("ok", True)
+
+
+def test_a_renewal_sets_the_deadline_later(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    lab.pass_time(lease.batch)
+    assert words(way.renew(lease)) == [("ok", State.RUNNING)]
+    assert lab.value("select deadline > now() from helix.active where batch = %s", lease.batch)
+
+
+def test_more_than_one_request_can_carry_is_claimed_and_settled_all_the_same(way, lab):
+    lab.submit_many(260)
+    leases = way.claim(250)
+    assert len({lease.batch for lease in leases}) == 250
+    claimed = way.do(
+        way.transport.claim(way.ask(20, settle=[completed(lease) for lease in leases]))
+    )
+    assert [one.answer for one in claimed.settled] == ["ok"] * 250
+    assert len(claimed.leases) == 10
+
+
+def test_results_too_heavy_for_one_request_are_settled_in_several(way, lab):
+    lab.submit_many(3)
+    heavy = json.dumps("x" * 600_000)
+    told = way.settle(*[completed(lease, heavy) for lease in way.claim(3)])
+    assert words(told) == [("ok", State.COMPLETED)] * 3
+
+
+def test_a_claim_takes_what_fits_what_is_free(way, lab):
+    lab.submit("big", requires=json.dumps({"gpus": 2}))
+    lab.submit("small", requires=json.dumps({"gpus": 1}))
+    [lease] = way.claim(2, free={"gpus": 1, "labels": {"site": "a"}})
+    assert lease.identity == "small"
+
+
+def test_hints_lead_on_and_nothing_is_given_twice(way, lab):
+    lab.submit_many(6)
+    first = way.claim(2)
+    second = way.claim(2, hints=[first[-1].hint])
+    assert {one.batch for one in first}.isdisjoint(one.batch for one in second)
+    assert [one.batch for one in second] == sorted(one.batch for one in second)
+    assert second[0].hint > first[-1].hint
+
+
+def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    assert way.do(way.transport.settled(lease.batch_id, lease.token)) is False
+    way.settle(completed(lease))
+    assert way.do(way.transport.settled(lease.batch_id, lease.token)) is True
+
+
+def test_a_queue_is_told_with_its_schemas(way, lab):
+    lab.queue(result_schema={"type": "object"}, requires={"gpus": 1})
+    row = way.do(way.transport.queue("a", lab.q))
+    assert (row.name, row.result_schema, row.requires) == (
+        lab.q, {"type": "object"}, {"gpus": 1},
+    )  # fmt: skip
+    assert way.do(way.transport.queue("a", "no-such-queue")) is None
+
+
+def test_a_worker_says_how_it_is(way, lab):
+    told = {
+        "gpus": 1,
+        "health": {"busy": 2, "trouble": None},
+        "progress": [{"batch": str(uuid.uuid4()), "fraction": 0.5, "note": "half"}],
+    }
+    way.do(way.transport.hello(told))
+    [(free,)] = lab.database.rows(
+        "select free from helix.worker where name = any (%s)",
+        [way.worker, f"a/{way.worker}"],
+    )
+    assert (free["gpus"], free["health"]["busy"]) == (1, 2)
+    assert free["progress"] == told["progress"]
+
+
+def test_whoever_expects_is_woken_by_a_submission(way, lab):
+    async def wait():
+        await way.transport.expect([lab.q], 60)
+        await way.transport.woken(0.3)  # what was told while the way was made
+        waiting = asyncio.create_task(way.transport.woken(30))
+        await asyncio.sleep(0.05)
+        begun = time.monotonic()
+        await asyncio.to_thread(lab.submit, "s")
+        await waiting
+        return time.monotonic() - begun
+
+    assert way.do(wait()) < 5
+
+
+def test_what_came_between_two_waits_wakes_too(way, lab):
+    async def wait():
+        await way.transport.expect([lab.q], 60)
+        await way.transport.woken(0.3)
+        await asyncio.to_thread(lab.submit, "s")
+        begun = time.monotonic()
+        await way.transport.woken(30)
+        return time.monotonic() - begun
+
+    assert way.do(wait()) < 5
+
+
+def test_nobody_is_woken_for_nothing_and_the_wait_ends(way, lab):
+    async def wait():
+        await way.transport.expect([lab.q], 60)
+        await way.transport.woken(0.3)
+        begun = time.monotonic()
+        await way.transport.woken(0.3)
+        return time.monotonic() - begun
+
+    assert 0.25 < way.do(wait()) < 5
+
+
+def test_a_busy_worker_is_not_waited_for(way, lab):
+    way.do(way.transport.expect([lab.q], 60))
+    assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 1
+    way.do(way.transport.busy([lab.q]))
+    assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 0
+
+
+def test_another_process_can_make_the_same_transport_and_renew_with_it(way, lab):
+    lab.submit("s")
+    [lease] = way.claim()
+    spec = json.loads(json.dumps(way.transport.spec()))
+
+    async def renewed():
+        twin = transport_of(spec)
+        try:
+            return await twin.renew([held(lease)])
+        finally:
+            await twin.close()
+
+    assert words(way.do(renewed())) == [("ok", State.RUNNING)]
+
+
+def test_a_closed_transport_says_so(way):
+    way.do(way.transport.close())
+    with pytest.raises(Unavailable, match="closed"):
+        way.claim()
+
+
+# A whole worker.
+
+
+def work(helix, queue, **options):
+    return helix.work(queue, until_idle=True, **options)
+
+
+def test_a_worker_does_the_work_and_handlers_submit_the_next_step(helix, lab):
+    queue, then = Queue(lab.q), Queue(f"{lab.q}.then")
+    helix.know(then)
+
+    @queue.handler
+    def run(lease):
+        lease.progress(0.5, "half")
+        return {"key": lease.idempotency_key, "n": lease.payload["n"]}
+
+    @then.handler
+    async def further(lease):
+        return lease.payload["n"] + 1
+
+    done = helix.submit_many(queue, [{"identity": f"s{n}", "payload": {"n": n}} for n in range(30)])
+    next_one = helix.submit(then, identity="s", payload={"n": 1})
+    summary = work(helix, [queue, then], slots=3)
+    assert (summary.completed, summary.failed) == (31, 0)
+    assert helix.result(done[7].receipt) == {"key": done[7].receipt.key, "n": 7}
+    assert helix.result(next_one.receipt) == 2
+
+
+def test_a_transaction_needs_a_worker_beside_its_database(helix, lab):
+    queue = Queue(lab.q, max_attempts=1)
+
+    @queue.handler
+    def run(lease):
+        with lease.transaction() as tx:
+            return tx.complete({"done": True})
+
+    receipt = helix.submit(queue, identity="s", payload={}).receipt
+    summary = work(helix, queue, slots=1)
+    if summary.completed:
+        assert type(helix).__name__ == "HelixQueue"
+        return
+    [failed] = [event for event in helix.history(receipt) if event.reason == "failed"]
+    assert "return the result instead" in failed.detail
+
+
+def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
+    queue = Queue(lab.q)
+    started = {}
+
+    @queue.handler
+    def run(lease):
+        started[lease.identity] = time.monotonic()
+
+    async def watch():
+        options = Options(slots=2, poll_seconds=20)
+        transport = await asyncio.to_thread(helix.transport, options)
+        worker = Worker(
+            transport, working.jobs_of(helix, queue), options, helix.submit, None, renews=False
+        )
+        running = asyncio.create_task(worker.run())
+        await asyncio.to_thread(
+            until,
+            lambda: lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q),
+        )
+        await asyncio.sleep(0.3)
+        took = []
+        for n in range(3):
+            begun = time.monotonic()
+            await asyncio.to_thread(lab.submit, f"s{n}")
+            await asyncio.to_thread(until, lambda n=n: f"s{n}" in started)
+            took.append(started[f"s{n}"] - begun)
+        worker.stop()
+        await running
+        return took
+
+    assert min(asyncio.run(watch())) < 2  # by far sooner than its own look
