@@ -24,13 +24,18 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
     for database in one_database(server, template, pooler):
-        with database.connect("helix_bootstrap") as connection:
-            connection.execute(
-                "create table public.effect (id bigint generated always as identity, queue text, "
-                "identity text, worker text)"
-            )
-            connection.execute("grant all on public.effect to pool")
+        make_effects(database)
         yield database
+
+
+def make_effects(database):
+    """Where handlers write what they did."""
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(
+            "create table public.effect (id bigint generated always as identity, queue text, "
+            "identity text, worker text)"
+        )
+        connection.execute("grant all on public.effect to pool")
 
 
 @pytest.fixture
@@ -165,6 +170,15 @@ def effects(database, queue):
         "select identity, count(*)::int from public.effect where queue = %s group by 1", queue
     )
     return dict(rows)
+
+
+def is_still_leased(database, batch_id):
+    """Whether the batch's lease has not run out yet."""
+    return database.value(
+        "select deadline > clock_timestamp() from helix.active a "
+        "join helix.locate(array[%s::uuid]) l on l.batch = a.batch",
+        batch_id,
+    )
 
 
 def proven(database):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -126,15 +126,19 @@ def victims(helix, database, tmp_path_factory, request):
 
 
 def rescued(helix, shift, victims):
-    """Another worker serves all queues until everything is completed; how long that took."""
-    begun = time.monotonic()
-    with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2):
+    """Another worker serves all queues until everything is completed."""
+    with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2) as rescuer:
+        health = rescuer.worker.health
+        until(lambda at=health.heard_at: health.heard_at > at, SLACK)
+        begun = datetime.now(UTC)
         try:
             until(lambda: all(one.completed for one in victims), SLACK + 2 * LEASE)
         except AssertionError:
             stuck = {one.point: one.story() for one in victims if not one.completed}
             raise AssertionError(f"stuck: {stuck}") from None
-    return time.monotonic() - begun
+    for one in victims:  # whoever had it was gone by then: from here on nothing is stuck
+        lost = [event.at for event in helix.history(one.receipt) if event.reason == "lost"]
+        assert all((at - begun).total_seconds() < 2 * LEASE for at in lost[:1]), one.story()
 
 
 def settled_down(victims):

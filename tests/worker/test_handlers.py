@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
+import uuid
 
 import pytest
 import sqlalchemy
@@ -24,6 +26,7 @@ from helixqueue import (
     Retry,
     State,
 )
+from helixqueue.transport.protocol import Claimed
 from tests.lab import until
 from tests.worker.conftest import effects, proven
 
@@ -134,6 +137,36 @@ def test_failures_are_told_apart(helix, name, kind):
     assert "a\\0b" in ends["breaks"][2]
     assert ends["misfits"][0] == "result"
     assert "unable to parse string as an integer" in ends["misfits"][2]
+
+
+def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database, name):
+    """A failure waits longer and longer, by chance; a handler may say how long, or never."""
+    queue = Queue(name, max_attempts=3, backoff=1000)
+    raised = {
+        "breaks": ValueError("broken"),
+        "swells": MemoryError(),
+        "says when": Retry(after=77),
+        "gives up": GiveUp("no reads"),
+    }
+
+    @queue.handler
+    async def run(lease: AsyncLease):
+        raise raised[lease.identity]
+
+    made = {one: helix.submit(queue, identity=one, payload={}).receipt for one in raised}
+    assert helix.work(queue, until_idle=True).failed == 4
+    waits = dict(
+        database.rows(
+            "select b.identity::text, extract(epoch from w.due - clock_timestamp())::float "
+            "from helix.waiting w join helix.batch b on b.id = w.batch where b.queue = %s",
+            name,
+        )
+    )
+    assert waits.keys() == {"breaks", "swells", "says when"}
+    assert 400 < waits["breaks"] <= 1000
+    assert 400 < waits["swells"] <= 1000
+    assert 40 < waits["says when"] <= 77
+    assert helix.state(made["gives up"]) is State.FAILED
 
 
 def test_a_misfit_names_its_place(helix, name):
@@ -325,6 +358,38 @@ def test_a_time_limit_ends_the_attempt(helix, name, shift):
         helix.result(one.receipt)
     assert ended.value.failure == "timeout"
     assert told.wait(10)
+
+
+def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, shift):
+    """Its next lease arrives before the answer to its own settlement, on another connection."""
+    queue = Queue(name, max_attempts=3, backoff=0)
+    attempts = []
+
+    @queue.handler
+    async def run(lease: AsyncLease):
+        attempts.append(lease.attempt)
+        if lease.attempt < 3:
+            raise ValueError("again")
+
+    helix.know(queue)
+    with shift(helix, queue, slots=1) as shifted:
+        worker = shifted.worker
+        claim = worker._transport.claim
+
+        async def overtaken(ask):
+            if not ask.settle:
+                return await claim(ask)
+            answers = await worker._transport.settle(ask.settle)
+            other = await claim(dataclasses.replace(ask, request=uuid.uuid4(), settle=()))
+            worker.received(other.leases, time.monotonic())
+            return Claimed((), tuple(answers))
+
+        worker._transport.claim = overtaken
+        one = helix.submit(queue, identity="s", payload={})
+        until(lambda: worker.health.counts.completed == 1)
+        assert (worker.health.counts.failed, worker.health.counts.lost) == (2, 0)
+    assert helix.state(one.receipt) is State.COMPLETED
+    assert attempts == [1, 2, 3]
 
 
 def test_a_queue_without_a_handler_is_refused(helix, name):

@@ -12,13 +12,14 @@ import time
 import pytest
 
 from helixqueue import NoResult, Queue, State
+from tests.faults import Faults
 from tests.lab import until
-from tests.worker.conftest import ROOT, proven
+from tests.worker.conftest import ROOT, is_still_leased, proven
 
 
-def started(database, name, command, *options):
+def started(database, name, command, *options, dsn=None):
     environment = os.environ | {
-        "HELIX_DSN": database.dsn("pool"),
+        "HELIX_DSN": dsn or database.dsn("pool"),
         "HELIX_TENANT": "a",
         "PYTHONPATH": str(ROOT / "src"),
     }
@@ -123,6 +124,29 @@ def test_a_cancelled_batch_kills_the_whole_group(helix, database, name, tmp_path
         until(lambda: not alive(pid))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+        process.communicate()
+
+
+def test_a_silent_link_kills_the_whole_group_before_the_lease_ends(
+    helix, database, name, tmp_path_factory
+):
+    """Also a program that does not listen to polite signals."""
+    directory = tmp_path_factory.mktemp("f")
+    queue = Queue(name, lease=4, max_attempts=1)
+    one = helix.submit(queue, identity="s", payload={})
+    file = directory / "pids"
+    command = f"sh -c 'trap \"\" TERM; sleep 60 & echo $! > {file}; wait'"
+    with (
+        Faults(database.dsn("pool"), directory) as faults,
+        started(database, name, command, dsn=faults.dsn) as process,
+    ):
+        pid = int(until(lambda: file.exists() and file.read_text().strip()))
+        faults.freeze()
+        until(lambda: not alive(pid))
+        assert is_still_leased(database, one.receipt.batch_id)
+        assert helix.state(one.receipt) is State.RUNNING  # nothing was written
+        process.kill()
+        faults.thaw()
         process.communicate()
 
 

@@ -21,14 +21,15 @@ MAX_DETAIL_CHARS = 8_000
 
 
 class Failure(StrEnum):
-    """Classes of failures that are not a handler's own exception, which is its class by itself."""
+    """Classes of failures that are not a handler's own exception, which is its class by itself.
+
+    Of a lost or cancelled attempt nothing is written by its worker: those are words of the ledger.
+    """
 
     EXECUTOR = "executor"  # the program ended with an error of its own
     SYSTEM = "system"  # it could not be started, or something from outside ended it
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out of memory"
-    CANCELLED = "cancelled"
-    LOST = "lost"
     RESULT = "result"  # what the handler returned is not what the queue promises
 
 

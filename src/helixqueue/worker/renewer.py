@@ -149,16 +149,17 @@ async def main() -> None:
     renewer.parent = spec.pop("parent")
     transport = transport_of(spec)
     beat = loop.create_task(renewer.board.beat(transport.renew, renewer, renewer.is_frozen))
-    # Without its beat it is of no use: the worker starts another.
-    beat.add_done_callback(lambda _: words.feed_eof())
+    heard = loop.create_task(listen(renewer, source, words))
     watch = loop.create_task(renewer.watch())
     _say("up")
-    if not await listen(renewer, source, words) and not beat.done():
+    # Without its beat it is of no use: the worker starts another.
+    await asyncio.wait([beat, heard], return_when=asyncio.FIRST_COMPLETED)
+    if heard.done() and not heard.result():
         # The worker died: its programs must not go on beside the next attempt.
         renewer.end_groups()
-    for task in (beat, watch):
+    for task in (beat, heard, watch):
         task.cancel()
-    await asyncio.gather(beat, watch, return_exceptions=True)
+    await asyncio.gather(beat, heard, watch, return_exceptions=True)
     await transport.close()
 
 

@@ -1,0 +1,154 @@
+"""Servers that restart, fail over or have no connection left: workers go on, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from urllib.parse import quote
+
+import pytest
+
+from helixqueue import HelixQueue, Lease, Queue, State
+from helixqueue.embedded import Postgres
+from helixqueue.errors import LeaseLost, Retryable, Unavailable
+from helixqueue.worker import patience
+from tests.crash.conftest import new_server
+from tests.database import Database
+from tests.lab import until
+from tests.worker.conftest import effects, make_effects, proven
+
+LONG = 60.0  # on a busy machine
+
+
+def recorded(queue):
+    """A handler that writes its row and completes, when it may; `begun` tells when it is there."""
+    begun, go = threading.Event(), threading.Event()
+    go.set()
+
+    @queue.handler
+    def run(lease: Lease):
+        begun.set()
+        assert go.wait(LONG)
+        with lease.transaction() as tx:
+            tx.execute(
+                "insert into public.effect (queue, identity) values (%s, %s)",
+                (lease.queue, lease.identity),
+            )
+            tx.complete({})
+
+    return begun, go
+
+
+def is_done(helix, submitted):
+    return lambda: helix.state(submitted.receipt) is State.COMPLETED
+
+
+@pytest.fixture
+def pair(tmp_path_factory):
+    """A primary and its standby."""
+    directory = tmp_path_factory.mktemp("o")  # short: a socket's path has 107 bytes
+    with new_server(directory / "a") as primary:
+        make_effects(primary)
+        with Postgres.replica_of(primary.server, directory / "b", supervised=False) as standby:
+            yield primary, Database(standby, "helix")
+
+
+def test_a_restart_and_a_failover_cost_time_and_nothing_else(pair, shift):
+    primary, standby = pair
+    hosts = ",".join(quote(str(one.server.socket_dir), safe="") for one in pair)
+    queue = Queue("work", lease=10, backoff=0)
+    begun, go = recorded(queue)
+    with (
+        HelixQueue(f"postgresql://pool@/helix?host={hosts}", tenant="a") as helix,
+        shift(helix, queue, slots=2, poll_seconds=0.2) as worker,
+    ):
+        until(is_done(helix, helix.submit(queue, identity="before", payload={})), LONG)
+        begun.clear()
+        go.clear()
+        during = helix.submit(queue, identity="during the restart", payload={})
+        assert begun.wait(LONG)
+        primary.server.stop()
+        primary.server.start()
+        go.set()
+        until(is_done(helix, during), LONG)
+        until(lambda: len(effects(standby, "work")) == 2, LONG)
+        primary.server.stop()
+        standby.server.promote()
+        until(is_done(helix, helix.submit(queue, identity="on the other", payload={})), LONG)
+        assert worker.worker.health.counts.lost == 0
+    assert set(effects(standby, "work").values()) == {1}
+    assert len(effects(standby, "work")) == 3
+    proven(standby)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A worker is deaf after a moment."""
+    monkeypatch.setattr("helixqueue.worker.health.DEAF_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_without_a_connection_is_deaf_says_so_and_goes_on(
+    helix, database, name, shift, caplog
+):
+    queue = Queue(name, lease=30, backoff=0)
+    recorded(queue)
+    helix.know(queue)
+    with shift(helix, queue, slots=2, poll_seconds=0.1) as worker, caplog.at_level(logging.ERROR):
+        health = worker.worker.health
+        until(is_done(helix, helix.submit(queue, identity="before", payload={})))
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute(f"alter database {database.name} connection limit 0")
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid()"
+            )
+            until(lambda: health.told()["deaf_seconds"], LONG)
+            until(lambda: "deaf: no claim was answered" in caplog.text)
+            assert "too many connections" in health.told()["trouble"]
+            connection.execute(f"alter database {database.name} connection limit -1")
+        after = helix.submit(queue, identity="after", payload={})
+        until(is_done(helix, after), LONG)
+        until(lambda: not health.told()["deaf_seconds"] and not health.told()["trouble"])
+    assert effects(database, name) == {"before": 1, "after": 1}
+    proven(database)
+
+
+# What a worker repeats, and for how long.
+
+
+def test_repeats_are_bounded_and_end_with_the_error():
+    tries = []
+
+    async def ask():
+        tries.append(time.monotonic())
+        raise Unavailable("away")
+
+    began = time.monotonic()
+    with pytest.raises(Unavailable):
+        asyncio.run(patience.repeated(ask, seconds=0.4))
+    assert time.monotonic() - began < 0.4 + 0.3
+    assert len(tries) > 2
+    assert patience.PATIENCE_S == 15 * 60
+
+
+def test_what_may_be_repeated_is_and_what_is_refused_is_not():
+    errors = [Retryable("a deadlock"), Unavailable("away")]
+
+    async def ask():
+        if errors:
+            raise errors.pop()
+        return "answered"
+
+    assert asyncio.run(patience.repeated(ask)) == "answered"
+    tries = []
+
+    async def refused():
+        tries.append(1)
+        raise LeaseLost("not yours")
+
+    with pytest.raises(LeaseLost):
+        asyncio.run(patience.repeated(refused))
+    assert tries == [1]
