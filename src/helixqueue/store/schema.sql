@@ -60,6 +60,7 @@ ALTER TYPE helix.cause OWNER TO helix_owner;
 
 CREATE TYPE helix.choice AS (
 	batch bigint[],
+	tuple tid[],
 	queue text[],
 	lease_seconds real[],
 	stale boolean
@@ -561,13 +562,13 @@ CREATE FUNCTION helix.choose(p_worker text, p_queues text[], p_tenants text[], p
     LANGUAGE plpgsql
     AS $$
 declare
-  v_choice    helix.choice := ('{}', '{}', '{}', false);
+  v_choice    helix.choice := ('{}', '{}', '{}', '{}', false);
   v_free      helix.resources := p_free;
   v_lanes     record;            -- the lanes of a pass, in parallel arrays
   v_each      integer;           -- an even share of them
   v_share     integer[];
   v_got       record;            -- what they gave, in parallel arrays
-  v_dry       integer[] := '{}'; -- lanes in which everything is locked by others
+  v_dry       integer[] := '{}'; -- lanes that gave all they have, or all that others have not locked
   v_passed    bigint[] := '{}';  -- what this call has looked at
   v_kept      bigint[];
   v_fruitless integer := 0;      -- passes that met nothing but what had to step aside
@@ -596,8 +597,8 @@ begin
       v_share := helix.share_out(v_lanes.id, v_each, v_free);
     end if;
 
-    select array_agg(c.batch) as batch, array_agg(c.lane) as lane, array_agg(c.queue) as queue,
-           array_agg(c.lease_seconds) as lease_seconds,
+    select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
+           array_agg(c.queue) as queue, array_agg(c.lease_seconds) as lease_seconds,
            array_agg(c.batch) filter (where c.plain) as plain,
            array_agg(c.batch) filter (where not c.plain) as odd
     into v_got
@@ -607,6 +608,10 @@ begin
       v_dry := v_dry || v_lanes.id;
       continue;
     end if;
+    if cardinality(v_got.batch) < v_wanted then
+      v_dry := v_dry || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
+                              where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+    end if;
     v_passed := v_passed || v_got.batch;
     if v_got.odd is not null then
       -- A claim is one of many: it does a part of such work and leaves the rest to the next.
@@ -615,16 +620,17 @@ begin
       v_fruitless := v_fruitless + (v_kept = '{}')::int;
       exit when v_fruitless = 10;
       -- What stepped aside uses nothing of the worker's.
-      select array_agg(g.batch) as batch, array_agg(g.lane) as lane, array_agg(g.queue) as queue,
-             array_agg(g.lease_seconds) as lease_seconds
+      select array_agg(g.batch) as batch, array_agg(g.tuple) as tuple, array_agg(g.lane) as lane,
+             array_agg(g.queue) as queue, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.lane, v_got.queue, v_got.lease_seconds)
-        as g (batch, lane, queue, lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.queue, v_got.lease_seconds)
+        as g (batch, tuple, lane, queue, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
     end if;
     -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
     v_choice.batch := v_choice.batch || v_got.batch[1 : v_wanted];
+    v_choice.tuple := v_choice.tuple || v_got.tuple[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
     v_wanted := p_count - cardinality(v_choice.batch);
@@ -649,22 +655,22 @@ CREATE FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint
 declare
   v_one record;
 begin
-  select r.batch, f.queue, q.lease_seconds,
+  select r.batch, r.ctid as tuple, f.queue, q.lease_seconds,
          helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain,
          f.served_at < clock_timestamp() - interval '1 s' as stale
   into v_one
   from (select l.id, l.queue, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
         order by l.priority + random() offset 0) f
   cross join lateral (
-    select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
+    select n.batch, n.ctid, n.tenant, n.limit_key, n.expires_at from helix.ready n
     where n.lane = f.id and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
                                                  helix.hinted(p_hint_batch, p_hint_lane, f.id))
     order by n.turn, n.batch limit 1 for update skip locked) r
   cross join lateral (select s.lease_seconds, s.paused from helix.queue s
                       where s.tenant = r.tenant and s.name = f.queue offset 0) q
   limit 1;
-  return case when v_one.batch is null then ('{}', '{}', '{}', false)::helix.choice
-              when v_one.plain then (array[v_one.batch], array[v_one.queue],
+  return case when v_one.batch is null then ('{}', '{}', '{}', '{}', false)::helix.choice
+              when v_one.plain then (array[v_one.batch], array[v_one.tuple], array[v_one.queue],
                                      array[v_one.lease_seconds], v_one.stale)::helix.choice end;
 end
 $$;
@@ -768,7 +774,7 @@ declare
   v_free    helix.resources := helix.read_resources(p_free);
   v_count   integer := least(p_count, 1000);
   v_due     text[];
-  v_answer  helix.answer;
+  v_answers helix.answer[];
   v_lease   helix.lease;
   v_choice  helix.choice;
   v_epoch   integer;
@@ -782,17 +788,25 @@ begin
     return;
   end if;
   if p_done_batch is not null then
-    foreach v_answer in array helix.settle(
+    v_answers := helix.settle(
       p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number, p_done_outcome,
-      p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after)
-    loop
-      v_lease.answer := v_answer.answer;
-      v_lease.batch := v_answer.batch;
-      v_lease.owner := v_answer.owner;
-      v_lease.late := v_answer.late;
-      v_lease.state := v_answer.state;
+      p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after);
+    if cardinality(v_answers) = 1 then
+      -- One row is quicker made by hand than queried.
+      v_lease.answer := v_answers[1].answer;
+      v_lease.batch := v_answers[1].batch;
+      v_lease.owner := v_answers[1].owner;
+      v_lease.late := v_answers[1].late;
+      v_lease.state := v_answers[1].state;
       return next v_lease;
-    end loop;
+    else
+      return query
+        select a.answer, a.batch, a.owner, a.late, a.state, null::helix.key, null::helix.tenant_name,
+               null, null::helix.identity_text, null::helix.short_text, null, null::smallint,
+               null::integer, null::bigint, null::bigint, null::timestamptz, null::real,
+               null::integer, null::bigint
+        from unnest(v_answers) a;
+    end if;
   end if;
   v_due := helix.duties_due();
   if v_due is not null or v_tenants is not null then
@@ -828,10 +842,11 @@ begin
     ),
     taken as (
       delete from helix.ready r
-      using unnest(v_choice.batch, v_choice.queue, v_choice.lease_seconds)
-        as u (batch, queue, lease_seconds)
-      where r.batch = u.batch and exists (select from asked)
-      returning r.*, u.queue, coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
+      using unnest(v_choice.tuple, v_choice.queue, v_choice.lease_seconds)
+        as u (tuple, queue, lease_seconds)
+      where r.ctid = u.tuple and exists (select from asked)
+      returning r.batch, r.tenant, r.version, r.attempt, r.lane, r.turn, r.limit_key, u.queue,
+                coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
     ),
     leased as (
       insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
@@ -1871,7 +1886,8 @@ begin
                    helix.hinted(p_hint_batch, p_hint_lane, l.id) as batch
             from helix.fitting_lanes(p_queues, p_free, p_dry) l
             order by l.priority + random() offset 0) f
-      where exists (select from helix.ready r
+      where f.turn >= 0
+         or exists (select from helix.ready r
                     where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
                       and r.batch <> all (p_passed))
       limit p_most;
@@ -2134,18 +2150,18 @@ ALTER FUNCTION helix.note_served(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: pick(integer[], text[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, lane integer, queue text, lease_seconds real, plain boolean)
+CREATE FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, tuple tid, lane integer, queue text, lease_seconds real, plain boolean)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
 begin
   if p_tenants is null then
     return query
-      select r.batch, u.lane, u.queue, q.lease_seconds,
+      select r.batch, r.ctid, u.lane, u.queue, q.lease_seconds,
              helix.is_plain(r.limit_key, r.expires_at, q.paused)
       from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
-        select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
+        select n.batch, n.ctid, n.tenant, n.limit_key, n.expires_at from helix.ready n
         where n.lane = u.lane and (n.turn, n.batch) > (u.turn, u.batch)
           and n.batch <> all (p_passed)
         order by n.turn, n.batch limit u.share for update skip locked) r
@@ -2155,13 +2171,13 @@ begin
                           where s.tenant = r.tenant and s.name = u.queue offset 0) q;
   else
     return query
-      select r.batch, u.lane, u.queue, q.lease_seconds,
+      select r.batch, r.ctid, u.lane, u.queue, q.lease_seconds,
              helix.is_plain(r.limit_key, r.expires_at, q.paused)
       from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
         select one.* from unnest(p_tenants) as mine (tenant)
         cross join lateral (
-          select n.batch, n.tenant, n.turn, n.limit_key, n.expires_at from helix.ready n
+          select n.batch, n.ctid, n.tenant, n.turn, n.limit_key, n.expires_at from helix.ready n
           where n.lane = u.lane and n.tenant = mine.tenant and n.turn >= u.turn
             and (n.turn, n.batch) > (u.turn, u.batch) and n.batch <> all (p_passed)
           order by n.turn limit u.share for update skip locked) one

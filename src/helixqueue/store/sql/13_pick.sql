@@ -42,7 +42,8 @@ $$;
 -- looked at (p_passed), from most urgent to least; equals take turns by chance.
 -- Whether a lane is empty is asked by its order for a session that sees all tenants, and tenant by
 -- tenant for one that does not: it must not step over a backlog of others. It is asked lane by lane
--- until p_most have said no: who wants one batch does not look into twenty lanes.
+-- until p_most have said no: who wants one batch does not look into twenty lanes. Of a lane that has
+-- just given something (there is a hint) it is not asked: it will show when batches are taken.
 create function helix.lanes_for(
   p_queues text[], p_tenants text[], p_free helix.resources, p_dry integer[],
   p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_passed bigint[],
@@ -60,7 +61,8 @@ begin
                    helix.hinted(p_hint_batch, p_hint_lane, l.id) as batch
             from helix.fitting_lanes(p_queues, p_free, p_dry) l
             order by l.priority + random() offset 0) f
-      where exists (select from helix.ready r
+      where f.turn >= 0
+         or exists (select from helix.ready r
                     where r.lane = f.id and (r.turn, r.batch) > (f.turn, f.batch)
                       and r.batch <> all (p_passed))
       limit p_most;
@@ -88,17 +90,17 @@ $$;
 create function helix.pick(
   p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[],
   p_tenants text[], p_passed bigint[]
-) returns table (batch bigint, lane integer, queue text, lease_seconds real, plain boolean)
+) returns table (batch bigint, tuple tid, lane integer, queue text, lease_seconds real, plain boolean)
 language plpgsql as $$
 #variable_conflict use_column
 begin
   if p_tenants is null then
     return query
-      select r.batch, u.lane, u.queue, q.lease_seconds,
+      select r.batch, r.ctid, u.lane, u.queue, q.lease_seconds,
              helix.is_plain(r.limit_key, r.expires_at, q.paused)
       from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
-        select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
+        select n.batch, n.ctid, n.tenant, n.limit_key, n.expires_at from helix.ready n
         where n.lane = u.lane and (n.turn, n.batch) > (u.turn, u.batch)
           and n.batch <> all (p_passed)
         order by n.turn, n.batch limit u.share for update skip locked) r
@@ -108,13 +110,13 @@ begin
                           where s.tenant = r.tenant and s.name = u.queue offset 0) q;
   else
     return query
-      select r.batch, u.lane, u.queue, q.lease_seconds,
+      select r.batch, r.ctid, u.lane, u.queue, q.lease_seconds,
              helix.is_plain(r.limit_key, r.expires_at, q.paused)
       from unnest(p_lane, p_queue, p_share, p_turn, p_batch) as u (lane, queue, share, turn, batch)
       cross join lateral (
         select one.* from unnest(p_tenants) as mine (tenant)
         cross join lateral (
-          select n.batch, n.tenant, n.turn, n.limit_key, n.expires_at from helix.ready n
+          select n.batch, n.ctid, n.tenant, n.turn, n.limit_key, n.expires_at from helix.ready n
           where n.lane = u.lane and n.tenant = mine.tenant and n.turn >= u.turn
             and (n.turn, n.batch) > (u.turn, u.batch) and n.batch <> all (p_passed)
           order by n.turn limit u.share for update skip locked) one
@@ -216,6 +218,7 @@ $$;
 -- What a claim will lease, in parallel arrays; the rows in ready are locked.
 create type helix.choice as (
   batch         bigint[],
+  tuple         tid[],     -- where it stands in ready, and cannot move from while it is locked
   queue         text[],
   lease_seconds real[],
   stale         boolean    -- some lane's `served` is older than a second
@@ -229,13 +232,13 @@ create function helix.choose(
 ) returns helix.choice
 language plpgsql as $$
 declare
-  v_choice    helix.choice := ('{}', '{}', '{}', false);
+  v_choice    helix.choice := ('{}', '{}', '{}', '{}', false);
   v_free      helix.resources := p_free;
   v_lanes     record;            -- the lanes of a pass, in parallel arrays
   v_each      integer;           -- an even share of them
   v_share     integer[];
   v_got       record;            -- what they gave, in parallel arrays
-  v_dry       integer[] := '{}'; -- lanes in which everything is locked by others
+  v_dry       integer[] := '{}'; -- lanes that gave all they have, or all that others have not locked
   v_passed    bigint[] := '{}';  -- what this call has looked at
   v_kept      bigint[];
   v_fruitless integer := 0;      -- passes that met nothing but what had to step aside
@@ -264,8 +267,8 @@ begin
       v_share := helix.share_out(v_lanes.id, v_each, v_free);
     end if;
 
-    select array_agg(c.batch) as batch, array_agg(c.lane) as lane, array_agg(c.queue) as queue,
-           array_agg(c.lease_seconds) as lease_seconds,
+    select array_agg(c.batch) as batch, array_agg(c.tuple) as tuple, array_agg(c.lane) as lane,
+           array_agg(c.queue) as queue, array_agg(c.lease_seconds) as lease_seconds,
            array_agg(c.batch) filter (where c.plain) as plain,
            array_agg(c.batch) filter (where not c.plain) as odd
     into v_got
@@ -275,6 +278,10 @@ begin
       v_dry := v_dry || v_lanes.id;
       continue;
     end if;
+    if cardinality(v_got.batch) < v_wanted then
+      v_dry := v_dry || array(select u.lane from unnest(v_lanes.id, v_share) as u (lane, share)
+                              where u.share > cardinality(array_positions(v_got.lane, u.lane)));
+    end if;
     v_passed := v_passed || v_got.batch;
     if v_got.odd is not null then
       -- A claim is one of many: it does a part of such work and leaves the rest to the next.
@@ -283,16 +290,17 @@ begin
       v_fruitless := v_fruitless + (v_kept = '{}')::int;
       exit when v_fruitless = 10;
       -- What stepped aside uses nothing of the worker's.
-      select array_agg(g.batch) as batch, array_agg(g.lane) as lane, array_agg(g.queue) as queue,
-             array_agg(g.lease_seconds) as lease_seconds
+      select array_agg(g.batch) as batch, array_agg(g.tuple) as tuple, array_agg(g.lane) as lane,
+             array_agg(g.queue) as queue, array_agg(g.lease_seconds) as lease_seconds
       into v_got
-      from unnest(v_got.batch, v_got.lane, v_got.queue, v_got.lease_seconds)
-        as g (batch, lane, queue, lease_seconds)
+      from unnest(v_got.batch, v_got.tuple, v_got.lane, v_got.queue, v_got.lease_seconds)
+        as g (batch, tuple, lane, queue, lease_seconds)
       where g.batch = any (v_kept);
       continue when v_got.batch is null;
     end if;
     -- A share rounds up, so the lanes together may have given a few too many; those stay ready.
     v_choice.batch := v_choice.batch || v_got.batch[1 : v_wanted];
+    v_choice.tuple := v_choice.tuple || v_got.tuple[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
     v_wanted := p_count - cardinality(v_choice.batch);
@@ -344,22 +352,22 @@ language plpgsql as $$
 declare
   v_one record;
 begin
-  select r.batch, f.queue, q.lease_seconds,
+  select r.batch, r.ctid as tuple, f.queue, q.lease_seconds,
          helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain,
          f.served_at < clock_timestamp() - interval '1 s' as stale
   into v_one
   from (select l.id, l.queue, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
         order by l.priority + random() offset 0) f
   cross join lateral (
-    select n.batch, n.tenant, n.limit_key, n.expires_at from helix.ready n
+    select n.batch, n.ctid, n.tenant, n.limit_key, n.expires_at from helix.ready n
     where n.lane = f.id and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
                                                  helix.hinted(p_hint_batch, p_hint_lane, f.id))
     order by n.turn, n.batch limit 1 for update skip locked) r
   cross join lateral (select s.lease_seconds, s.paused from helix.queue s
                       where s.tenant = r.tenant and s.name = f.queue offset 0) q
   limit 1;
-  return case when v_one.batch is null then ('{}', '{}', '{}', false)::helix.choice
-              when v_one.plain then (array[v_one.batch], array[v_one.queue],
+  return case when v_one.batch is null then ('{}', '{}', '{}', '{}', false)::helix.choice
+              when v_one.plain then (array[v_one.batch], array[v_one.tuple], array[v_one.queue],
                                      array[v_one.lease_seconds], v_one.stale)::helix.choice end;
 end
 $$;

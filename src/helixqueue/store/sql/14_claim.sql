@@ -52,7 +52,7 @@ declare
   v_free    helix.resources := helix.read_resources(p_free);
   v_count   integer := least(p_count, 1000);
   v_due     text[];
-  v_answer  helix.answer;
+  v_answers helix.answer[];
   v_lease   helix.lease;
   v_choice  helix.choice;
   v_epoch   integer;
@@ -66,17 +66,25 @@ begin
     return;
   end if;
   if p_done_batch is not null then
-    foreach v_answer in array helix.settle(
+    v_answers := helix.settle(
       p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number, p_done_outcome,
-      p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after)
-    loop
-      v_lease.answer := v_answer.answer;
-      v_lease.batch := v_answer.batch;
-      v_lease.owner := v_answer.owner;
-      v_lease.late := v_answer.late;
-      v_lease.state := v_answer.state;
+      p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after);
+    if cardinality(v_answers) = 1 then
+      -- One row is quicker made by hand than queried.
+      v_lease.answer := v_answers[1].answer;
+      v_lease.batch := v_answers[1].batch;
+      v_lease.owner := v_answers[1].owner;
+      v_lease.late := v_answers[1].late;
+      v_lease.state := v_answers[1].state;
       return next v_lease;
-    end loop;
+    else
+      return query
+        select a.answer, a.batch, a.owner, a.late, a.state, null::helix.key, null::helix.tenant_name,
+               null, null::helix.identity_text, null::helix.short_text, null, null::smallint,
+               null::integer, null::bigint, null::bigint, null::timestamptz, null::real,
+               null::integer, null::bigint
+        from unnest(v_answers) a;
+    end if;
   end if;
   v_due := helix.duties_due();
   if v_due is not null or v_tenants is not null then
@@ -112,10 +120,11 @@ begin
     ),
     taken as (
       delete from helix.ready r
-      using unnest(v_choice.batch, v_choice.queue, v_choice.lease_seconds)
-        as u (batch, queue, lease_seconds)
-      where r.batch = u.batch and exists (select from asked)
-      returning r.*, u.queue, coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
+      using unnest(v_choice.tuple, v_choice.queue, v_choice.lease_seconds)
+        as u (tuple, queue, lease_seconds)
+      where r.ctid = u.tuple and exists (select from asked)
+      returning r.batch, r.tenant, r.version, r.attempt, r.lane, r.turn, r.limit_key, u.queue,
+                coalesce(p_lease_seconds, u.lease_seconds) as lease_seconds
     ),
     leased as (
       insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
