@@ -1,0 +1,189 @@
+"""Every request loses its first answer: one effect each, and the answers of a client in peace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from helixqueue import (
+    AsyncHelixClient,
+    Conflict,
+    HelixClient,
+    HelixQueue,
+    InProgress,
+    Queue,
+    Settlement,
+    State,
+    Submission,
+)
+from tests.cutting import Cutting
+from tests.lab import until
+
+
+@pytest.fixture
+def cutting(site):
+    with Cutting(site.url) as cutting:
+        cutting.lose_each = True
+        yield cutting
+
+
+@pytest.fixture
+def plain(database):
+    """The client whose answers count."""
+    with HelixQueue(database.dsn("pool"), tenant="a") as helix:
+        yield helix
+
+
+@pytest.fixture
+def cut_off(cutting, site):
+    with HelixClient(cutting.url, token=site.token()) as helix:
+        met(helix, cutting)
+        yield helix
+
+
+def met(helix, cutting):
+    """A client that never reached its service gives up at once: let it be reached."""
+    cutting.lose_each = False
+    list(helix.batches(queue="nothing-here"))
+    cutting.lose_each = True
+
+
+def completed(lease):
+    return Settlement(lease.batch, lease.token, "completed", result='{"reads":7}')
+
+
+def failed(lease):
+    return Settlement(lease.batch, lease.token, "failed", failure="Broken", permanent=True)
+
+
+def whole_life(helix, queue):
+    """Every method of a client; what it answered, without what differs from queue to queue."""
+    told = {}
+    helix.know(queue)
+    one = helix.submit(queue, identity="one", payload={"n": 1})
+    many = helix.submit_many(
+        queue, [Submission("one", {"n": 1}), Submission("two", {"n": 2}), Submission("x\u200b", 1)]
+    )
+    none = helix.submit(queue, identity=None, payload={"n": 0})
+    told["decisions"] = [row.decision for row in many]
+    told["receipts"] = many[0].receipt == one.receipt
+    told["refusal"] = (type(many[2].error), many[2].error.code, many[2].error.offset)
+    with pytest.raises(Conflict) as conflict:
+        helix.submit(queue, identity="one", payload={"n": 2})
+    told["diff"] = conflict.value.diff
+    two = many[1].receipt
+    told["state"] = helix.state(one.receipt)
+    with pytest.raises(InProgress):
+        helix.wait(one.receipt, timeout=0)
+    first, second, third = helix.claim("gpu-1", [queue], 3)
+    told["start"] = helix.start("gpu-1", [first, second])
+    told["renew"] = helix.renew("gpu-1", [first])
+    told["release"] = helix.release("gpu-1", [third])
+    told["settle"] = helix.settle("gpu-1", [completed(first), failed(second)])
+    told["wait"] = helix.wait(one.receipt), helix.wait(two)
+    told["result"] = helix.result(one.receipt)
+    told["retry"] = helix.retry(two, reason="once more")
+    told["cancel"] = helix.cancel(none.receipt, reason="not wanted")
+    told["erase"] = helix.erase(one.receipt, reason="asked to")
+    told["histories"] = [
+        [(step.reason, step.to_state, step.attempt) for step in helix.history(receipt)]
+        for receipt in (one.receipt, two, none.receipt)
+    ]
+    told["batches"] = [(row.identity, row.state) for row in helix.batches(queue=queue)]
+    return told
+
+
+def without_numbers(told):
+    for word in ("start", "renew", "release", "settle"):
+        told[word] = [answer._replace(batch=0) for answer in told[word]]
+    # A repeat of what was done is answered as one; what it did is the same.
+    told = json.loads(json.dumps(told, default=str).replace('"repeat"', '"ok"'))
+    told["decisions"] = ["duplicate" if one == "new" else one for one in told["decisions"]]
+    return told
+
+
+def test_a_whole_life_with_every_answer_lost_once_is_the_same_life(cut_off, cutting, plain, lab):
+    there = whole_life(plain, Queue(f"{lab.q}.plain", unknown="accept", max_attempts=3))
+    here = whole_life(cut_off, Queue(f"{lab.q}.cut", unknown="accept", max_attempts=3))
+    assert without_numbers(here) == without_numbers(there)
+    # A run in which nothing was lost shows nothing.
+    asked = {line.split()[0] + " " + line.split("/")[-1].partition("?")[0] for line in cutting.lost}
+    assert {
+        "POST chunks", "POST refused", "GET settings", f"PUT {lab.q}.cut", "GET outcome",
+        "POST claim", "POST start", "POST renew", "POST release", "POST settle",
+        "POST retry", "POST cancel", "POST erase", "GET batches",
+    } <= asked  # fmt: skip
+
+
+def test_work_without_identity_is_made_once_though_its_answer_was_lost(cut_off, cutting, lab):
+    lab.queue(unknown="accept")
+    rows = [Submission(None, {"n": n}) for n in range(5)]
+    answers = cut_off.submit_many(lab.q, rows)
+    assert [one.decision for one in answers] == ["new"] * 5
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 5
+    assert any("chunks" in line for line in cutting.lost)
+
+
+def test_a_retry_whose_answer_was_lost_does_not_undo_what_came_after(cut_off, cutting, lab):
+    """Without its key the repeat would retry what failed again meanwhile."""
+    [row] = lab.submit("s")
+    lab.fail(*lab.claim(), permanent=True)
+    assert cut_off.retry(row.receipt, reason="once more") is State.PENDING
+    lab.fail(*until(lab.claim), permanent=True)
+    steps = [reason for _, reason in lab.history(row.receipt.batch_id)]
+    assert steps.count("retried") == 1
+    assert any("retry" in line for line in cutting.lost)
+
+
+def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site, lab):
+    queue = Queue(lab.q)
+    begun = []
+
+    @queue.handler
+    def run(lease):
+        begun.append(lease.identity)
+        return {"n": lease.payload["n"]}
+
+    with HelixClient(cutting.url, token=site.token()) as helix:
+        met(helix, cutting)
+        rows = [Submission(f"s{n}", {"n": n}) for n in range(40)]
+        answers = helix.submit_many(queue, rows)
+        summary = helix.work(queue, slots=3, until_idle=True)
+        assert [helix.result(one.receipt)["n"] for one in answers] == list(range(40))
+    assert (summary.completed, summary.lost, summary.failed) == (40, 0, 0)
+    assert sorted(begun) == sorted(f"s{n}" for n in range(40))
+    reasons = lab.rows(
+        "select e.reason::text, count(*)::int from helix.event e join helix.batch b "
+        "on b.id = e.batch where b.queue = %s group by 1",
+        lab.q,
+    )
+    assert dict(reasons) == {"submitted": 40, "claimed": 40, "started": 40, "completed": 40}
+    assert any("claim" in line for line in cutting.lost)
+
+
+def test_the_async_twin_repeats_alike(cutting, site, lab):
+    lab.queue(unknown="accept")
+
+    async def ask():
+        async with AsyncHelixClient(cutting.url, token=site.token()) as helix:
+            cutting.lose_each = False
+            await helix.know(lab.q)
+            cutting.lose_each = True
+            many = [helix.submit(lab.q, identity=None, payload={"n": n}) for n in range(10)]
+            await asyncio.gather(*many)
+            one = await helix.submit(lab.q, identity="s", payload={})
+            return await helix.cancel(one.receipt, reason="no")
+
+    assert asyncio.run(ask()) is State.CANCELLED
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 11
+    assert len(cutting.lost) >= 12
+
+
+def test_patience_has_an_end(cutting, site, lab):
+    with HelixClient(cutting.url, token=site.token(), patience_seconds=0) as helix:
+        met(helix, cutting)
+        with pytest.raises(Exception, match="repeat the call") as trouble:
+            helix.submit(lab.q, identity="s", payload={})
+    assert trouble.value.outcome_unknown
