@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import shapes, show, target
+from helixqueue.cli import shapes, show, target, times
 from helixqueue.cli.exits import Exit
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import PROFILES, check_name, loads
@@ -73,6 +73,22 @@ Requires = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _kept(state: str) -> Any:  # noqa: ANN401 - an option
+    """How long batches stay that ended so."""
+    return typer.Option(
+        f"--keep-{state}",
+        metavar="SPAN",
+        parser=times.span,
+        help=f"How long {state} batches stay: 30d, ever.",
+        show_default=False,
+    )
+
+
+KeepCompleted = Annotated[float | None, _kept("completed")]
+KeepFailed = Annotated[float | None, _kept("failed")]
+KeepCancelled = Annotated[float | None, _kept("cancelled")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -166,6 +182,9 @@ def _set(
     unknown: Unidentified = None,
     closed: Closed = None,
     requires: Requires = None,
+    keep_completed: KeepCompleted = None,
+    keep_failed: KeepFailed = None,
+    keep_cancelled: KeepCancelled = None,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
@@ -187,6 +206,9 @@ def _set(
         "unknown": unknown,
         "closed": closed,
         "requires": None if requires is None else _requires(requires),
+        "keep_completed_seconds": keep_completed,
+        "keep_failed_seconds": keep_failed,
+        "keep_cancelled_seconds": keep_cancelled,
     }
     _change(queue, settings, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json)
 

@@ -25,6 +25,18 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+def span(text: str) -> float:
+    """How long, in seconds: `90s`, `2h`, `30d`, or `ever`, which is 0."""
+    if text.strip() in {"ever", "forever"}:
+        return 0.0
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or found[1] or int(found[2]) == 0:
+        raise typer.BadParameter(
+            f"expected how long, such as 12h or 30d, or ever; got {text[:80]!a}"
+        )
+    return timedelta(**{_UNITS[found[3]]: int(found[2])}).total_seconds()
+
+
 def shown(when: datetime | None) -> str:
     """In the time zone of whoever reads, to the millisecond."""
     return "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S}.{when:%f}"[:23]

@@ -202,6 +202,9 @@ class QueueAnswer(BaseModel):
     requires: dict[str, Any]
     payload_schema: dict[str, Any] | None
     result_schema: dict[str, Any] | None
+    keep_completed_seconds: float
+    keep_failed_seconds: float
+    keep_cancelled_seconds: float
     counts: dict[str, CountAnswer] | None = None
 
 

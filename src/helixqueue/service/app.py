@@ -14,9 +14,9 @@ from helixqueue import __version__
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.service import batches, changes, health, people, queues, token_routes, work
+from helixqueue.service import batches, changes, health, login, people, queues, token_routes, work
 from helixqueue.service.document import document, plain_document
-from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations
+from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations, pages
 from helixqueue.service.journal import masked
 from helixqueue.service.problems import Problem, invalid_request, problem_of
 from helixqueue.service.service import Service, journal_of, service_of
@@ -40,6 +40,8 @@ def create_app(settings: Settings) -> Gate:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if settings.duties:
+            service.duties.start()
         yield
         await service.close()
 
@@ -54,7 +56,7 @@ def create_app(settings: Settings) -> Gate:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    for module in (batches, people, queues, work, changes, token_routes, health):
+    for module in (batches, people, queues, work, changes, token_routes, login, health):
         app.include_router(module.routes)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HelixError, _on_error)
@@ -63,7 +65,7 @@ def create_app(settings: Settings) -> Gate:
     app.add_exception_handler(Exception, _on_fault)
     policy = _policy(app, settings.policy)
     app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
-    return Gate(app, service, policy)
+    return Gate(app, service, policy, pages(login.routes))
 
 
 def _policy(app: FastAPI, given: Policy | None) -> Policy:

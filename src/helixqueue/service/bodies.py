@@ -18,7 +18,7 @@ from pydantic import (
 from helixqueue.identity import PROFILES
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 from helixqueue.store.rows import Held, Settlement, Token
-from helixqueue.store.tokens import DAYS, DAYS_MAX, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
+from helixqueue.store.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 # With its tenant's name before it, it fits what the engine keeps of workers.
@@ -107,6 +107,14 @@ class Resources(Body):
     )
 
 
+# How long finished batches stay; 0: for ever. Their keys stay anyway.
+Kept = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False, examples=[7_776_000])]
+
+
+class LoginBody(Body):
+    code: Annotated[str, Field(pattern=f"^{LOGIN.pattern}$", examples=["hl_" + "A" * 43])]
+
+
 class QueueBody(Body):
     """Settings of a queue; what is not named stays as it is."""
 
@@ -124,6 +132,9 @@ class QueueBody(Body):
     requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
     payload_schema: dict[str, Any] | None = Field(None, examples=[{"type": "object"}])
     result_schema: dict[str, Any] | None = None
+    keep_completed_seconds: Kept | None = None
+    keep_failed_seconds: Kept | None = None
+    keep_cancelled_seconds: Kept | None = None
 
 
 assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them

@@ -120,6 +120,9 @@ _QUEUE = {
     "requires": {"gpus": 1},
     "payload_schema": None,
     "result_schema": None,
+    "keep_completed_seconds": 7_776_000.0,
+    "keep_failed_seconds": 0.0,
+    "keep_cancelled_seconds": 0.0,
     "counts": None,
 }
 _NONE_THERE = {"number": 0, "more": False}
@@ -202,6 +205,7 @@ OPERATIONS: Final[dict[str, Example]] = {
             "lease_seconds": 120,
             "max_attempts": 5,
             "requires": {"gpus": 1},
+            "keep_completed_seconds": 7_776_000,
         },
     ),
     "pause_queue": Example({**_QUEUE, "paused": True}, request={"reason": "flow cell exchange"}),
@@ -274,7 +278,24 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "revoke_token": Example({"revoked": 2}, request={"reason": "the laptop was lost"}),
     "live": Example({"status": "live"}),
-    "ready": Example({"status": "ready"}),
+    "ready": Example(
+        {
+            "status": "ready",
+            "duties": [
+                {"duty": "reap", "last_at": _ENDED, "lag_seconds": 0.0, "failed": None},
+            ],
+        }
+    ),
+    "log_in": Example(
+        {
+            "token": "hx_" + "A" * 43,
+            "tenant": "lab",
+            "name": "login-9b1f0f7c0f5a4f0d",
+            "scopes": ["read", "submit"],
+            "expires_at": "2026-09-01T20:00:00Z",
+        },
+        request={"code": "hl_" + "A" * 43},
+    ),
     "metrics": Example(_METRICS),
     "document": Example({"openapi": "3.1.0", "info": {"title": "HelixQueue"}, "paths": {}}),
 }  # fmt: skip
@@ -314,6 +335,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-found": {"detail": "there is no such path"},
     "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
+    "no-such-login": {"detail": "the code is unknown, was used, or is too old"},
     "no-such-token": {"detail": "there is no token uploader to rotate"},
     "method-not-allowed": {
         "detail": "this path knows GET, PUT",

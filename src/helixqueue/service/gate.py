@@ -12,8 +12,11 @@ import logging
 import re
 import traceback
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from fastapi.routing import APIRoute
 
 from helixqueue.errors import HelixError
 from helixqueue.fence.http import IdempotencyMiddleware
@@ -25,7 +28,7 @@ from helixqueue.service.problems import Problem, problem_of
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import APIRouter, FastAPI
 
     from helixqueue.fence.policy import Policy
     from helixqueue.service.principal import Principal
@@ -70,14 +73,33 @@ def operations(document: dict[str, Any]) -> list[Operation]:
     return found
 
 
+def pages(router: APIRouter) -> list[Operation]:
+    """Pages for people, which the document of the API does not have; they say what they demand."""
+    return [
+        Operation(
+            name=one.name,
+            path=one.path,
+            pattern=re.compile(re.escape(one.path)),
+            method=method,
+            scope=(one.openapi_extra or {}).get("x-scope"),
+            fenced=False,
+        )
+        for one in router.routes
+        if isinstance(one, APIRoute) and not one.include_in_schema
+        for method in one.methods or ()
+    ]
+
+
 class Gate:
     """Wraps the application; this is what a server runs."""
 
-    def __init__(self, app: FastAPI, service: Service, policy: Policy) -> None:
+    def __init__(
+        self, app: FastAPI, service: Service, policy: Policy, more: Sequence[Operation] = ()
+    ) -> None:
         self.app = app
         self.service = service
         self._policy = policy
-        self._operations = operations(app.openapi())
+        self._operations = [*operations(app.openapi()), *more]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

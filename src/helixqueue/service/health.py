@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from helixqueue.service import answers
+from helixqueue.service.metrics import duties_text
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, demands, router
-from helixqueue.store import reads
+from helixqueue.store import duties, reads
+from helixqueue.store.duties import DutyRow
 
 routes = router("service")
+
+
+class DutyAnswer(BaseModel):
+    """A background duty, whichever replica does it."""
+
+    duty: str
+    last_at: datetime | None
+    lag_seconds: float
+    failed: str | None  # SQLSTATE of its last run, if that failed
+
+
+class ReadyAnswer(answers.HealthAnswer):
+    duties: list[DutyAnswer]
 
 
 @routes.get(
@@ -28,28 +45,33 @@ async def live() -> answers.HealthAnswer:
 
 @routes.get(
     "/health/ready",
-    response_model=answers.HealthAnswer,
-    summary="It can serve; else 503 with the reason",
+    response_model=ReadyAnswer,
+    summary="It can serve, and how its duties stand; else 503 with the reason",
     **demands("open", "not-ready"),
 )
-async def ready(here: Here) -> answers.HealthAnswer:
-    """For a load balancer: the database is there, its schema fits, and so does the login."""
+async def ready(here: Here) -> ReadyAnswer:
+    """For a load balancer: the database is there, its schema fits, and so does the login.
+
+    Duties that are behind are told and no reason to send nobody here: any replica may do them.
+    """
     reason = await here.why_not_ready()
     if reason is not None:
         raise Problem("not-ready", reason, retry_after=1)
-    return answers.HealthAnswer(status="ready")
+    return ReadyAnswer(status="ready", duties=[_duty(one) for one in here.duty_rows])
 
 
 @routes.get(
     "/metrics",
     response_class=PlainTextResponse,
-    summary="Counts of this process, for Prometheus",
+    summary="Counts of this process, and how the duties stand, for Prometheus",
     **demands("operate"),
 )
 async def metrics(here: Here, asker: Asker) -> Response:
     """Prometheus' text form. No tenant, key or real path is a label."""
     await _still_good(asker)
-    return Response(here.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    rows = await here.served.ask(duties.listed())
+    text = here.metrics.text() + duties_text(rows)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @routes.get(
@@ -63,6 +85,12 @@ async def document(request: Request, asker: Asker) -> dict[str, Any]:
     await _still_good(asker)
     found: dict[str, Any] = request.app.openapi()
     return found
+
+
+def _duty(row: DutyRow) -> DutyAnswer:
+    return DutyAnswer(
+        duty=row.duty, last_at=row.last_at, lag_seconds=row.lag_seconds, failed=row.failed
+    )
 
 
 async def _still_good(asker: Asker) -> None:

@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from helixqueue.store.tokens import TOKEN
+from helixqueue.store.tokens import LOGIN, TOKEN
 
 log = logging.getLogger("helixqueue.service.request")
 
@@ -29,6 +29,7 @@ SCOPE_KEY: Final = "helixqueue.journal"
 # What must not be read by whoever reads logs, and what stands in its place.
 _SECRETS: Final = (
     (TOKEN, "hx_(masked)"),
+    (LOGIN, "hl_(masked)"),
     (re.compile(r"(://[^/\s:@]*:)[^@\s]+@"), r"\1(masked)@"),
     (re.compile(r"(password\s*=\s*)('[^']*'|[^\s\"']+)", re.IGNORECASE), r"\1(masked)"),
 )

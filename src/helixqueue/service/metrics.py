@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
+
+from helixqueue.store.duties import DutyRow
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -75,6 +78,24 @@ class Metrics:
             lines.append(f'{name}_sum{{route="{route}"}} {self._seconds[route] / 1_000_000:g}')
             lines.append(f'{name}_count{{route="{route}"}} {times}')
         return lines
+
+
+def duties_text(rows: Sequence[DutyRow]) -> str:
+    """Of the background duties; the same from every replica, because the database has them."""
+    lines = [
+        *_head("helix_duty_last_run_seconds", "gauge", "When a duty was last done, as Unix time."),
+        *(f'helix_duty_last_run_seconds{{duty="{row.duty}"}} {row.last_at.timestamp():.3f}'
+          for row in rows if row.last_at is not None),
+        *_head("helix_duty_lag_seconds", "gauge", "How long a duty is overdue."),
+        *(f'helix_duty_lag_seconds{{duty="{row.duty}"}} {row.lag_seconds:.3f}' for row in rows),
+        *_head("helix_duty_run_seconds", "gauge", "How long its last run took."),
+        *(f'helix_duty_run_seconds{{duty="{row.duty}"}} {row.seconds:.6f}' for row in rows),
+        *_head("helix_duty_rows_total", "counter", "Rows that a duty was about."),
+        *(f'helix_duty_rows_total{{duty="{row.duty}"}} {row.total}' for row in rows),
+        *_head("helix_duty_failures_total", "counter", "Runs that failed."),
+        *(f'helix_duty_failures_total{{duty="{row.duty}"}} {row.failures}' for row in rows),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 def _head(name: str, kind: str, words: str) -> list[str]:

@@ -35,15 +35,30 @@ def serve(
     warn: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `listening` is told the address."""
-    _demand_fit(settings, warn)
+    demand_fit(settings, warn)
+    log_to(logging.StreamHandler(sys.stderr))
+    with listener_on(host, port, warn) as listener:
+        listening(address_of(listener))
+        uvicorn.Server(config_of(settings)).run(sockets=[listener])
+
+
+def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.socket:
     if not _is_loopback(host):
         warn("tokens travel as plain text: put TLS before this address")
-    _log_to_stderr()
     try:
-        listener = socket.create_server((host, port), backlog=512)
+        return socket.create_server((host, port), backlog=512)
     except OSError as error:
         raise Refused(f"expected an address to listen on, got {host}:{port}: {error}") from error
-    config = uvicorn.Config(
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+def config_of(settings: Settings) -> uvicorn.Config:
+    """What the server is told; every bound on clients that is not the gate's."""
+    return uvicorn.Config(
         create_app(settings),
         access_log=False,  # it would hold queries; the request log has what matters
         log_config=None,
@@ -54,12 +69,9 @@ def serve(
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
     )
-    with listener:
-        listening(f"http://{host}:{listener.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
 
 
-def _demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
+def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
     """A login that may not serve is told now; a database that is away may come back."""
 
     async def ask() -> str | None:
@@ -83,9 +95,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _log_to_stderr() -> None:
+def log_to(handler: logging.Handler) -> None:
+    """Our log, a line of JSON for each request."""
     logger = logging.getLogger("helixqueue")
-    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(MaskingFormatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.requests import Request
 
 from helixqueue.errors import HelixError, SchemaMismatch
+from helixqueue.service.duties import Duties
 from helixqueue.service.gate import PRINCIPAL_KEY
 from helixqueue.service.journal import SCOPE_KEY, Journal
 from helixqueue.service.marks import Marks
@@ -15,12 +16,13 @@ from helixqueue.service.metrics import Metrics
 from helixqueue.service.names import Names
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
-from helixqueue.store import reads, revision, serving
+from helixqueue.store import duties, reads, revision, serving
 from helixqueue.store.bell import Bell
 from helixqueue.store.serving import Served
 
 if TYPE_CHECKING:
     from helixqueue.service.settings import Settings
+    from helixqueue.store.duties import DutyRow
 
 READY_SECONDS: Final = 1.0
 # How old a count of a queue may be: a deep one is looked at often, a shallow one now and then.
@@ -51,10 +53,13 @@ class Service:
         self.waits = 0
         self.metrics = Metrics()
         self.names = Names()
+        self.duties = Duties(self.served)
+        self.duty_rows: list[DutyRow] = []
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
 
     async def close(self) -> None:
+        await self.duties.stop()
         if self.bell is not None:
             await self.bell.close()
         await self.served.close()
@@ -71,6 +76,7 @@ class Service:
         try:
             revision.demand(await self.served.ask(serving.schema_revision()))
             fit = await self.served.ask(serving.fit_to_serve())
+            self.duty_rows = await self.served.ask(duties.listed())
         except SchemaMismatch:
             return "the database's schema does not fit this release; run helixq migrate"
         except HelixError:

@@ -36,6 +36,7 @@ class Settings:
     max_streams: int = 64
     max_waits: int = 1_000  # workers whose requests are held at a time
     poll_seconds: float = 0.5  # between two looks of a stream
+    duties: bool = True  # take part in what is done on a clock
     policy: Policy | None = None  # of idempotency keys; optional everywhere unless said
 
     def __post_init__(self) -> None:

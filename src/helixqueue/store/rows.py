@@ -160,6 +160,10 @@ class QueueRow:
     requires: Mapping[str, object]
     payload_schema: Mapping[str, object] | None
     result_schema: Mapping[str, object] | None
+    # How long finished batches stay, by state; 0: for ever. Their keys stay anyway.
+    keep_completed_seconds: float = 0
+    keep_failed_seconds: float = 0
+    keep_cancelled_seconds: float = 0
 
 
 class QueueSettings(TypedDict, total=False):
@@ -177,3 +181,6 @@ class QueueSettings(TypedDict, total=False):
     requires: Mapping[str, Any] | None
     payload_schema: Mapping[str, Any] | None
     result_schema: Mapping[str, Any] | None
+    keep_completed_seconds: float | None
+    keep_failed_seconds: float | None
+    keep_cancelled_seconds: float | None

@@ -317,6 +317,17 @@ CREATE TYPE helix.submitted AS (
 
 ALTER TYPE helix.submitted OWNER TO helix_owner;
 
+-- Name: tended; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.tended AS (
+	duty text,
+	did integer,
+	seconds double precision,
+	error text
+);
+
+ALTER TYPE helix.tended OWNER TO helix_owner;
+
 -- Name: verdict; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.verdict AS (
@@ -1019,6 +1030,26 @@ $$;
 
 ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) OWNER TO helix_engine;
 
+-- Name: do_duty(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.do_duty(p_duty text, p_actor text, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+begin
+  return case p_duty
+    when 'reap' then helix.reap(p_actor, p_limit)
+    when 'promote' then helix.promote(p_limit)
+    when 'expire' then helix.expire_due(p_actor, p_limit)
+    when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
+                        from helix.tend_fences(p_actor, p_limit) t)
+    when 'retire' then helix.retire_due(p_limit)
+    when 'sweep' then helix.sweep(p_limit)
+  end;
+end
+$$;
+
+ALTER FUNCTION helix.do_duty(p_duty text, p_actor text, p_limit integer) OWNER TO helix_engine;
+
 -- Name: fence; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.fence (
@@ -1496,6 +1527,25 @@ $$;
 
 ALTER FUNCTION helix.forget_fences(p_lives bigint[]) OWNER TO helix_engine;
 
+-- Name: forget_logins(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_logins(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_gone integer;
+begin
+  delete from helix.login l
+  where l.hash in (select o.hash from helix.login o
+                   where o.expires_at < clock_timestamp() - interval '1 day'
+                   limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.forget_logins(p_limit integer) OWNER TO helix_engine;
+
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.framed(p_text text) RETURNS bytea
@@ -1589,7 +1639,7 @@ begin
     -- The engine's own functions may not delete events either, but for retention's.
     get diagnostics v_stack = pg_context;
     if tg_op operator(pg_catalog.=) 'DELETE'
-       and (pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(')
+       and (pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire(')
             operator(pg_catalog.>) 0
             or pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.forget_fences(')
                operator(pg_catalog.>) 0)
@@ -2148,6 +2198,24 @@ $$;
 
 ALTER FUNCTION helix.note_served(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: offer_login_v1(text, bytea, text[], double precision, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) RETURNS timestamp with time zone
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
+  values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
+  return v_until;
+end
+$$;
+
+ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) OWNER TO helix_engine;
+
 -- Name: pick(integer[], text[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, tuple tid, lane integer, queue text, lease_seconds real, plain boolean)
@@ -2618,6 +2686,37 @@ $$;
 
 ALTER FUNCTION helix.recover_v1(p_actor text, p_detail text) OWNER TO helix_engine;
 
+-- Name: redeem_login_v1(bytea, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) RETURNS TABLE(tenant text, name text, scopes text[], expires_at timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_login helix.login;
+  v_scope text;
+begin
+  perform helix.enter();
+  v_scope := current_setting('helix.scope');
+  perform set_config('helix.scope', '*', true);
+  update helix.login l set used_at = v_now
+  where l.hash = p_hash and l.used_at is null and l.expires_at > v_now and helix.serves(l.tenant)
+  returning l.* into v_login;
+  if v_login.tenant is not null then
+    return query
+      insert into helix.api_token as t (tenant, name, generation, hash, scopes, expires_at, created_by)
+      values (v_login.tenant, 'login-' || left(encode(p_hash, 'hex'), 16), 1, p_token_hash,
+              v_login.scopes, v_now + make_interval(secs => v_login.token_seconds), v_login.created_by)
+      returning t.tenant::text, t.name, t.scopes, t.expires_at;
+  end if;
+  perform set_config('helix.scope', v_scope, true);
+end
+$$;
+
+ALTER FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) OWNER TO helix_engine;
+
 -- Name: redrive_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.redrive_at(p_fence helix.fence) RETURNS timestamp with time zone
@@ -2790,6 +2889,53 @@ $$;
 
 ALTER FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
+-- Name: retire(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.retire(p_batch bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
+  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
+  from helix.outcome o
+  join helix.event e on e.batch = o.batch and e.version = o.version
+  where o.batch = any (p_batch);
+  delete from helix.outcome o where o.batch = any (p_batch);
+  delete from helix.event e where e.batch = any (p_batch);
+  delete from helix.batch b where b.id = any (p_batch);
+  return cardinality(p_batch);
+end
+$$;
+
+ALTER FUNCTION helix.retire(p_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: retire_due(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.retire_due(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return helix.retire(array(
+    select o.batch
+    from helix.queue q
+    cross join lateral (values
+      ('COMPLETED'::helix.state, q.keep_completed_seconds),
+      ('FAILED', q.keep_failed_seconds),
+      ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
+    cross join lateral (
+      select o.batch from helix.outcome o
+      where o.tenant = q.tenant and o.queue = q.name and o.state = keep.state
+        and o.finished_at < v_now - make_interval(secs => keep.seconds)
+      order by o.finished_at limit p_limit for update skip locked) o
+    where keep.seconds > 0
+    limit p_limit));
+end
+$$;
+
+ALTER FUNCTION helix.retire_due(p_limit integer) OWNER TO helix_engine;
+
 -- Name: retire_v1(text, text, helix.state, timestamp with time zone, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer DEFAULT 1000) RETURNS integer
@@ -2798,27 +2944,13 @@ CREATE FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
-declare
-  v_old bigint[];
 begin
   perform helix.enter_for(p_tenant);
-  select array_agg(o.batch) into v_old from (
+  return helix.retire(array(
     select o.batch from helix.outcome o
     where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
       and o.finished_at < p_before
-    order by o.finished_at limit least(p_limit, 10000) for update skip locked) o;
-  if v_old is null then
-    return 0;
-  end if;
-  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
-  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
-  from helix.outcome o
-  join helix.event e on e.batch = o.batch and e.version = o.version
-  where o.batch = any (v_old);
-  delete from helix.outcome o where o.batch = any (v_old);
-  delete from helix.event e where e.batch = any (v_old);
-  delete from helix.batch b where b.id = any (v_old);
-  return cardinality(v_old);
+    order by o.finished_at limit least(p_limit, 10000) for update skip locked));
 end
 $$;
 
@@ -3156,10 +3288,16 @@ CREATE TABLE helix.queue (
     class integer DEFAULT 0 NOT NULL,
     payload_schema jsonb,
     result_schema jsonb,
+    keep_completed_seconds double precision DEFAULT 0 NOT NULL,
+    keep_failed_seconds double precision DEFAULT 0 NOT NULL,
+    keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
     CONSTRAINT queue_backoff_seconds_check CHECK (((backoff_seconds >= (0)::double precision) AND (backoff_seconds <= (86400)::double precision))),
+    CONSTRAINT queue_keep_cancelled_seconds_check CHECK (((keep_cancelled_seconds >= (0)::double precision) AND (keep_cancelled_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_completed_seconds_check CHECK (((keep_completed_seconds >= (0)::double precision) AND (keep_completed_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_failed_seconds_check CHECK (((keep_failed_seconds >= (0)::double precision) AND (keep_failed_seconds <= ('10000000000'::numeric)::double precision))),
     CONSTRAINT queue_key_limit_check CHECK (((key_limit >= 1) AND (key_limit <= 100000))),
     CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
     CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
@@ -3175,9 +3313,9 @@ ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.queue OWNER TO helix_owner;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -3202,6 +3340,9 @@ begin
     class               = coalesce(v_class, q.class),
     payload_schema      = coalesce(p_payload_schema, q.payload_schema),
     result_schema       = coalesce(p_result_schema, q.result_schema),
+    keep_completed_seconds = coalesce(p_keep_completed_seconds, q.keep_completed_seconds),
+    keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
+    keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
@@ -3226,7 +3367,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3681,6 +3822,26 @@ $$;
 
 ALTER FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
 
+-- Name: sweep(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.sweep(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_gone integer;
+begin
+  perform helix.extend_ledger();
+  delete from helix.request r
+  where r.id in (select o.id from helix.request o
+                 where o.at < clock_timestamp() - interval '1 day'
+                 limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return greatest(v_gone, helix.forget_logins(p_limit));
+end
+$$;
+
+ALTER FUNCTION helix.sweep(p_limit integer) OWNER TO helix_engine;
+
 -- Name: take_back_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
@@ -3817,6 +3978,63 @@ end
 $$;
 
 ALTER FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: tend_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tend_v1(p_actor text, p_limit integer DEFAULT 1000) RETURNS SETOF helix.tended
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_began timestamptz := clock_timestamp();
+  v_limit integer := least(greatest(p_limit, 1), 10000);
+  v_actor text := coalesce(p_actor, session_user);
+  v_done  helix.tended;
+  v_code  text;
+begin
+  perform helix.enter();
+  if not pg_has_role(session_user, 'helix_operator', 'member')
+     and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
+  then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not do duties: it acts for some tenants, they are for all',
+                       session_user),
+      hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
+  end if;
+  select d.duty into v_done.duty from helix.duty d where d.next_at <= v_began
+  order by d.next_at limit 1 for update skip locked;
+  if not found then
+    return;
+  end if;
+  perform set_config('helix.scope', '*', true);
+  begin
+    v_done.did := helix.do_duty(v_done.duty, v_actor, v_limit);
+  exception when others then
+    -- Told, and tried again later: one duty that fails must not keep the others from their turn.
+    get stacked diagnostics v_done.error = message_text, v_code = returned_sqlstate;
+  end;
+  v_done.seconds := extract(epoch from clock_timestamp() - v_began);
+  update helix.duty d set
+    next_at  = case when v_done.did >= v_limit then v_began
+                    else v_began + greatest(d.every, make_interval(secs => v_done.seconds))
+                         + case when v_code is null then interval '0' else interval '5 s' end end,
+    last_at  = case when v_code is null then v_began else d.last_at end,
+    actor    = v_actor,
+    did      = coalesce(v_done.did, 0),
+    total    = d.total + coalesce(v_done.did, 0),
+    seconds  = v_done.seconds,
+    failures = d.failures + (v_code is not null)::int,
+    failed   = v_code
+  where d.duty = v_done.duty;
+  return next v_done;
+end
+$$;
+
+ALTER FUNCTION helix.tend_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
 
 -- Name: turn_after(integer, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4081,6 +4299,24 @@ ALTER TABLE helix.decision ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+-- Name: duty; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.duty (
+    duty text NOT NULL,
+    every interval NOT NULL,
+    next_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone NOT NULL,
+    last_at timestamp with time zone,
+    actor text,
+    did integer DEFAULT 0 NOT NULL,
+    total bigint DEFAULT 0 NOT NULL,
+    seconds double precision DEFAULT 0 NOT NULL,
+    failures bigint DEFAULT 0 NOT NULL,
+    failed text
+)
+WITH (fillfactor='50');
+
+ALTER TABLE helix.duty OWNER TO helix_owner;
+
 -- Name: epoch; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.epoch (
@@ -4250,6 +4486,25 @@ CREATE SEQUENCE helix.lease_number
     CACHE 1;
 
 ALTER SEQUENCE helix.lease_number OWNER TO helix_owner;
+
+-- Name: login; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.login (
+    hash bytea NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    scopes text[] NOT NULL,
+    token_seconds double precision NOT NULL,
+    created_by text NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    used_at timestamp with time zone,
+    CONSTRAINT login_hash_check CHECK ((octet_length(hash) = 32)),
+    CONSTRAINT login_scopes_check CHECK ((cardinality(scopes) > 0)),
+    CONSTRAINT login_token_seconds_check CHECK (((token_seconds >= (1)::double precision) AND (token_seconds <= (86400)::double precision)))
+);
+
+ALTER TABLE ONLY helix.login FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.login OWNER TO helix_owner;
 
 -- Name: outcome; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -4596,6 +4851,11 @@ ALTER TABLE ONLY helix.batch
 ALTER TABLE ONLY helix.decision
     ADD CONSTRAINT decision_pkey PRIMARY KEY (id);
 
+-- Name: duty duty_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.duty
+    ADD CONSTRAINT duty_pkey PRIMARY KEY (duty);
+
 -- Name: epoch epoch_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.epoch
@@ -4655,6 +4915,11 @@ ALTER TABLE ONLY helix.lane
 
 ALTER TABLE ONLY helix.lane
     ADD CONSTRAINT lane_queue_class_priority_key UNIQUE (queue, class, priority);
+
+-- Name: login login_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.login
+    ADD CONSTRAINT login_pkey PRIMARY KEY (hash);
 
 -- Name: outcome outcome_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -4849,6 +5114,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.decision FOR E
 
 ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: duty a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.duty FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.duty ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: epoch a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.epoch FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -4908,6 +5179,12 @@ ALTER TABLE helix.key_limit ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.lane FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: login a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.login FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: outcome a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -5017,6 +5294,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.decision FOR EACH STATE
 
 ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: duty a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.duty FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.duty ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: epoch a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.epoch FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -5076,6 +5359,12 @@ ALTER TABLE helix.key_limit ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.lane FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: login a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.login FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: outcome a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -5291,6 +5580,10 @@ CREATE POLICY engine_scope ON helix.identity TO helix_engine USING (((current_se
 
 CREATE POLICY engine_scope ON helix.key_limit TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: login engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine_scope ON helix.login TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: outcome engine_scope; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine_scope ON helix.outcome TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -5342,6 +5635,10 @@ ALTER TABLE helix.identity ENABLE ROW LEVEL SECURITY;
 -- Name: key_limit; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.key_limit ENABLE ROW LEVEL SECURITY;
+
+-- Name: login; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.login ENABLE ROW LEVEL SECURITY;
 
 -- Name: role_tenant operators_bind; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -5434,6 +5731,10 @@ CREATE POLICY session_tenants ON helix.identity FOR SELECT TO helix_client, heli
 -- Name: key_limit session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY session_tenants ON helix.key_limit FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
+
+-- Name: login session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY session_tenants ON helix.login FOR SELECT TO helix_client, helix_operator USING (((( SELECT helix.session_tenants() AS session_tenants) IS NULL) OR ((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[]))));
 
 -- Name: outcome session_tenants; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -5566,6 +5867,10 @@ GRANT ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_ident
 REVOKE ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_client;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operator;
+
+-- Name: FUNCTION do_duty(p_duty text, p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.do_duty(p_duty text, p_actor text, p_limit integer) FROM PUBLIC;
 
 -- Name: TABLE fence; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -5874,6 +6179,10 @@ GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_ident
 
 REVOKE ALL ON FUNCTION helix.forget_fences(p_lives bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION forget_logins(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_logins(p_limit integer) FROM PUBLIC;
+
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed(p_text text) FROM PUBLIC;
@@ -6013,6 +6322,12 @@ GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor
 
 REVOKE ALL ON FUNCTION helix.note_served(p_batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_client;
+
 -- Name: FUNCTION pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
@@ -6090,6 +6405,12 @@ REVOKE ALL ON FUNCTION helix.recover_fences(p_actor text, p_detail text) FROM PU
 REVOKE ALL ON FUNCTION helix.recover_v1(p_actor text, p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.recover_v1(p_actor text, p_detail text) TO helix_operator;
 
+-- Name: FUNCTION redeem_login_v1(p_hash bytea, p_token_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) TO helix_operator;
+GRANT ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) TO helix_client;
+
 -- Name: FUNCTION redrive_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.redrive_at(p_fence helix.fence) FROM PUBLIC;
@@ -6116,6 +6437,14 @@ GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch in
 
 REVOKE ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
+
+-- Name: FUNCTION retire(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.retire(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION retire_due(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.retire_due(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -6176,11 +6505,11 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
 GRANT SELECT ON TABLE helix.queue TO helix_client;
 GRANT SELECT ON TABLE helix.queue TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb) TO helix_client;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) TO helix_client;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -6228,6 +6557,10 @@ REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_client;
 
+-- Name: FUNCTION sweep(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.sweep(p_limit integer) FROM PUBLIC;
+
 -- Name: FUNCTION take_back_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.take_back_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
@@ -6251,6 +6584,12 @@ REVOKE ALL ON FUNCTION helix.tend_fences(p_actor text, p_limit integer) FROM PUB
 REVOKE ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.tend_fences_v1(p_actor text, p_limit integer) TO helix_client;
+
+-- Name: FUNCTION tend_v1(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tend_v1(p_actor text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.tend_v1(p_actor text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.tend_v1(p_actor text, p_limit integer) TO helix_client;
 
 -- Name: FUNCTION turn_after(p_lane integer, p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -6404,6 +6743,12 @@ GRANT SELECT ON TABLE helix.decision TO helix_operator;
 
 GRANT SELECT,USAGE ON SEQUENCE helix.decision_id_seq TO helix_engine;
 
+-- Name: TABLE duty; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.duty TO helix_engine;
+GRANT SELECT ON TABLE helix.duty TO helix_client;
+GRANT SELECT ON TABLE helix.duty TO helix_operator;
+
 -- Name: TABLE epoch; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.epoch TO helix_engine;
@@ -6461,6 +6806,10 @@ GRANT SELECT,USAGE ON SEQUENCE helix.lane_id_seq TO helix_engine;
 -- Name: SEQUENCE lease_number; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,USAGE ON SEQUENCE helix.lease_number TO helix_engine;
+
+-- Name: TABLE login; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.login TO helix_engine;
 
 -- Name: TABLE outcome; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -27,6 +27,9 @@ _SQL = {name: one.sql for name, one in statements("helixqueue.store", "tokens.sq
 Scope = Literal["submit", "work", "read", "payloads", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")
+LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the code of a link, good once
+LOGIN_SECONDS: Final = 900.0
+SESSION_SECONDS: Final = 43_200.0  # of the token that a code is exchanged for
 QUEUES_MAX: Final = 100
 TOKENS_MAX: Final = 1_000
 DAYS: Final = 90  # that a token is good for, unless said
@@ -35,17 +38,17 @@ OVERLAP_SECONDS_MAX: Final = 30 * 86_400.0
 
 
 class Fresh(NamedTuple):
-    """A new token and what is stored of it. The token is in no `repr`."""
+    """A new token, or the code of a link, and what is stored of it. It is in no `repr`."""
 
     token: str
     hash: bytes
 
     def __repr__(self) -> str:
-        return "Fresh(hx_...)"
+        return f"Fresh({self.token[:3]}...)"
 
 
-def fresh() -> Fresh:
-    token = f"hx_{secrets.token_urlsafe(32)}"
+def fresh(prefix: Literal["hx_", "hl_"] = "hx_") -> Fresh:
+    token = f"{prefix}{secrets.token_urlsafe(32)}"
     return Fresh(token, hashed(token))
 
 
@@ -172,3 +175,39 @@ def listed(
         "limit": limit,
     }
     return Call(_SQL["tokens"], args, lambda rows: [TokenRow(*row) for row in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a login's code was exchanged for."""
+
+    tenant: str
+    name: str
+    scopes: list[str]
+    expires_at: datetime
+
+
+def offer_login(
+    *,
+    tenant: str,
+    code_hash: bytes,
+    scopes: Sequence[str] = SCOPES,
+    seconds: float = LOGIN_SECONDS,
+    token_seconds: float = SESSION_SECONDS,
+    actor: str | None = None,
+) -> Call[datetime]:
+    """Keep a code; until when it is good."""
+    return Call(
+        _SQL["offer_login"],
+        (tenant, code_hash, texts(sorted(set(scopes))), seconds, token_seconds, actor),
+        lambda rows: rows[0][0],
+    )
+
+
+def redeem_login(*, code_hash: bytes, token_hash: bytes) -> Call[Session | None]:
+    """Exchange a code for a token; None when it is unknown, used or too old."""
+    return Call(
+        _SQL["redeem_login"],
+        (code_hash, token_hash),
+        lambda rows: Session(*rows[0]) if rows else None,
+    )

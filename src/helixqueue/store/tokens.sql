@@ -30,3 +30,11 @@ where (%(tenant)s::text is null or t.tenant = %(tenant)s::text)
   and (t.tenant, t.name, t.generation)
       > (coalesce(%(after_tenant)s::text, ''), coalesce(%(after_name)s::text, ''), %(after)s::int)
 order by t.tenant, t.name, t.generation limit %(limit)s::int;
+
+-- name: offer_login
+-- A code for a link, until when it is good.
+select helix.offer_login_v1(%s::text, %s::bytea, %s::text[], %s::float8, %s::float8, %s::text);
+
+-- name: redeem_login
+-- The code for a token; no row when it is unknown, used or too old.
+select tenant, name, scopes, expires_at from helix.redeem_login_v1(%s::bytea, %s::bytea);

@@ -45,6 +45,13 @@ create table helix.queue (
   -- because every client reads them; {} accepts anything.
   payload_schema    jsonb check (octet_length(payload_schema::text) <= 65536),
   result_schema     jsonb check (octet_length(result_schema::text) <= 65536),
+  -- How long finished batches stay after their end, by state; 0: for ever. Their keys stay anyway.
+  keep_completed_seconds double precision not null default 0
+    check (keep_completed_seconds between 0 and 1e10),
+  keep_failed_seconds    double precision not null default 0
+    check (keep_failed_seconds between 0 and 1e10),
+  keep_cancelled_seconds double precision not null default 0
+    check (keep_cancelled_seconds between 0 and 1e10),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   primary key (tenant, name)

@@ -29,7 +29,7 @@ end
 $$;
 
 -- The ledger takes events from the trigger `record` alone (depth 1 is this guard, 2 is record), is
--- never rewritten, and loses whole finished batches only, to retire_v1 (whole fences, to
+-- never rewritten, and loses whole finished batches only, to retire (whole fences, to
 -- forget_fences).
 create function helix.guard_ledger() returns trigger
 language plpgsql as $$
@@ -48,7 +48,7 @@ begin
     -- The engine's own functions may not delete events either, but for retention's.
     get diagnostics v_stack = pg_context;
     if tg_op operator(pg_catalog.=) 'DELETE'
-       and (pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire_v1(')
+       and (pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.retire(')
             operator(pg_catalog.>) 0
             or pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.forget_fences(')
                operator(pg_catalog.>) 0)

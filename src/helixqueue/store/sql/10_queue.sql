@@ -9,7 +9,9 @@ create function helix.set_queue_v1(
   p_backoff_max_seconds real default null, p_key_limit integer default null,
   p_unknown text default null, p_paused boolean default null, p_closed boolean default null,
   p_requires jsonb default null, p_payload_schema jsonb default null,
-  p_result_schema jsonb default null
+  p_result_schema jsonb default null, p_keep_completed_seconds double precision default null,
+  p_keep_failed_seconds double precision default null,
+  p_keep_cancelled_seconds double precision default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -33,6 +35,9 @@ begin
     class               = coalesce(v_class, q.class),
     payload_schema      = coalesce(p_payload_schema, q.payload_schema),
     result_schema       = coalesce(p_result_schema, q.result_schema),
+    keep_completed_seconds = coalesce(p_keep_completed_seconds, q.keep_completed_seconds),
+    keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
+    keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;

@@ -1,4 +1,4 @@
--- What people and programs decide about a batch from outside: cancel, retry, erase, retire, recover.
+-- What people and programs decide about a batch from outside: cancel, retry, erase, recover.
 -- Batches are named by their public ids; answers use the words ok | repeat | refused | busy | illegal.
 
 create type helix.verdict as (
@@ -177,37 +177,6 @@ begin
            case when l.batch is null then 'no such batch' end
     from unnest(p_ids) as asked (id)
     left join helix.locate(p_ids) l on l.public_id = asked.id;
-end
-$$;
-
--- Retention: takes away whole finished batches, oldest first. The identity stays, so the key still
--- answers, and `retired` keeps the last state and the head of the chain.
-create function helix.retire_v1(
-  p_tenant text, p_queue text, p_state helix.state, p_before timestamptz, p_limit integer default 1000
-) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set jit = off as $$
-declare
-  v_old bigint[];
-begin
-  perform helix.enter_for(p_tenant);
-  select array_agg(o.batch) into v_old from (
-    select o.batch from helix.outcome o
-    where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
-      and o.finished_at < p_before
-    order by o.finished_at limit least(p_limit, 10000) for update skip locked) o;
-  if v_old is null then
-    return 0;
-  end if;
-  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
-  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
-  from helix.outcome o
-  join helix.event e on e.batch = o.batch and e.version = o.version
-  where o.batch = any (v_old);
-  delete from helix.outcome o where o.batch = any (v_old);
-  delete from helix.event e where e.batch = any (v_old);
-  delete from helix.batch b where b.id = any (v_old);
-  return cardinality(v_old);
 end
 $$;
 

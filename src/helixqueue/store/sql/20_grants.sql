@@ -79,7 +79,7 @@ grant select on helix.identity, helix.batch, helix.ready, helix.waiting, helix.o
   helix.refusal, helix.decision, helix.retired, helix.queue, helix.worker, helix.standing,
   helix.overview,
   helix.role_tenant, helix.arrow, helix.requirement_class, helix.key_limit, helix.epoch,
-  helix.fence_arrow, helix.fence_event, helix.fence_decision
+  helix.fence_arrow, helix.fence_event, helix.fence_decision, helix.duty
   to helix_client, helix_operator;
 grant select on helix.lane to helix_operator;
 grant select (batch, tenant, state, version, attempt, epoch, number, actor, reason, detail, late,

@@ -1,0 +1,117 @@
+"""A link that logs in, once: its code is exchanged for a token that ends soon.
+
+Opening the link changes nothing, because mail programs and browsers open links by themselves; the
+button does. Which of several tries is the first, the database decides. `POST /v1/login` is the same
+exchange for programs and pages.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from html import escape
+from typing import Final
+from urllib.parse import parse_qs
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from helixqueue.service.bodies import LoginBody
+from helixqueue.service.problems import Problem
+from helixqueue.service.routing import Here, Note, demands, router
+from helixqueue.service.service import Service
+from helixqueue.store import tokens
+
+routes = router("login")
+GONE: Final = 410
+NO_GOOD: Final = "the code is unknown, was used, or is too old"
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>HelixQueue</title></head>
+<body>
+<h1>HelixQueue</h1>
+{body}
+</body>
+</html>
+"""
+
+
+class SessionAnswer(BaseModel):
+    token: str
+    tenant: str
+    name: str
+    scopes: list[str]
+    expires_at: datetime
+
+
+@routes.post(
+    "/v1/login",
+    response_model=SessionAnswer,
+    status_code=201,
+    summary="Exchange the code of a login link for a token, once",
+    **demands("open", "no-such-login"),
+)
+async def log_in(body: LoginBody, here: Here, note: Note) -> SessionAnswer:
+    """`helixq up` prints such a link. Of any number who try a code, one gets the token."""
+    session = await _redeemed(body.code, here)
+    if session is None:
+        raise Problem("no-such-login", NO_GOOD)
+    note.know(tenant=session.tenant, token=session.name)
+    return session
+
+
+@routes.get("/login", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
+async def page(code: str | None = None) -> HTMLResponse:
+    if code is None or not tokens.LOGIN.fullmatch(code):
+        return _page(
+            "<p>This page logs in with the link that <code>helixq up</code> prints when it "
+            "starts.</p>"
+        )
+    return _page(
+        f'<form method="post" action="/login"><input type="hidden" name="code" '
+        f'value="{escape(code)}"><p>This link logs in once.</p>'
+        "<p><button>Log in</button></p></form>"
+    )
+
+
+@routes.post("/login", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
+async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
+    session = await _redeemed(fields.get("code", [""])[0], here)
+    if session is None:
+        return _page(
+            f"<p>This link does not log in: {escape(NO_GOOD)}. "
+            "Restart <code>helixq up</code> for a new one.</p>",
+            GONE,
+        )
+    note.know(tenant=session.tenant, token=session.name)
+    base = str(request.base_url).rstrip("/")
+    return _page(
+        f"<p>You are logged in to tenant <b>{escape(session.tenant)}</b>. This token is good until "
+        f"{session.expires_at:%Y-%m-%d %H:%M} UTC and is shown this once:</p>"
+        f"<pre>{escape(session.token)}</pre><p>Try it:</p>"
+        f'<pre>curl -H "Authorization: Bearer {escape(session.token)}" '
+        f"{escape(base)}/v1/queues</pre>"
+    )
+
+
+async def _redeemed(code: str, here: Service) -> SessionAnswer | None:
+    if not tokens.LOGIN.fullmatch(code):
+        return None
+    made = tokens.fresh()
+    session = await here.served.ask(
+        tokens.redeem_login(code_hash=tokens.hashed(code), token_hash=made.hash)
+    )
+    if session is None:
+        return None
+    return SessionAnswer(
+        token=made.token,
+        tenant=session.tenant,
+        name=session.name,
+        scopes=session.scopes,
+        expires_at=session.expires_at,
+    )
+
+
+def _page(body: str, status: int = 200) -> HTMLResponse:
+    return HTMLResponse(_PAGE.format(body=body), status)

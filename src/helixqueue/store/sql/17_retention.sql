@@ -1,0 +1,61 @@
+-- Retention: finished batches go away whole, with their events, what was asked and what came of it.
+-- The identity stays, so the key still answers (G1): a repeat is a duplicate with an equal receipt,
+-- however long ago the batch went. `retired` keeps the last state and the head of the chain, so that
+-- replay and check know it from a batch that was lost.
+
+-- Takes away batches whose outcomes the caller has locked. The only function that may delete events:
+-- guard_ledger knows it by its name.
+create function helix.retire(p_batch bigint[]) returns integer
+language plpgsql as $$
+begin
+  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
+  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
+  from helix.outcome o
+  join helix.event e on e.batch = o.batch and e.version = o.version
+  where o.batch = any (p_batch);
+  delete from helix.outcome o where o.batch = any (p_batch);
+  delete from helix.event e where e.batch = any (p_batch);
+  delete from helix.batch b where b.id = any (p_batch);
+  return cardinality(p_batch);
+end
+$$;
+
+-- By hand: one queue, one state, what finished before p_before, oldest first.
+create function helix.retire_v1(
+  p_tenant text, p_queue text, p_state helix.state, p_before timestamptz, p_limit integer default 1000
+) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+begin
+  perform helix.enter_for(p_tenant);
+  return helix.retire(array(
+    select o.batch from helix.outcome o
+    where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
+      and o.finished_at < p_before
+    order by o.finished_at limit least(p_limit, 10000) for update skip locked));
+end
+$$;
+
+-- As the queues say, whosever they are: from each the oldest that are past their time, p_limit in all.
+-- Who has a row locked (a retry of what failed, say) keeps it: it is looked at again next time.
+create function helix.retire_due(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return helix.retire(array(
+    select o.batch
+    from helix.queue q
+    cross join lateral (values
+      ('COMPLETED'::helix.state, q.keep_completed_seconds),
+      ('FAILED', q.keep_failed_seconds),
+      ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
+    cross join lateral (
+      select o.batch from helix.outcome o
+      where o.tenant = q.tenant and o.queue = q.name and o.state = keep.state
+        and o.finished_at < v_now - make_interval(secs => keep.seconds)
+      order by o.finished_at limit p_limit for update skip locked) o
+    where keep.seconds > 0
+    limit p_limit));
+end
+$$;

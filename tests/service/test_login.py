@@ -1,0 +1,100 @@
+"""Login links: good once, for a while, for one tenant."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psycopg
+import pytest
+
+from helixqueue.store import tokens
+from tests.lab import Lab
+from tests.service.conftest import TLS
+
+
+def offered(database, tenant="a", **options):
+    code = tokens.fresh("hl_")
+    with Lab(database) as lab:
+        lab.run(tokens.offer_login(tenant=tenant, code_hash=code.hash, actor="ann", **options))
+    return code.token
+
+
+def exchanged(site, code):
+    return httpx.post(f"{site.url}/v1/login", json={"code": code}, verify=TLS, timeout=30)
+
+
+def test_of_many_who_open_a_link_one_gets_the_token(site, database):
+    code = offered(database)
+    with ThreadPoolExecutor(12) as pool:
+        told = list(pool.map(lambda _: exchanged(site, code), range(12)))
+    assert sorted(one.status_code for one in told) == [201] + [404] * 11
+    [won] = [one.json() for one in told if one.status_code == 201]
+    assert (won["tenant"], set(won["scopes"])) == ("a", set(tokens.SCOPES))
+    with site.client(token=won["token"]) as http:
+        [row] = [one for one in http.get("/v1/tokens").json()["tokens"]
+                 if one["name"] == won["name"]]  # fmt: skip
+    assert row["created_by"] == "ann"
+    assert row["queues"] is None
+
+
+def test_a_code_is_good_for_as_long_as_it_was_offered(site, database):
+    code = offered(database)
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(
+            "create function helix.test_age() returns void language sql security definer as "
+            "$$ select set_config('helix.scope', '*', true); "
+            "update helix.login set expires_at = clock_timestamp() $$;"
+            "alter function helix.test_age owner to helix_engine"
+        )
+        connection.execute("select helix.test_age()")
+        connection.execute("drop function helix.test_age")
+    assert exchanged(site, code).status_code == 404
+
+
+def test_only_hashes_are_kept_and_nobody_reads_even_those(database):
+    code = offered(database)
+    kept = database.value("select string_agg(l::text, ' ') from helix.login l")
+    assert code not in kept
+    for role in ("pool", "operator", "service"):
+        with (
+            database.connect(role) as connection,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            connection.execute("table helix.login")
+
+
+def test_a_link_is_for_the_tenant_of_whoever_offers_it(database):
+    code = tokens.fresh("hl_")
+    with Lab(database, "app_a") as lab, pytest.raises(Exception, match="may not act"):
+        lab.run(tokens.offer_login(tenant="b", code_hash=code.hash))
+
+
+def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, database):
+    code = offered(database)
+    with httpx.Client(base_url=site.url, verify=TLS) as http:
+        for _ in range(3):
+            page = http.get("/login", params={"code": code})
+            assert (page.status_code, code in page.text) == (200, True)
+        assert page.headers["referrer-policy"] == "no-referrer"
+        assert page.headers["cache-control"] == "no-store"
+        pressed = http.post("/login", data={"code": code})
+        assert pressed.status_code == 200
+        assert "hx_" in pressed.text
+        again = http.post("/login", data={"code": code})
+        assert (again.status_code, "hx_" in again.text) == (410, False)
+
+
+@pytest.mark.parametrize(
+    "code", ["", "hl_short", "hx_" + "A" * 43, '"><script>alert(1)</script>', "hl_" + "A" * 43]
+)
+def test_what_is_no_code_is_shown_nowhere(site, code):
+    with httpx.Client(base_url=site.url, verify=TLS) as http:
+        page = http.get("/login", params={"code": code})
+        assert page.status_code == 200
+        assert "script" not in page.text
+        assert http.post("/login", data={"code": code}).status_code == 410
+        assert http.post("/login", content=b"\xff" * 100).status_code == 410
+        assert exchanged(site, code).status_code in {404, 422}
+        # Pages know their methods; a stranger learns nothing of others.
+        assert http.delete("/login").status_code == 401
