@@ -21,8 +21,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-run: $(READY) ## Start the embedded servers and watch a lab's sheet take effect exactly once
-	@$(BIN)/helixq demo
+run: $(READY) ## Run everything, with a lab at work: databases, service, workers that die and freeze
+	@$(BIN)/helixq up --demo
 
 test: check ## Everything: the gate, then every test on every PostgreSQL that is here
 	$(PYTEST)

@@ -13,6 +13,7 @@ from helixqueue.errors import (
     SchemaMismatch,
     Unavailable,
 )
+from helixqueue.up.place import AlreadyUp
 
 
 class Exit(IntEnum):
@@ -25,6 +26,7 @@ class Exit(IntEnum):
     BUSY = 6  # somebody else is at it, or a deadlock: asking again later may do
     IN_DOUBT = 7  # an outside effect may or may not have happened
     FAILED = 8  # any other failure that HelixQueue explains
+    RUNNING = 9  # `helixq up` runs in that directory already
     BUG = 70  # one that it does not; not 1, which is an answer (EX_SOFTWARE of sysexits.h)
     INTERRUPTED = 130  # by Ctrl-C, as shells have it
 
@@ -36,6 +38,7 @@ class NoSuchBatch(Refused):
 # The first that fits; the root comes last.
 _BY_ERROR: tuple[tuple[type[HelixError], Exit], ...] = (
     (NoSuchBatch, Exit.NO),
+    (AlreadyUp, Exit.RUNNING),
     (Unavailable, Exit.UNAVAILABLE),
     (SchemaMismatch, Exit.SCHEMA),
     (Refused, Exit.REFUSED),

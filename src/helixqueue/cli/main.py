@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 # Verb: the module that registers it, and its help.
 VERBS: dict[str, tuple[str, str]] = {
+    "up": (
+        "helixqueue.cli.up",
+        "Run everything: databases, service, duties and workers, until Ctrl-C.",
+    ),
     "demo": (
         "helixqueue.cli.demo",
         "Watch a lab's sheet take effect once, though workers are killed and frozen.",
@@ -58,7 +64,7 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 # What to install for a verb that needs more than the core.
-EXTRAS = {"demo": "embedded", "migrate": "migrate"}
+EXTRAS = {"up": "service,embedded", "demo": "embedded", "migrate": "migrate"}
 
 
 def build(wanted: str | None = None) -> typer.Typer:
@@ -120,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _ended(args: Sequence[str]) -> int:
     """What the command ends with; whatever goes wrong, people read a line and scripts a number."""
     try:
+        _heed_interrupts()
         build(_wanted(args))(args, prog_name="helixq")
     except SystemExit as ended:
         return int(ended.code or 0)
@@ -137,6 +144,15 @@ def _ended(args: Sequence[str]) -> int:
         sys.stderr.write("helixq: this is a bug; please report it with the lines above\n")
         return Exit.BUG
     return Exit.OK
+
+
+def _heed_interrupts() -> None:
+    """From here on Ctrl-C is an exception, which lets a command clean up (see `cli/__init__`)."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _flushed(code: int) -> int:

@@ -30,12 +30,18 @@ if TYPE_CHECKING:
     from helixqueue.worker.options import WorkOptions
 
 
+Named = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="QUEUE...", help="Of --app, all unless said.", show_default=False),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("work")(_work)
 
 
 def _work(
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", show_default=False)],
+    queues: Named = None,
     *,
     app: Annotated[
         str | None,
@@ -84,6 +90,8 @@ def _work(
     """
     if (app is None) == (program is None):
         raise typer.BadParameter("give --app MODULE or --exec COMMAND, one of them")
+    if program is not None and not queues:
+        raise typer.BadParameter("--exec: name the queues whose work the program does")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     options: WorkOptions = {
         "slots": slots,
@@ -91,11 +99,11 @@ def _work(
         "grace_seconds": grace,
         "name": name,
     }
-    declared, client = _found(app, queues) if app is not None else ([], None)
+    declared, client = _found(app, queues or []) if app is not None else ([], None)
     with _client(client, dsn, data, tenant) as helix:
         if program is not None:
             run = Program(shlex.split(program), logs).run
-            jobs = {one: Job(one, None, run, time_limit) for one in queues}
+            jobs = {one: Job(one, None, run, time_limit) for one in queues or ()}
         else:
             jobs = jobs_of(helix, declared)
         done = work(helix, jobs, options)
@@ -103,7 +111,7 @@ def _work(
 
 
 def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], HelixQueue | None]:
-    """The queues of these names in a module, and its client, if one was named."""
+    """The queues of these names, or all, in a module; and its client, if one was named."""
     module_name, _, client_name = app.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -118,9 +126,10 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Helix
         if isinstance(one, Queue) and one.handler_function is not None
     }
     missing = [name for name in names if name not in queues]
-    if missing:
+    if missing or not queues:
+        wanted = f" called {', '.join(missing)}" if missing else ""
         raise Refused(
-            f"--app: {module_name} has no queue with a handler called {', '.join(missing)}; "
+            f"--app: {module_name} has no queue with a handler{wanted}; "
             f"it has {', '.join(sorted(queues)) or 'none'}"
         )
     client = getattr(module, client_name, None) if client_name else None
@@ -128,7 +137,7 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Helix
         raise Refused(f"--app: expected a HelixQueue in {app}, got {type(client).__name__}")
     if isinstance(client, AsyncHelixQueue):
         client = HelixQueue(*client.origin, **client.settings)
-    return [queues[name] for name in names], client
+    return [queues[name] for name in names or queues], client
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Shown:
 
 
 def run(postgres: Postgres, say: Callable[[str], None]) -> Shown:
-    _create_effects(postgres)
+    create_effects(postgres)
     with (
         HelixQueue(postgres.dsn, TENANT, actor="sheet") as helix,
         Database.connect(postgres.dsn) as database,
@@ -112,7 +112,8 @@ def _break_things(
     return int(batch)
 
 
-def _create_effects(postgres: Postgres) -> None:
+def create_effects(postgres: Postgres) -> None:
+    """Where the demo's workers write; what the engine protects, and nothing else does."""
     with psycopg.connect(postgres.migrator_dsn) as connection:
         connection.execute(_sql("create_effects"))
 

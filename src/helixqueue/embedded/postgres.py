@@ -29,6 +29,7 @@ DATABASE = "helix"
 BOOTSTRAP = "helix_bootstrap"
 MIGRATOR = "helix_migrator"
 LOCAL = "helix_local"
+SERVICE = "helix_service"
 
 # One statement per line: that is how single-user mode reads them.
 ROLES = f"""\
@@ -90,6 +91,11 @@ class Postgres(Server):
     def dsn(self) -> str:
         """For run time: a role that owns nothing and that row-level security binds."""
         return self._dsn(LOCAL)
+
+    @property
+    def service_dsn(self) -> str:
+        """For the HTTP service: a role that sees nothing until it names a tenant."""
+        return self._dsn(SERVICE)
 
     @property
     def migrator_dsn(self) -> str:

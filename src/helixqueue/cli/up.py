@@ -1,0 +1,288 @@
+"""`helixq up`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from helixqueue.cli import show, target
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import Refused
+from helixqueue.identity import check_name
+from helixqueue.service.run import address_of, demand_fit, listener_on, log_to
+from helixqueue.service.settings import Settings
+from helixqueue.store import tokens
+from helixqueue.store.database import Database
+from helixqueue.up import home
+from helixqueue.up.children import Child, Children
+from helixqueue.up.place import taken
+from helixqueue.up.run import run
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+    from helixqueue.up.home import Home
+    from helixqueue.up.place import Place
+
+PORT: Final = 8080
+WORKERS: Final = 2
+LOG_BYTES: Final = 10_000_000
+LAB: Final = "lab"
+
+
+ServiceDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="DSN",
+        help="A PostgreSQL that you run, as the service's own role, else HELIX_DSN.",
+        show_default=False,
+    ),
+]
+OwnerDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--owner-dsn",
+        metavar="DSN",
+        envvar="HELIX_OWNER_DSN",
+        show_envvar=False,
+        help="The same as its owner: migrate it, and let the role of --dsn serve.",
+        show_default=False,
+    ),
+]
+WorkDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--work-dsn",
+        metavar="DSN",
+        help="The same for local workers, as a role bound to the tenant.",
+        show_default=False,
+    ),
+]
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis", metavar="URL", help="A Redis or Valkey that you run.", show_default=False
+    ),
+]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=0, max=65535, help="Else 8080, or any free one."),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE",
+        help="Queues and their handlers, for local workers.",
+        show_default=False,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=0, max=64, help=f"Local workers of --app: {WORKERS}."),
+]
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Keep a lab running, whose workers die and freeze.")
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--for", metavar="SECONDS", min=0, help="Stop by itself.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(_up)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    dsn: str | None
+    owner_dsn: str | None
+    work_dsn: str | None
+    data: Path
+    redis: str | None
+    host: str
+    port: int | None
+    app: str | None
+    workers: int
+    tenant: str
+    demo: bool
+    seconds: float | None
+    as_json: bool
+
+
+def _up(
+    *,
+    data: target.Data = None,
+    dsn: ServiceDsn = None,
+    owner_dsn: OwnerDsn = None,
+    work_dsn: WorkDsn = None,
+    redis: Redis = None,
+    host: Host = "127.0.0.1",
+    port: Port = None,
+    app: App = None,
+    workers: Workers = None,
+    tenant: target.Tenant = None,
+    demo: Demo = False,
+    seconds: Seconds = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Run everything: databases, service, duties and workers, until Ctrl-C.
+
+    Without a DSN, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
+    everything there. Ends with 9 when another one runs in that directory.
+    """
+    if dsn is not None and data is not None:
+        raise typer.BadParameter("give --dsn or --data, not both")
+    if dsn is None and data is None and not demo:
+        dsn = os.environ.get("HELIX_DSN") or None
+    if dsn is not None and demo:
+        raise typer.BadParameter("--demo is a lab on embedded servers; leave --dsn out")
+    if workers and app is None:
+        raise typer.BadParameter("--workers: name what they do with --app MODULE")
+    if workers != 0 and app is not None and dsn is not None and work_dsn is None:
+        raise typer.BadParameter("--app with --dsn: give --work-dsn, the login of local workers")
+    wanted = Wanted(
+        dsn=dsn,
+        owner_dsn=owner_dsn,
+        work_dsn=work_dsn,
+        data=(data or Path(os.environ.get("HELIX_DATA") or target.DEFAULT_DATA)).resolve(),
+        redis=redis,
+        host=host,
+        port=port,
+        app=app,
+        workers=WORKERS if workers is None and app is not None else workers or 0,
+        tenant=check_name("tenant", tenant or (LAB if demo else target.DEFAULT_TENANT)),
+        demo=demo,
+        seconds=seconds,
+        as_json=as_json,
+    )
+    # Until the event loop has its own way, SIGTERM ends this as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise typer.Exit(_run(wanted))
+
+
+def _run(wanted: Wanted) -> Exit:
+    with ExitStack() as stack:
+        place = stack.enter_context(taken(wanted.data)) if wanted.dsn is None else None
+        found = stack.enter_context(_home(wanted))
+        settings = Settings(found.dsn)
+        demand_fit(settings, show.progress)
+        _log(found)
+        listener = stack.enter_context(_listener(wanted))
+        children = _children(wanted, found)
+        facts = _facts(wanted, found, address_of(listener))
+        asyncio.run(
+            run(
+                settings,
+                listener,
+                Children(children, show.progress),
+                ready=lambda: _tell(facts, place, as_json=wanted.as_json),
+                stopping=lambda: show.progress("stopping; everything is kept"),
+                seconds=wanted.seconds,
+            )
+        )
+    lab_failed = any(child.name == LAB and child.code not in {0, None} for child in children)
+    return Exit.NO if lab_failed else Exit.OK
+
+
+def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either kind
+    if wanted.dsn is None:
+        show.progress(f"embedded servers in {wanted.data}")
+        return home.embedded(wanted.data, wanted.redis, show.progress)
+    return home.given(
+        wanted.dsn,
+        redis=wanted.redis,
+        owner_dsn=wanted.owner_dsn,
+        work_dsn=wanted.work_dsn,
+        say=show.progress,
+    )
+
+
+def _log(found: Home) -> None:
+    """A line a request would bury the words for people; beside the data it can be read later."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if found.data is not None:
+        handler = RotatingFileHandler(
+            found.data / "service.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
+        )
+    log_to(handler)
+
+
+def _listener(wanted: Wanted) -> socket.socket:
+    """The port that was named; else the usual one, or any that is free."""
+    if wanted.port is not None:
+        return listener_on(wanted.host, wanted.port, show.progress)
+    try:
+        return listener_on(wanted.host, PORT, show.progress)
+    except Refused:
+        return listener_on(wanted.host, 0, show.progress)
+
+
+def _children(wanted: Wanted, found: Home) -> Sequence[Child]:
+    children = []
+    if wanted.app is not None and found.work_dsn is not None:
+        environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": wanted.tenant}
+        for number in range(1, wanted.workers + 1):
+            arguments = ["work", "--app", wanted.app, "--name", f"up-{number}", "--grace", "5"]
+            children.append(Child(f"up-{number}", "helixqueue.cli.main", arguments, environment))
+    if wanted.demo and found.postgres is not None:
+        from helixqueue.demo.run import create_effects  # noqa: PLC0415 - most runs have no lab
+
+        create_effects(found.postgres)
+        environment = {"HELIX_DSN": found.postgres.dsn}
+        children.append(Child(LAB, "helixqueue.demo.live", environment=environment))
+    return children
+
+
+def _facts(wanted: Wanted, found: Home, url: str) -> dict[str, Any]:
+    """What the banner tells; the link is made here and is good once."""
+    code = tokens.fresh("hl_")
+    with Database.connect(found.dsn, tenant=wanted.tenant) as database:
+        until = database.run(
+            tokens.offer_login(tenant=wanted.tenant, code_hash=code.hash, actor="helixq up")
+        )
+    return {
+        "url": url,
+        "login": f"{url}/login?code={code.token}",
+        "login_until": until.isoformat(timespec="seconds"),
+        "tenant": wanted.tenant,
+        "data": None if found.data is None else str(found.data),
+        "redis": found.redis,
+        "workers": wanted.workers,
+        "pid": os.getpid(),
+    }
+
+
+def _tell(facts: dict[str, Any], place: Place | None, *, as_json: bool) -> None:
+    if place is not None:
+        place.tell(facts["url"])
+    if as_json:
+        show.as_json(facts)
+    else:
+        show.line(f"\nHelixQueue is up at {facts['url']}", "bold green")
+        show.line(f"  log in    {facts['login']}")
+        show.line(f"            (tenant {facts['tenant']}; once, within 15 minutes)")
+        if facts["data"] is not None:
+            show.line(f"  data      {facts['data']}")
+        if facts["redis"] is not None:
+            show.line(f"  redis     {facts['redis']}")
+        if facts["workers"]:
+            show.line(f"  workers   {facts['workers']}")
+        show.line("Ctrl-C stops it; everything is kept.\n")
+    sys.stdout.flush()

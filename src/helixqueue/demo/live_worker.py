@@ -1,0 +1,33 @@
+"""One worker of the live lab: the sequencer's work, its row and the completion in one commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.client.sync import HelixQueue
+from helixqueue.demo.sheet import BASECALL, TENANT
+from helixqueue.store.statements import statements
+
+if TYPE_CHECKING:
+    from helixqueue.worker.lease import Lease
+
+WORK_SECONDS = 0.3
+
+
+@BASECALL.handler
+def basecall(lease: Lease[Any, Any]) -> object:
+    time.sleep(WORK_SECONDS)
+    effect = statements("helixqueue.demo", "demo.sql")["write_effect"].sql
+    with lease.transaction() as tx:
+        tx.execute(effect, (lease.identity, lease.worker, lease.attempt))
+        return tx.complete({"reads": 42})
+
+
+if __name__ == "__main__":
+    logging.getLogger("helixqueue").setLevel(logging.CRITICAL)  # the lab itself tells what happens
+    with HelixQueue(os.environ["HELIX_DSN"], TENANT) as helix:
+        helix.work(BASECALL, slots=2, name=sys.argv[1], grace_seconds=2)

@@ -1,0 +1,86 @@
+"""Processes that run beside the service: started, started again when they die, stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+STOP_SECONDS: Final = 15.0
+SETTLED_SECONDS: Final = 10.0  # one that lived so long is started again at once
+SLOWEST_SECONDS: Final = 30.0
+
+
+@dataclass
+class Child:
+    """One process of ours; `module` is run by `helixqueue.tether`."""
+
+    name: str
+    module: str
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a password
+    code: int | None = None  # what it last ended with
+    _process: asyncio.subprocess.Process | None = field(default=None, repr=False)
+
+    async def keep(self, say: Callable[[str], None]) -> None:
+        """Run it for ever; ever more slowly if it does not live."""
+        pause = 0.5
+        while True:
+            began = time.monotonic()
+            await self._start()
+            assert self._process is not None  # noqa: S101 - just started
+            self.code = await self._process.wait()
+            if time.monotonic() - began > SETTLED_SECONDS:
+                pause = 0.5
+            say(f"{self.name} ended with {self.code}; starting it again in {pause:g} s")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, SLOWEST_SECONDS)
+
+    async def _start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "helixqueue.tether", self.module, *self.arguments),
+            stdin=asyncio.subprocess.PIPE,
+            env={**os.environ, **self.environment},
+            # Ctrl-C is for us: we stop them in order, while the database is there.
+            start_new_session=True,
+        )
+
+    async def stop(self) -> None:
+        """Ask it to finish; past its time, end it and all that it started."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                self.code = await process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self.code = await process.wait()
+
+
+class Children:
+    """All of them."""
+
+    def __init__(self, children: Sequence[Child], say: Callable[[str], None]) -> None:
+        self._children = children
+        self._say = say
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._keepers = [asyncio.create_task(child.keep(self._say)) for child in self._children]
+
+    async def stop(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(child.stop() for child in self._children))

@@ -1,0 +1,73 @@
+"""One `helixq up` a directory. The kernel keeps the lock, so a killed one leaves none behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LOCK = "up.lock"
+
+
+class AlreadyUp(Refused):
+    """Another `helixq up` has this directory."""
+
+    def __init__(self, directory: Path, pid: int | None, url: str | None) -> None:
+        self.directory = str(directory)
+        self.pid = pid
+        self.url = url
+        what = f"at {url}" if url else "and is just starting"
+        who = f" (process {pid})" if pid else ""
+        super().__init__(
+            f"helixq up runs already in {directory}, {what}{who}; use that one, stop it with "
+            "Ctrl-C there, or name another directory with --data"
+        )
+
+
+class Place:
+    """The directory, once it is ours."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def tell(self, url: str | None) -> None:
+        """Leave word for whoever comes second."""
+        text = json.dumps({"pid": os.getpid(), "url": url}).encode()
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, text, 0)
+
+
+@contextmanager
+def taken(directory: Path) -> Iterator[Place]:
+    """Have the directory for ourselves; raises AlreadyUp when somebody else has it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, url = _word(handle)
+            raise AlreadyUp(directory, pid, url) from None
+        place = Place(handle)
+        place.tell(None)
+        yield place
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _word(handle: int) -> tuple[int | None, str | None]:
+    """What the other one left; it may be writing at this moment."""
+    try:
+        told = json.loads(os.pread(handle, 4096, 0))
+        return int(told["pid"]), told["url"]
+    except (ValueError, KeyError, TypeError):
+        return None, None

@@ -1,0 +1,278 @@
+"""`helixq up`: from nothing to a service that works, and cleanly back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.main import main
+from tests.cli.conftest import HELIXQ
+from tests.lab import until
+from tests.service.conftest import TLS
+
+ROOT = Path(__file__).parents[2]
+RESIDENT_MB = 150
+# Servers from wheels, on two cores that the whole suite shares.
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("up")]
+
+APP = """
+from helixqueue import Lease, Queue
+
+double = Queue("double", lease=5)
+
+@double.handler
+def run(lease: Lease):
+    return {"twice": 2 * lease.payload["n"]}
+"""
+
+
+def environment(tmp_path, **more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
+    return kept | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src"), **more}
+
+
+def started(tmp_path, *arguments, **options):
+    return subprocess.Popen(
+        # A suite in a shell's background has Ctrl-C switched off, and children inherit that.
+        ["env", "--default-signal=INT", HELIXQ, "up", "--data", tmp_path / "data", *arguments],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+class Up:
+    def __init__(self, process, facts):
+        self.process = process
+        self.facts = facts
+        self.url = facts["url"]
+        self.code = facts["login"].partition("code=")[2]
+
+    def token(self):
+        told = httpx.post(f"{self.url}/v1/login", json={"code": self.code}, verify=TLS)
+        assert told.status_code == 201
+        return told.json()["token"]
+
+    def client(self):
+        headers = {"Authorization": f"Bearer {self.token()}"}
+        return httpx.Client(base_url=self.url, headers=headers, verify=TLS, timeout=30)
+
+    def stopped(self, how=signal.SIGINT):
+        self.process.send_signal(how)
+        _, said = self.process.communicate(timeout=60)
+        assert "Traceback" not in said
+        return self.process.returncode, said
+
+
+@contextmanager
+def up(tmp_path, *arguments):
+    process = started(tmp_path, "--port", "0", "--json", *arguments)
+    try:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield Up(process, json.loads(line))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def resident_mb(pid):
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
+    with up(tmp_path) as first:
+        with first.client() as http:
+            assert http.put("/v1/queues/q", json={"reason": "x"}).status_code == 200
+            work = {"identity": "S-1", "payload": {"n": 1}}
+            receipt = http.post("/v1/queues/q/batches", json=work).json()["receipt"]
+            ready = http.get("/health/ready").json()
+        assert {one["duty"] for one in ready["duties"]} >= {"reap", "promote", "retire"}
+        assert resident_mb(first.facts["pid"]) < RESIDENT_MB
+
+        second = started(tmp_path, "--json")
+        told, said = second.communicate(timeout=60)
+        assert second.returncode == Exit.RUNNING
+        assert json.loads(told)["error"]["url"] == first.url
+        assert f"{first.url} (process {first.facts['pid']})" in said
+        assert httpx.get(f"{first.url}/health/live", verify=TLS).status_code == 200
+
+        assert first.stopped() == (Exit.OK, first_words(tmp_path))
+    with up(tmp_path) as again:
+        spent = httpx.post(f"{again.url}/v1/login", json={"code": first.code}, verify=TLS)
+        assert spent.status_code == 404
+        with again.client() as http:
+            repeated = http.post("/v1/queues/q/batches", json=work)
+            assert (repeated.json()["decision"], repeated.json()["receipt"]) == (
+                "duplicate",
+                receipt,
+            )
+        assert again.stopped(signal.SIGTERM)[0] == Exit.OK
+
+
+def first_words(tmp_path):
+    data = tmp_path / "data"
+    return (
+        f"embedded servers in {data}\n"
+        f"PostgreSQL: creating {data}/postgres/data (once, a few seconds)\n"
+        f"PostgreSQL: starting in {data}/postgres\n"
+        f"Valkey: creating {data}/valkey/data (once, a few seconds)\n"
+        f"Valkey: starting in {data}/valkey\n"
+        "stopping; everything is kept\n"
+    )
+
+
+def catches_interrupts(pid):
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) & 1 << (signal.SIGINT - 1))
+
+
+def until_ours(pid):
+    """Python catches Ctrl-C as soon as it can; from its hands it goes to ours."""
+    until(lambda: catches_interrupts(pid))
+    maps = Path(f"/proc/{pid}/maps")
+    until(lambda: not catches_interrupts(pid) or "pydantic" in maps.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6, 1.5])
+def test_ctrl_c_within_the_first_seconds_says_nothing(tmp_path, seconds):
+    process = started(tmp_path)
+    until_ours(process.pid)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in {Exit.INTERRUPTED, -signal.SIGINT}
+    assert "Traceback" not in said
+    assert "Interrupt" not in said
+
+
+def test_workers_do_the_work_of_an_app_and_end_with_it(tmp_path):
+    (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
+    with up(tmp_path, "--app", "twice", "--workers", "1") as running:
+        with running.client() as http:
+            until(lambda: http.get("/v1/queues/double").status_code == 200, 60)
+            work = {"identity": "S-1", "payload": {"n": 21}}
+            batch = http.post("/v1/queues/double/batches", json=work).json()["receipt"]["batch_id"]
+            story = until(
+                lambda: done(http.get(f"/v1/batches/{batch}", params={"payload": True})), 60
+            )
+        assert story["result"] == {"twice": 42}
+        children = descendants(running.process.pid)
+        assert len(children) >= 1
+        # Killed without a chance to clean up, it leaves no worker and no server behind.
+        running.process.kill()
+        until(lambda: not any(alive(pid) for pid in children), 60)
+
+
+def done(told):
+    story = told.json()
+    return story if story["state"] == "COMPLETED" else None
+
+
+def descendants(pid):
+    found = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text(encoding="ascii").split()
+    ]
+    return found + [deeper for child in found for deeper in descendants(child)]
+
+
+def alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_demo_keeps_a_lab_running_in_which_nothing_is_done_twice(tmp_path):
+    process = started(tmp_path, "--port", "0", "--demo")
+    line = ""
+    for line in process.stderr:
+        found = re.search(r"(\d+) duplicates, (\d+) bad names, .* (\d+) completed, each once", line)
+        if found and all(int(number) > 0 for number in found.groups()):
+            break
+    assert "replay ok" in line
+    process.send_signal(signal.SIGINT)
+    told, said = process.communicate(timeout=60)
+    assert process.returncode == Exit.OK, said
+    assert "HelixQueue is up at http://127.0.0.1:" in told
+    assert "Traceback" not in said
+    assert "NOT ONCE" not in said
+    assert said.splitlines()[-1].endswith("events")
+
+
+def test_make_run_is_up_with_the_demo():
+    done = subprocess.run(
+        ["make", "--dry-run", "run"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1].endswith("bin/helixq up --demo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dsn", "postgresql://x@/y", "--demo"], "leave --dsn out"),
+        (["--dsn", "postgresql://x@/y", "--data", "d"], "not both"),
+        (["--workers", "2"], "--app"),
+        (["--dsn", "postgresql://x@/y", "--app", "m"], "--work-dsn"),
+        (["--tenant", "No Such"], "tenant"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_starts(
+    tmp_path, monkeypatch, capsys, arguments, words
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["up", *arguments])
+    assert ended.value.code in {Exit.USAGE, Exit.REFUSED}
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_of_ones_own_is_migrated_and_the_login_let_in(server, tmp_path):
+    with server_database(server, "up_given") as (owner, dsn), subprocess.Popen(
+        [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--json"],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        running = Up(process, json.loads(line))
+        assert running.facts["data"] is None
+        with running.client() as http:
+            assert http.get("/v1/queues").json() == {"queues": []}
+        assert running.stopped()[0] == Exit.OK
+
+
+@contextmanager
+def server_database(server, name):
+    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
+        connection.execute(f"create database {name} owner helix_migrator")
+        connection.execute(f"create role {name} login")
+        try:
+            yield (
+                server.migrator_dsn.replace("/helix?", f"/{name}?"),
+                server.dsn.replace("helix_local@", f"{name}@").replace("/helix?", f"/{name}?"),
+            )
+        finally:
+            connection.execute(f"drop database {name} with (force)")
+            connection.execute(f"drop role {name}")
