@@ -40,7 +40,7 @@ class Size:
 
 FULL = Size(
     rounds=3,
-    each=20,
+    each=40,
     one_by_one=1_500,
     bulk_calls=40,
     singles=1_500,
@@ -148,10 +148,11 @@ class Bench:
         self.arena.analyze(database)
         pair = side_by_side(
             lambda: workload.drain_one_by_one(dsn, batches=self.size.one_by_one).per_second,
-            lambda: raw.claim_then_done(count=1, clients=1, rounds=self.size.one_by_one),
+            lambda: raw.claim_then_done_by_psycopg(rounds=self.size.one_by_one),
             ours_first=ours_first,
         )
-        found.note("one", pair.ratio, ours=pair.ours, raw=pair.reference)
+        beside = raw.claim_then_done(count=1, clients=1, rounds=self.size.one_by_one)
+        found.note("one", pair.ratio, ours=pair.ours, raw=pair.reference, pgbench=beside)
 
     def _single(self, found: Round, raw: Raw, database: str, *, ours_first: bool) -> None:
         pair = side_by_side(

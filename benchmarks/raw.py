@@ -42,6 +42,16 @@ with picked as (
 select coalesce(array_agg(id), '{{}}')::text as ids, count(payload) as taken from claimed \\gset
 update job set state = 2, at = now() where id = any (:ids::bigint[]);
 """
+CLAIM_ONE = """
+with picked as (
+  select id from job where state = 0 order by id limit 1 for update skip locked
+), claimed as (
+  update job set state = 1, owner = 1, at = now() from picked
+  where job.id = picked.id returning job.id, job.payload
+)
+select id, payload from claimed
+"""
+DONE_ONE = "update job set state = 2, at = now() where id = %s"
 INSERT_ONE = "insert into entry (payload) values ('{payload}');\n"
 
 
@@ -57,19 +67,36 @@ class Raw:
 
     def claim_then_done(self, *, count: int, clients: int, rounds: int) -> float:
         """Rows a second, claimed and done in two transactions; `rounds` for each client."""
-        with self._arena.admin(self._database) as connection:
-            connection.execute("truncate job")
-            connection.execute(
-                "insert into job (payload) select %s from generate_series(1, %s)",
-                (_text(), count * clients * rounds),
-            )
-            connection.execute("vacuum analyze job")
+        self._fill(count * clients * rounds)
         script = self._script(f"claim_{count}.sql", CLAIM_THEN_DONE.format(count=count))
         rate = self._pgbench(script, clients, ["-t", str(rounds)])
         with self._arena.admin(self._database) as connection:
             row = connection.execute("select count(*) from job where state = 2").fetchone()
         # A round that finds all it may have locked by others takes less, so rows are counted.
         return rate * (row[0] if row else 0) / (clients * rounds)
+
+    def claim_then_done_by_psycopg(self, *, rounds: int) -> float:
+        """One row at a time from Python, through the driver that HelixQueue uses."""
+        warm = 20
+        self._fill(rounds + warm)
+        with psycopg.connect(self._arena.dsn(self._database, ADMIN), autocommit=True) as connection:
+            connection.prepare_threshold = 2
+            for number in range(rounds + warm):
+                if number == warm:
+                    begin = time.monotonic()
+                row = connection.execute(CLAIM_ONE, binary=True).fetchone()
+                if row is None:
+                    raise RuntimeError("expected a row to claim, got none")
+                connection.execute(DONE_ONE, (row[0],))
+            return rounds / (time.monotonic() - begin)
+
+    def _fill(self, rows: int) -> None:
+        with self._arena.admin(self._database) as connection:
+            connection.execute("truncate job")
+            connection.execute(
+                "insert into job (payload) select %s from generate_series(1, %s)", (_text(), rows)
+            )
+            connection.execute("vacuum analyze job")
 
     def commits_by_pgbench(self, *, seconds: float) -> float:
         """One-row INSERT commits a second, 1 client: how fast this disk is right now."""

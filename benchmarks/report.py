@@ -53,12 +53,12 @@ BUDGETS = (
     ),
     Budget(
         "one",
-        'one by one, 1 client, vs. raw "claim 1, then done", 1 client',
+        'one by one, 1 client, vs. raw "claim 1, then done", 1 client, same driver',
         0.60,
         0.80,
         least=True,
         unit="x",
-        absolute="{ours:,.0f}/s vs. {raw:,.0f}/s",
+        absolute="{ours:,.0f}/s vs. {raw:,.0f}/s (pgbench {pgbench:,.0f}/s)",
     ),
     Budget(
         "bulk",
