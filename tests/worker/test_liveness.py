@@ -314,3 +314,25 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
     assert helix.state(one) is State.PENDING
     assert [event.reason for event in helix.history(one)][-1] == "released"
     proven(database)
+
+
+def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, name, shift):
+    """One that went on would keep what nobody works on, or work on what nobody fences."""
+    queue = Queue(name, lease=60)
+    begun = threading.Event()
+
+    @queue.handler
+    async def run(_: AsyncLease):
+        begun.set()
+        await asyncio.sleep(60)
+
+    one = helix.submit(queue, identity="s", payload={}).receipt
+    with pytest.raises(RuntimeError, match="broken"), shift(helix, queue, slots=1) as worker:
+        assert begun.wait(20)
+
+        async def broken():
+            raise RuntimeError("broken")
+
+        worker.worker._fence = broken
+        worker.join()
+    assert helix.history(one)[-1].reason == "released"

@@ -37,6 +37,7 @@ AHEAD_MAX = 600
 BREATH = 20  # attempts in a row after which a slot lets the others run
 WATCH_SECONDS = 0.5
 HELLO_SECONDS = 15.0
+DRAIN_LOOK_SECONDS = 0.005  # how often, while what runs may still finish
 CANCEL_SECONDS = 5.0  # for a cancelled handler to end
 
 
@@ -87,27 +88,27 @@ class Worker:
         """Work until stopped, or until there is nothing left; raises what cannot be repeated."""
         if self._renews:
             await self.renewals.start()
-        tasks = [asyncio.create_task(self._slot()) for _ in range(self._options.slots)]
-        tasks += [asyncio.create_task(one()) for one in (self._watch, self._say_hello)]
-        rounds = asyncio.create_task(self._rounds.run())
-        ends = [rounds, asyncio.create_task(self._stop.wait())]
+        # Without any of these it would hold leases on which nobody works, or nobody watches.
+        forever = [self._slot] * self._options.slots
+        forever += [self._rounds.run, self._watch, self._say_hello]
+        parts = [asyncio.create_task(one()) for one in forever]
+        ends = [asyncio.create_task(self._stop.wait())]
         if self._options.until_idle:
             ends.append(asyncio.create_task(self._rounds.idle.wait()))
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if rounds.done():
+            await asyncio.wait([*parts, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if ended := [part for part in parts if part.done()]:
                 await self._give_back("its worker failed", seconds=CANCEL_SECONDS)
-                raise _only(rounds)
+                raise _only(ended[0])
             await self._drain()
         except asyncio.CancelledError:
             await self._give_back("its worker was cancelled", seconds=CANCEL_SECONDS)
             raise
         finally:
-            for task in (*tasks, *ends):
+            for task in (*parts, *ends):
                 task.cancel()
-            await asyncio.gather(*tasks, *ends, return_exceptions=True)
-            await self.renewals.close()
-            await self._transport.close()
+            await asyncio.gather(*parts, *ends, return_exceptions=True)
+            await asyncio.gather(self.renewals.close(), self._transport.close())
         return self.health.counts
 
     def stop(self) -> None:
@@ -318,14 +319,12 @@ class Worker:
         self._begin_nothing()
         self._unwanted += self._ready
         self._ready.clear()
-        at_once = asyncio.create_task(self._at_once.wait())
         deadline = time.monotonic() + self._options.grace_seconds
-        while not at_once.done() and time.monotonic() < deadline:
+        while not self._at_once.is_set() and time.monotonic() < deadline:
             await self._release_unwanted("its worker stops")
             if not self._held and self._rounds.flushed.is_set():
                 break
-            await asyncio.wait([at_once], timeout=0.02)
-        at_once.cancel()
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
         await self._give_back("its worker stops", seconds=CANCEL_SECONDS)
 
     def _begin_nothing(self) -> None:
@@ -372,9 +371,9 @@ class Worker:
             self.forget(attempt)
 
 
-def _only(rounds: asyncio.Task[None]) -> BaseException:
-    """What ended the rounds; of a group of errors the first."""
-    error = rounds.exception()
+def _only(part: asyncio.Task[None]) -> BaseException:
+    """What ended a part that should not end; of a group of errors the first."""
+    error = part.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return error or AssertionError("rounds end by an error only")
+    return error or AssertionError("the parts of a worker end by an error only")
