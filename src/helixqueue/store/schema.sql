@@ -2532,6 +2532,8 @@ ALTER FUNCTION helix.reap_v1(p_actor text, p_limit integer) OWNER TO helix_engin
 
 CREATE FUNCTION helix.record() RETURNS trigger
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_at  timestamptz := clock_timestamp();
