@@ -295,12 +295,14 @@ def test_canonical_forms_are_their_own_over_every_code_point(profile, frame):
     rules = PROFILES[profile]
     before, after = frame.split("{}")
     unstable = []
-    for code_point in EVERY_CODE_POINT:
-        form = _attempt(before + chr(code_point) + after, rules)
+    for char in map(chr, EVERY_CODE_POINT):
+        if rules.char_flaw(char.translate(rules.width_map)):
+            continue  # refused wherever it stands
+        form = _attempt(before + char + after, rules)
         if isinstance(form, str) and (
             _attempt(form, rules) != form or not unicodedata.is_normalized("NFC", form)
         ):
-            unstable.append(hex(code_point))
+            unstable.append(hex(ord(char)))
     assert unstable == []
 
 
