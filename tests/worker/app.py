@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from helixqueue import HelixQueue, Lease, Queue
+from helixqueue import HelixClient, HelixQueue, Lease, Queue
 
 queue = Queue(
     os.environ.get("HELIX_APP_QUEUE", "app"), run_in=os.environ.get("HELIX_APP_RUN_IN", "thread")
@@ -60,6 +60,7 @@ queue.handler(do)
 
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr)
-    with HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
+    url, token = os.environ.get("HELIX_URL"), os.environ.get("HELIX_TOKEN")
+    with HelixClient(url, token) if url else HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
         done = helix.work(queue, **json.loads(sys.argv[1]))
     print(json.dumps(vars(done)))

@@ -48,6 +48,8 @@ WHEN_KILLED = {
 class Victim:
     """A worker process with one failpoint armed, a queue of its own with one batch, and a link."""
 
+    way = "transaction"  # how its handler ends, except where that is what is tried
+
     def __init__(self, helix, database, directory, point, action):
         self.point = point
         self.name = f"{action}.{point}"
@@ -56,9 +58,10 @@ class Victim:
         self.directory = directory / point
         self.directory.mkdir()
         self.outside = self.directory / "outside"
-        payload = {"file": str(self.outside), "way": "transaction"}
+        payload = {"file": str(self.outside), "way": self.way}
         if point.startswith("settle"):
             payload["way"] = "return"
+        self.inside = {"s": 1} if payload["way"] == "transaction" else {}
         if point.startswith("renew"):
             payload["seconds"] = LEASE * 1.5
         if point.startswith("release"):
@@ -66,16 +69,21 @@ class Victim:
         self.receipt = helix.submit(self.queue, identity="s", payload=payload).receipt
         self.helix, self.database = helix, database
         self.mark = self.directory / "point"
-        self.faults = Faults(database.dsn("pool"), self.directory)
-        self.faults.__enter__()
+        self.link, reached = self.linked()
         self.process = Process(
             database,
             self.name,
             options={"slots": 1, "grace_seconds": 0 if point.startswith("release") else 30},
-            dsn=self.faults.dsn,
             HELIX_FAILPOINTS=f"{point}={action}",
             HELIX_FAILPOINT_FILE=str(self.mark),
+            **reached,
         )
+
+    def linked(self):
+        """A link that can be cut, and how the process finds it."""
+        faults = Faults(self.database.dsn("pool"), self.directory)
+        faults.__enter__()
+        return faults, {"dsn": faults.dsn}
 
     @property
     def fired(self):
@@ -112,7 +120,7 @@ class Victim:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.__exit__()
-        self.faults.__exit__()
+        self.link.__exit__()
 
 
 @pytest.fixture
@@ -154,7 +162,7 @@ def settled_down(victims):
 def judge(database, victims):
     for one in victims:
         inside = effects(database, one.name)
-        assert inside == ({} if one.point.startswith("settle") else {"s": 1}), one.point
+        assert inside == one.inside, one.point
         # An effect outside of the database happens once an attempt that got so far, and no more.
         assert 1 <= len(one.lines()) <= one.attempts(), one.point
     proven(database)
@@ -208,7 +216,7 @@ def test_a_link_cut_at_any_point_is_made_again(helix, database, shift, victims):
     held = list(victims)
     while held:  # each as soon as it is there: nobody is held past his lease
         one = until(lambda: next((one for one in held if one.mark.exists()), None), SLACK)
-        one.faults.cut_all()
+        one.link.cut_all()
         one.mark.unlink()
         held.remove(one)
     rescued(helix, shift, victims)

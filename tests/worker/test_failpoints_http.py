@@ -1,0 +1,63 @@
+"""The failpoint matrix for workers that reach their engine through a service.
+
+The tests are those of test_failpoints.py; the workers have a token and no database. Kills and cut
+links at every step, freezes and errors where HTTP could make a difference.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from helixqueue import HelixClient
+from helixqueue.failpoints import POINTS
+from tests.cutting import Cutting
+from tests.service.conftest import Site, serving, settings_for
+from tests.worker.test_failpoints import (  # noqa: F401 - collected here, with the fixtures below
+    Victim,
+    pytestmark,
+    test_a_link_cut_at_any_point_is_made_again,
+    test_a_worker_frozen_past_its_lease_wakes_up_to_nothing,
+    test_a_worker_killed_at_any_point_loses_and_doubles_nothing,
+    test_an_error_at_any_point_costs_an_attempt_at_most,
+)
+
+# Those of transactions beside the engine cannot be reached.
+OVER_HTTP = [point for point in POINTS if not point.startswith("effect")]
+SOME = ["claim.after", "settle.before", "renew.before", "release.after"]
+WHERE = {"kill": OVER_HTTP, "hold": OVER_HTTP, "stop": SOME, "raise": SOME}
+
+
+@pytest.fixture(scope="module")
+def site(database):
+    with serving(settings_for(database)) as url:
+        yield Site(database, url)
+
+
+@pytest.fixture
+def helix(site):
+    """Also whoever rescues has no database."""
+    with HelixClient(site.url, token=site.token()) as client:
+        yield client
+
+
+class FarVictim(Victim):
+    way = "return"
+
+    def __init__(self, site, *told):
+        self.site = site
+        super().__init__(*told)
+
+    def linked(self):
+        cutting = Cutting(self.site.url)
+        cutting.__enter__()
+        return cutting, {"HELIX_URL": cutting.url, "HELIX_TOKEN": self.site.token()}
+
+
+@pytest.fixture
+def victims(site, helix, database, tmp_path_factory, request):
+    action = request.param
+    directory = tmp_path_factory.mktemp("far")
+    made = [FarVictim(site, helix, database, directory, point, action) for point in WHERE[action]]
+    yield made
+    for one in made:
+        one.close()
