@@ -36,7 +36,7 @@ def some(seed):
 def test_200_clients_submitting_the_same_1000_identities_make_1000_batches(database, lab):
     async def one(url, token, seed, together):
         mine = some(seed)
-        async with AsyncHelixClient(url, token=token, answer_seconds=300) as helix:
+        async with AsyncHelixClient(url, token=token, answer_seconds=600) as helix:
             await helix.know(lab.q)
             await together.wait()
             answers = await helix.submit_many(lab.q, mine)
@@ -47,7 +47,7 @@ def test_200_clients_submitting_the_same_1000_identities_make_1000_batches(datab
         asked = [one(url, token, seed, together) for seed in range(CLIENTS)]
         return [pair for told in await asyncio.gather(*asked) for pair in told]
 
-    with serving(settings_for(database, wait_seconds=300)) as url:
+    with serving(settings_for(database, wait_seconds=600, statement_seconds=600)) as url:
         told = asyncio.run(crowd(url, Site(database, url).token()))
     by_identity = {}
     for n, answer in told:

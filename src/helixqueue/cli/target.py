@@ -1,9 +1,10 @@
-"""Which database and which tenant a command means.
+"""Which database or service and which tenant a command means.
 
-What is typed wins over what is set: `--dsn` or `--data`, then HELIX_DSN, then HELIX_DATA, then
-./helix-data. A directory means the embedded servers: they are started or joined for as long as the
-command runs. The tenant is `--tenant`, then HELIX_TENANT, then the one that the role is bound to,
-then `default`.
+What is typed wins over what is set: `--url`, `--dsn` or `--data`, then HELIX_URL, then HELIX_DSN,
+then HELIX_DATA, then ./helix-data. A URL means a service; its token names the tenant. A directory
+means the embedded servers: they are started or joined for as long as the command runs. The tenant
+of a database is `--tenant`, then HELIX_TENANT, then the one that the role is bound to, then
+`default`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from helixqueue.cli import show
-from helixqueue.embedded import Postgres, Servers
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.identity import check_name
 from helixqueue.store import reads
-from helixqueue.store.database import Database, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helixqueue.embedded import Postgres
+    from helixqueue.store.database import Database
 
 DEFAULT_DATA = Path("helix-data")
 DEFAULT_TENANT = "default"  # as the Python clients have it
@@ -49,6 +51,24 @@ Data = Annotated[
         metavar="DIR",
         parser=_directory,
         help="Embedded servers in this directory, else HELIX_DATA, else ./helix-data.",
+        show_default=False,
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="A service instead of a database, else HELIX_URL.",
+        show_default=False,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="For the service; better in HELIX_TOKEN, where no list of processes shows it.",
         show_default=False,
     ),
 ]
@@ -77,6 +97,26 @@ class Target:
     postgres: Postgres | None  # the embedded one
 
 
+def service(
+    url: str | None, token: str | None, dsn: str | None, data: Path | None
+) -> tuple[str, str] | None:
+    """URL and token of the service to use; None for a database. What is typed wins."""
+    if url is not None and (dsn is not None or data is not None):
+        raise typer.BadParameter("give --url, --dsn or --data, one of them")
+    if dsn is not None or data is not None:
+        return None
+    url = url or os.environ.get("HELIX_URL")
+    if not url:
+        return None
+    token = token or os.environ.get("HELIX_TOKEN")
+    if not token:
+        raise typer.BadParameter(
+            "a service asks for a token: expected HELIX_TOKEN or --token, got neither"
+        )
+    show.progress(f"service: {url}")
+    return url, token
+
+
 @contextmanager
 def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Iterator[Target]:
     """The database to use; says on standard error which one it is.
@@ -98,6 +138,8 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
             "none; name one, or create that directory with `helixq migrate`"
         )
     show.progress(f"database: embedded, in {directory.resolve()}")
+    from helixqueue.embedded import Servers  # noqa: PLC0415 - not in every installation
+
     # Only PostgreSQL: these commands have no use for Valkey.
     with Servers(directory).postgres.start(show.progress) as postgres:
         yield Target(postgres.dsn, postgres.migrator_dsn, postgres)
@@ -106,6 +148,8 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
 @contextmanager
 def opened(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Iterator[Database]:
     """A connection to it, of an embedded server as the role that programs use or as its owner."""
+    from helixqueue.store.database import Database  # noqa: PLC0415 - a service needs no driver
+
     with (
         target(dsn, data) as found,
         Database.connect(found.owner_dsn if as_owner else found.dsn) as database,
@@ -147,6 +191,8 @@ def _permitted(database: Database, named: str) -> str:
 
 def _without_password(dsn: str) -> str:
     """Where it leads, as key=value; the password never reaches a screen or a log."""
+    from helixqueue.store.database import parsed  # noqa: PLC0415 - a service needs no driver
+
     try:
         parts = parsed(dsn)
     except Refused as error:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helixqueue.cli import show, target
-from helixqueue.client.asynchronous import AsyncHelixQueue
-from helixqueue.client.sync import HelixQueue
+from helixqueue.client.common import Client
+from helixqueue.client.common_async import AsyncClient
 from helixqueue.client.working import jobs_of, work
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.store.database import Database
 from helixqueue.worker.handlers import Job
 from helixqueue.worker.program import Program
 
@@ -78,6 +77,8 @@ def _work(
     name: Annotated[
         str | None, typer.Option("--name", help="The worker's name, for people.")
     ] = None,
+    url: target.Url = None,
+    token: target.Token = None,
     dsn: target.Dsn = None,
     data: target.Data = None,
     tenant: target.Tenant = None,
@@ -100,7 +101,8 @@ def _work(
         "name": name,
     }
     declared, client = _found(app, queues or []) if app is not None else ([], None)
-    with _client(client, dsn, data, tenant) as helix:
+    named = url or dsn or data
+    with _client(None if named else client, (url, token), (dsn, data, tenant)) as helix:
         if program is not None:
             run = Program(shlex.split(program), logs).run
             jobs = {one: Job(one, None, run, time_limit) for one in queues or ()}
@@ -110,7 +112,7 @@ def _work(
     _tell(done, as_json=as_json)
 
 
-def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], HelixQueue | None]:
+def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Client | None]:
     """The queues of these names, or all, in a module; and its client, if one was named."""
     module_name, _, client_name = app.partition(":")
     sys.path.insert(0, str(Path.cwd()))
@@ -133,24 +135,37 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Helix
             f"it has {', '.join(sorted(queues)) or 'none'}"
         )
     client = getattr(module, client_name, None) if client_name else None
-    if client_name and not isinstance(client, HelixQueue | AsyncHelixQueue):
+    if client_name and not isinstance(client, Client | AsyncClient):
         raise Refused(f"--app: expected a HelixQueue in {app}, got {type(client).__name__}")
-    if isinstance(client, AsyncHelixQueue):
-        client = HelixQueue(*client.origin, **client.settings)
+    if isinstance(client, AsyncClient):
+        client = client.twin()
     return [queues[name] for name in names or queues], client
 
 
 @contextmanager
 def _client(
-    given: HelixQueue | None, dsn: str | None, data: Path | None, tenant: str | None
-) -> Iterator[HelixQueue]:
-    if given is not None and dsn is None and data is None:
+    given: Any,  # noqa: ANN401 - a client of either kind
+    service: tuple[str | None, str | None],
+    database: tuple[str | None, Path | None, str | None],
+) -> Iterator[Any]:
+    dsn, data, tenant = database
+    if given is not None:
         with given:
             yield given
         return
+    reached = target.service(*service, dsn, data)
+    if reached is not None:
+        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
+
+        with HelixClient(*reached) as client:
+            yield client
+        return
+    from helixqueue.client.sync import HelixQueue  # noqa: PLC0415
+    from helixqueue.store.database import Database  # noqa: PLC0415
+
     with target.target(dsn, data) as found:
-        with Database.connect(found.dsn) as database:
-            whose = target.tenant_to_change(database, tenant)
+        with Database.connect(found.dsn) as connection:
+            whose = target.tenant_to_change(connection, tenant)
         with HelixQueue(found.dsn, whose) as helix:
             yield helix
 
