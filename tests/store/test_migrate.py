@@ -219,8 +219,22 @@ def test_a_newer_database_asks_for_a_newer_package(empty):
     migrate(empty.dsn("helix_migrator"))
     with empty.connect("helix_migrator") as owner:
         owner.execute("update helix_migration.revision set version_num = '9999'")
-    with pytest.raises(SchemaMismatch, match="got the newer 9999: upgrade the package"):
+        owner.execute("update helix_migration.reach set oldest = '9000'")
+    with pytest.raises(
+        SchemaMismatch, match=r"newer 9999, which works with 9000.*upgrade the pack"
+    ):
         migrate(empty.dsn("helix_migrator"))
+
+
+def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
+    """While a release is rolled out, old programs start on the new schema."""
+    migrate(empty.dsn("helix_migrator"))
+    with empty.connect("helix_migrator") as owner:
+        owner.execute("update helix_migration.revision set version_num = '9999'")
+        revision.demand_current(owner)
+    said = []
+    assert migrate(empty.dsn("helix_migrator"), say=said.append).after == "9999"
+    assert said == ["at the newer revision 9999, which this release works with"]
 
 
 def test_the_names_of_the_files_agree_with_alembic():

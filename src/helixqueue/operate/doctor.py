@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 
 from helixqueue.store.database import connect_options
 from helixqueue.store.failures import unreached
-from helixqueue.store.revision import head, revision_of
+from helixqueue.store.revision import fits, head, schema_of
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def _encoding(patient: Patient) -> Finding:
 
 
 def _schema(patient: Patient) -> Finding:
-    got = revision_of(patient.connection)
+    got = schema_of(patient.connection)
     expected = head()
-    newer = got is not None and got > expected
+    newer = got is not None and got.revision > expected
     return _finding(
         "schema",
-        verdict="ok" if got == expected else "bad",
-        found=got or "none",
-        right=f"revision {expected}",
+        verdict="ok" if fits(got) else "bad",
+        found=got.revision if got else "none",
+        right=f"revision {expected}, or a newer one that works with it",
         remedy="upgrade the package helixqueue" if newer else "run `helixq migrate`",
     )
 

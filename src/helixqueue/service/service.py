@@ -74,7 +74,7 @@ class Service:
 
     async def _find_out(self) -> str | None:
         try:
-            revision.demand(await self.served.ask(serving.schema_revision()))
+            revision.demand(await self.served.ask(serving.schema()))
             fit = await self.served.ask(serving.fit_to_serve())
             self.duty_rows = await self.served.ask(duties.listed())
         except SchemaMismatch:

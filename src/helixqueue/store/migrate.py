@@ -36,7 +36,7 @@ from helixqueue.errors import (
 )
 from helixqueue.store.database import connect_options
 from helixqueue.store.failures import unreached
-from helixqueue.store.revision import demand, head, revision_of, revisions
+from helixqueue.store.revision import demand, head, revision_of, revisions, schema_of
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
@@ -113,12 +113,15 @@ def print_sql(since: str | None = None) -> str:
 
 
 def _upgrade(connection: Connection[Any], say: Say) -> Migrated:
-    before = revision_of(connection)
+    found = schema_of(connection)
+    before = None if found is None else found.revision
     if before == head():
         say(f"already at revision {before}")
         return Migrated(before, before)
     if before is not None and before not in revisions():
-        demand(before)
+        demand(found)
+        say(f"at the newer revision {before}, which this release works with")
+        return Migrated(before, before)
     connection.execute(_prepare().encode())
     _run_revisions(connection, say)
     after = revision_of(connection)

@@ -6,7 +6,7 @@ Apart from `migrate` because every client asks this and only a migration needs A
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -29,6 +29,13 @@ def head() -> str:
     return revisions()[-1]
 
 
+class Schema(NamedTuple):
+    """What a database says of itself."""
+
+    revision: str
+    oldest: str  # the oldest revision whose programs still work with it
+
+
 def current(dsn: str) -> str | None:
     """The revision of the database; None when HelixQueue was never installed there."""
     try:
@@ -38,34 +45,47 @@ def current(dsn: str) -> str | None:
         raise Unavailable(f"cannot ask the database: {str(error).strip()}") from error
 
 
-def revision_of(connection: Connection[Any]) -> str | None:
-    """The same over a connection; any role may ask."""
+def schema_of(connection: Connection[Any]) -> Schema | None:
+    """The same over a connection, with its reach; any role may ask."""
     # The caller's connection may make rows of any kind.
     with connection.cursor(row_factory=tuple_row) as cursor:
         # Asked for by name first: a missing table would spoil the caller's transaction.
-        there = cursor.execute("select to_regclass('helix_migration.revision')::oid").fetchone()
+        there = cursor.execute("select to_regclass('helix_migration.reach')::oid").fetchone()
         if there is None or there[0] is None:
             return None
-        row = cursor.execute("select version_num from helix_migration.revision").fetchone()
-        return None if row is None else str(row[0])
+        row = cursor.execute(
+            "select r.version_num, o.oldest "
+            "from helix_migration.revision r, helix_migration.reach o"
+        ).fetchone()
+        return None if row is None else Schema(*map(str, row))
+
+
+def revision_of(connection: Connection[Any]) -> str | None:
+    found = schema_of(connection)
+    return None if found is None else found.revision
 
 
 def demand_current(connection: Connection[Any]) -> None:
-    """Raise SchemaMismatch unless the database has the schema this release was written for."""
-    demand(revision_of(connection))
+    """Raise SchemaMismatch unless this release works with the database's schema."""
+    demand(schema_of(connection))
 
 
-def demand(got: str | None) -> None:
-    """The judgement alone, for callers that read the revision in their own way."""
-    expected = head()
-    if got == expected:
+def fits(got: Schema | None) -> bool:
+    """Whether this release works with it: its own, or a newer one that still reaches back to it."""
+    return got is not None and (got.revision == head() or got.oldest <= head() < got.revision)
+
+
+def demand(got: Schema | None) -> None:
+    """The judgement alone, for callers that read the schema's revision in their own way."""
+    if fits(got):
         return
-    if got is not None and got > expected:
+    expected = head()
+    if got is not None and got.revision > expected:
         raise SchemaMismatch(
-            f"expected schema revision {expected}, got the newer {got}: "
-            "upgrade the package helixqueue on this machine"
+            f"expected schema revision {expected}, got the newer {got.revision}, which works with "
+            f"{got.oldest} and later: upgrade the package helixqueue on this machine"
         )
     raise SchemaMismatch(
-        f"expected schema revision {expected}, got {got or 'a database without HelixQueue'}: "
-        "run `helixq migrate`"
+        f"expected schema revision {expected}, "
+        f"got {got.revision if got else 'a database without HelixQueue'}: run `helixq migrate`"
     )

@@ -4811,6 +4811,14 @@ ALTER TABLE ONLY helix.worker FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.worker OWNER TO helix_owner;
 
+-- Name: reach; Type: TABLE; Schema: helix_migration; Owner: helix_owner
+
+CREATE TABLE helix_migration.reach (
+    oldest text NOT NULL
+);
+
+ALTER TABLE helix_migration.reach OWNER TO helix_owner;
+
 -- Name: revision; Type: TABLE; Schema: helix_migration; Owner: helix_owner
 
 CREATE TABLE helix_migration.revision (
@@ -6888,6 +6896,10 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.waiter TO helix_engine;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.worker TO helix_engine;
 GRANT SELECT ON TABLE helix.worker TO helix_client;
 GRANT SELECT ON TABLE helix.worker TO helix_operator;
+
+-- Name: TABLE reach; Type: ACL; Schema: helix_migration; Owner: helix_owner
+
+GRANT SELECT ON TABLE helix_migration.reach TO PUBLIC;
 
 -- Name: TABLE revision; Type: ACL; Schema: helix_migration; Owner: helix_owner
 

@@ -25,6 +25,7 @@ from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.failures import translate
 from helixqueue.store.pool import AsyncPool
 from helixqueue.store.read_rows import WorkerRow
+from helixqueue.store.revision import Schema
 from helixqueue.store.rows import Verdict
 from helixqueue.store.statements import statements
 
@@ -277,6 +278,6 @@ def fit_to_serve() -> Call[bool]:
     return Call(_SQL["ready"], (), lambda rows: bool(rows[0][0]))
 
 
-def schema_revision() -> Call[str | None]:
+def schema() -> Call[Schema | None]:
     """Of the database; revision.py judges it."""
-    return Call(_SQL["revision"], (), lambda rows: str(rows[0][0]) if rows else None)
+    return Call(_SQL["revision"], (), lambda rows: Schema(*rows[0]) if rows else None)

@@ -70,5 +70,5 @@ select exists (select from helix.role_tenant b where b.role = session_user and b
    and not pg_has_role(session_user, 'helix_operator', 'member');
 
 -- name: revision
--- The revision of the schema; any role may ask.
-select r.version_num from helix_migration.revision r;
+-- The revision of the schema, and how far back it reaches; any role may ask.
+select r.version_num, o.oldest from helix_migration.revision r, helix_migration.reach o;
