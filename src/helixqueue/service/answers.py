@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from helixqueue.store.read_rows import BatchRow, OutcomeRow, QueueSight, Story, WorkerRow
     from helixqueue.store.rows import Answer, LeaseRow, QueueRow, Verdict
     from helixqueue.store.serving import Change
-    from helixqueue.store.tokens import TokenRow
 
 IdentityAnswer = str | list[str] | None
 
@@ -266,34 +265,6 @@ class WokenAnswer(MarkAnswer):
     woken: bool
 
 
-class TokenAnswer(BaseModel):
-    name: str
-    generation: int
-    scopes: list[str]
-    queues: list[str] | None
-    created_at: datetime
-    created_by: str
-    expires_at: datetime
-    revoked_at: datetime | None
-    revoked_by: str | None
-    reason: str | None
-    last_used_at: datetime | None
-    good: bool
-
-
-class FreshTokenAnswer(TokenAnswer):
-    token: str
-
-
-class TokensAnswer(BaseModel):
-    tokens: list[TokenAnswer]
-    next: str | None
-
-
-class RevokedAnswer(BaseModel):
-    revoked: int
-
-
 class HealthAnswer(BaseModel):
     status: str
 
@@ -390,10 +361,6 @@ def lease(row: LeaseRow) -> LeaseAnswer:
 
 def held(one: Answer) -> HeldAnswer:
     return HeldAnswer(**one._asdict())
-
-
-def token(row: TokenRow) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name != "tenant"}
 
 
 def change(one: Change, *, details: bool) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Path, Query
+from pydantic import BaseModel
 
 from helixqueue.errors import Refused
-from helixqueue.service import answers
 from helixqueue.service.bodies import (
     NAME_PATTERN,
     ReasonBody,
@@ -18,14 +19,43 @@ from helixqueue.service.bodies import (
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.store import tokens
+from helixqueue.store.tokens import TokenRow
 
 routes = router("tokens")
 TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="A token's name.")]
 
 
+class TokenAnswer(BaseModel):
+    name: str
+    generation: int
+    scopes: list[str]
+    queues: list[str] | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime
+    revoked_at: datetime | None
+    revoked_by: str | None
+    reason: str | None
+    last_used_at: datetime | None
+    good: bool
+
+
+class FreshTokenAnswer(TokenAnswer):
+    token: str
+
+
+class TokensAnswer(BaseModel):
+    tokens: list[TokenAnswer]
+    next: str | None
+
+
+class RevokedAnswer(BaseModel):
+    revoked: int
+
+
 @routes.get(
     "/v1/tokens",
-    response_model=answers.TokensAnswer,
+    response_model=TokensAnswer,
     name="list_tokens",
     summary="Tokens: what they allow, until when, and when they were last used",
     **demands("admin"),
@@ -36,7 +66,7 @@ async def listed(
         str | None, Query(max_length=100, pattern=r"^[a-z0-9_.-]+~[0-9]{1,9}$")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=tokens.TOKENS_MAX)] = 100,
-) -> answers.TokensAnswer:
+) -> TokensAnswer:
     """Never the tokens themselves: only their hashes are kept."""
     behind = None
     if after is not None:
@@ -44,21 +74,21 @@ async def listed(
         behind = (asker.tenant, name, int(generation))
     rows = await asker.ask(tokens.listed(tenant=asker.tenant, after=behind, limit=limit))
     last = rows[-1] if len(rows) == limit else None
-    return answers.TokensAnswer(
-        tokens=[answers.TokenAnswer(**answers.token(row)) for row in rows],
+    return TokensAnswer(
+        tokens=[TokenAnswer(**_told(row)) for row in rows],
         next=None if last is None else f"{last.name}~{last.generation}",
     )
 
 
 @routes.post(
     "/v1/tokens",
-    response_model=answers.FreshTokenAnswer,
+    response_model=FreshTokenAnswer,
     status_code=201,
     name="create_token",
     summary="Make a token; it is shown this once",
     **demands("admin", "name-taken"),
 )
-async def create(body: TokenBody, asker: Asker, note: Note) -> answers.FreshTokenAnswer:
+async def create(body: TokenBody, asker: Asker, note: Note) -> FreshTokenAnswer:
     """For the tenant of the asker. A name is given once: it stands in the ledger as the actor."""
     made = tokens.fresh()
     created = await asker.run(
@@ -80,15 +110,13 @@ async def create(body: TokenBody, asker: Asker, note: Note) -> answers.FreshToke
 
 @routes.post(
     "/v1/tokens/{name}/rotate",
-    response_model=answers.FreshTokenAnswer,
+    response_model=FreshTokenAnswer,
     status_code=201,
     name="rotate_token",
     summary="The next token of a name; the old one goes on for a while",
     **demands("admin", "no-such-token"),
 )
-async def rotate(
-    name: TokenName, body: RotateBody, asker: Asker, note: Note
-) -> answers.FreshTokenAnswer:
+async def rotate(name: TokenName, body: RotateBody, asker: Asker, note: Note) -> FreshTokenAnswer:
     """The same scopes and queues. The old token is good for `overlap_seconds` more."""
     made = tokens.fresh()
     generation = await asker.run(
@@ -109,14 +137,12 @@ async def rotate(
 
 @routes.post(
     "/v1/tokens/{name}/revoke",
-    response_model=answers.RevokedAnswer,
+    response_model=RevokedAnswer,
     name="revoke_token",
     summary="End every token of a name, at once",
     **demands("admin", "no-such-token"),
 )
-async def revoke(
-    name: TokenName, body: ReasonBody, asker: Asker, note: Note
-) -> answers.RevokedAnswer:
+async def revoke(name: TokenName, body: ReasonBody, asker: Asker, note: Note) -> RevokedAnswer:
     """From the next transaction on, in every process; the reason is kept."""
     note.know(reason=body.reason)
     ended = await asker.run(
@@ -124,18 +150,22 @@ async def revoke(
     )
     if not ended:
         raise Problem("no-such-token", f"no token {name} was good")
-    return answers.RevokedAnswer(revoked=ended)
+    return RevokedAnswer(revoked=ended)
 
 
-async def _shown(asker: Asker, name: str, generation: int, token: str) -> answers.FreshTokenAnswer:
+async def _shown(asker: Asker, name: str, generation: int, token: str) -> FreshTokenAnswer:
     rows = await asker.ask(tokens.listed(tenant=asker.tenant, name=name))
     found: dict[str, Any] | None = next(
-        (answers.token(row) for row in rows if row.generation == generation), None
+        (_told(row) for row in rows if row.generation == generation), None
     )
     if found is None:
         raise Refused(f"expected the token {name} that was just made, got none")
-    return answers.FreshTokenAnswer(token=token, **found)
+    return FreshTokenAnswer(token=token, **found)
 
 
 def _in(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
+
+
+def _told(row: TokenRow) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if name != "tenant"}
