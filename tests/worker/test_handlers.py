@@ -141,7 +141,7 @@ def test_failures_are_told_apart(helix, name, kind):
 
 def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database, name):
     """A failure waits longer and longer, by chance; a handler may say how long, or never."""
-    queue = Queue(name, max_attempts=3, backoff=1000)
+    queue = Queue(name, max_attempts=3, backoff=1000, backoff_max=1000)
     raised = {
         "breaks": ValueError("broken"),
         "swells": MemoryError(),

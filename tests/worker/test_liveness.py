@@ -336,3 +336,30 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
         worker.worker._fence = broken
         worker.join()
     assert helix.history(one)[-1].reason == "released"
+
+
+def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
+    """A queue that seemed quick: what waits behind a slow batch is free for others."""
+    queue = Queue(name, lease=60)
+    go, slow = threading.Event(), threading.Event()
+
+    @queue.handler
+    def run(lease: Lease):
+        if lease.payload["slow"]:
+            slow.set()
+            assert go.wait(60)
+
+    count = 120
+    made = helix.submit_many(
+        queue, [{"identity": f"s{n}", "payload": {"slow": n == 40}} for n in range(count)]
+    )
+    with shift(helix, queue, slots=1) as worker:
+        assert slow.wait(20)
+        assert until(lambda: worker.worker.health.held) > 1
+        until(lambda: worker.worker.health.held == 1)
+        assert worker.worker.health.counts.given_back > 0
+        others = helix.claim("other", [queue], count)
+        assert len(others) == count - 41
+        assert {one.attempt for one in others} == {1}
+        go.set()
+        until(lambda: helix.state(made[40].receipt) is State.COMPLETED)

@@ -43,8 +43,8 @@ class Host(Protocol):
     def room(self) -> int:
         """How many more leases it can use."""
 
-    def share(self) -> int:
-        """How many of them one call should bring at most."""
+    def share(self) -> tuple[int, int]:
+        """How many of them are worth a call of its own, and how many one should bring at most."""
 
     def received(self, rows: Sequence[LeaseRow], asked_at: float) -> None: ...
 
@@ -130,12 +130,12 @@ class Rounds:
             return True
         # Where little was found the last time, one call is enough to find out whether that changed.
         alone = not (self._scarce and self._asking)
-        return self._claims and self._hungry and alone and self._count() > 0
+        return self._claims and self._hungry and alone and self._count() >= self._host.share()[0]
 
     def _count(self) -> int:
         if not self._claims:
             return 0
-        return min(self._host.room() - self._asking, self._host.share(), self._most)
+        return min(self._host.room() - self._asking, self._host.share()[1], self._most)
 
     def _next(self) -> None:
         while self._resting:

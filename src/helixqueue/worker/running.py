@@ -55,7 +55,8 @@ class Runner:
         self._health = health
         self._schemas: dict[tuple[str, str], Believed] = {}
         self._reading = asyncio.Lock()
-        self.pace = 1.0  # seconds a handler takes, on average
+        self.pace = 1.0  # seconds a handler takes, on average of the last few
+        self._ended = 0
 
     async def run(self, attempt: Attempt) -> None:
         job = self._jobs[attempt.row.queue]
@@ -87,7 +88,8 @@ class Runner:
             settlement = outcomes.failed(attempt.row, lost)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             settlement = outcomes.failed(attempt.row, error)
-        self.pace += (time.monotonic() - began - self.pace) * 0.1
+        self._ended += 1
+        self.pace += (time.monotonic() - began - self.pace) * max(0.1, 1 / self._ended)
         if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
             await self._end_otherwise(attempt, settlement)
             return

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("helixqueue.worker")
 AHEAD_SECONDS = 0.1  # of work that is fetched before a slot is free for it
-AHEAD_MAX = 600
+WAIT_SECONDS = 2.0  # for a slot; then it was not as quick as it seemed, and others may be free
 BREATH = 20  # attempts in a row after which a slot lets the others run
 WATCH_SECONDS = 0.5
 HELLO_SECONDS = 15.0
@@ -90,7 +90,7 @@ class Worker:
             await self.renewals.start()
         # Without any of these it would hold leases on which nobody works, or nobody watches.
         forever = [self._slot] * self._options.slots
-        forever += [self._rounds.run, self._watch, self._say_hello]
+        forever += [self._rounds.run, self._watch, self._return_what_waits, self._say_hello]
         parts = [asyncio.create_task(one()) for one in forever]
         ends = [asyncio.create_task(self._stop.wait())]
         if self._options.until_idle:
@@ -123,21 +123,27 @@ class Worker:
         busy = len(self._running) + len(self._ready) + self.health.stuck
         return self._options.slots + self._ahead() - busy
 
-    def share(self) -> int:
-        """Of quick work each call brings as much as the others; slow work comes in one call."""
-        ahead = self._ahead()
+    def share(self) -> tuple[int, int]:
+        """The least that is worth a call of its own, and the most that one call should bring.
+
+        Quick work comes in equal parts over all calls, slow work as soon as there is a slot for it.
+        """
         slots, calls = self._options.slots, self._options.rounds
-        return -(-(slots + ahead) // calls) if ahead else slots
+        ahead = self._ahead()
+        if ahead < slots:
+            return 1, slots
+        most = -(-(slots + ahead) // calls)
+        return most // 2, most
 
     def _ahead(self) -> int:
         """Quick work is fetched ahead of its slot, slow work never: others are free for it."""
+        slots = self._options.slots
         if self._options.prefetch is not None:
             return self._options.prefetch - 1
         if self._options.free is not None:
             return 0
-        return min(
-            AHEAD_MAX, int(self._options.slots * AHEAD_SECONDS / max(self._runner.pace, 1e-4))
-        )
+        most = max(0, self._options.rounds * CLAIM_MAX - slots)
+        return min(most, int(slots * AHEAD_SECONDS / max(self._runner.pace, 1e-4)))
 
     def received(self, rows: Sequence[LeaseRow], asked_at: float) -> None:
         self.renewals.add(rows, asked_at)
@@ -297,6 +303,17 @@ class Worker:
         for attempt in due:
             if attempt.is_due(time.monotonic()):
                 self._lose(attempt, "it could not be renewed before its end")
+
+    async def _return_what_waits(self) -> None:
+        """Give back what was fetched ahead and found no slot: the work before it was not quick."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            since = time.monotonic() - WAIT_SECONDS
+            if self._options.prefetch is None and self._ready and self._ready[0].since < since:
+                self._runner.pace = max(self._runner.pace, WAIT_SECONDS)  # fetch no more ahead
+                waiting = list(self._ready)
+                self._ready.clear()
+                await self._release([one for one in waiting if one.end is None], "no slot was free")
 
     async def _say_hello(self) -> None:
         while True:
