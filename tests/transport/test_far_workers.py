@@ -1,0 +1,138 @@
+"""Whole workers that have a token and nothing else: commands, programs, processes, long work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helixqueue import HelixClient, Queue, State
+from helixqueue.cli.exits import Exit
+from tests.lab import until
+
+ROOT = Path(__file__).parents[2]
+LAB = """
+import os, sys, time
+from helixqueue import Queue
+
+queue = Queue({queue!r}, lease={lease}, run_in={run_in!r})
+
+@queue.handler
+def run(lease):
+    time.sleep(lease.payload.get("seconds", 0))
+    drivers = [name for name in ("psycopg", "helixqueue.store.database") if name in sys.modules]
+    return {{"n": lease.payload["n"], "attempt": lease.attempt, "drivers": drivers}}
+"""
+
+
+@pytest.fixture
+def helix(site):
+    with HelixClient(site.url, token=site.token()) as client:
+        yield client
+
+
+@pytest.fixture
+def helixq(site, tmp_path):
+    """`helixq work ...` in a directory of its own, with a token for work alone."""
+    running = []
+
+    def start(queue, *words, scopes=("work",)):
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT / "src"),
+            "HELIX_TOKEN": site.token(*scopes, queues=[queue]),
+        }
+        main = "from helixqueue.cli.main import main; main()"
+        command = [sys.executable, "-W", "error", "-c", main]
+        running.append(
+            subprocess.Popen(
+                [*command, "work", queue, "--url", site.url, "--json", *words],
+                cwd=tmp_path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for one in running:
+        if one.poll() is None:
+            one.kill()
+        one.communicate()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def declare(helix, tmp_path, name, *, lease=30, run_in="thread"):
+    (tmp_path / "lab.py").write_text(LAB.format(queue=name, lease=lease, run_in=run_in))
+    helix.know(Queue(name, lease=lease))
+
+
+@pytest.mark.parametrize("run_in", ["thread", "process"])
+def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, tmp_path, run_in):
+    declare(helix, tmp_path, lab.q, run_in=run_in)
+    rows = [{"identity": f"s{n}", "payload": {"n": n}} for n in range(5)]
+    answers = helix.submit_many(lab.q, rows)
+    done = ended(helixq(lab.q, "--app", "lab", "--until-idle"))
+    assert done == {"completed": 5, "failed": 0, "lost": 0, "given_back": 0}
+    results = [helix.result(one.receipt) for one in answers]
+    assert results == [{"n": n, "attempt": 1, "drivers": []} for n in range(5)]
+
+
+def test_any_program_does_the_work(helix, helixq, lab):
+    receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
+    done = ended(helixq(lab.q, "--exec", "sh -c 'cp $HELIX_PAYLOAD $HELIX_RESULT'", "--until-idle"))
+    assert done["completed"] == 1
+    assert helix.result(receipt) == {"n": 1}
+
+
+def test_long_work_is_renewed_and_a_stop_gives_it_back(helix, helixq, lab, tmp_path):
+    declare(helix, tmp_path, lab.q, lease=2)
+    receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
+    worker = helixq(lab.q, "--app", "lab", "--grace", "0")
+    until(lambda: helix.state(receipt) is State.RUNNING, 60)
+    begun = time.monotonic()
+    held = lab.rows("select deadline, number from helix.active where queue = %s", lab.q)
+    while time.monotonic() - begun < 4:
+        [(deadline, number)] = lab.rows(
+            "select deadline, number from helix.active where queue = %s", lab.q
+        )
+        assert number == held[0][1]
+        time.sleep(0.2)
+    assert deadline > held[0][0]
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker)["given_back"] == 1
+    assert helix.state(receipt) is State.PENDING
+
+
+def test_a_cancelled_batch_ends_its_worker_s_attempt(helix, helixq, lab, tmp_path):
+    declare(helix, tmp_path, lab.q, lease=2, run_in="process")
+    receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
+    worker = helixq(lab.q, "--app", "lab", "--slots", "1")
+    until(lambda: helix.state(receipt) is State.RUNNING, 60)
+    helix.cancel(receipt, reason="not wanted")
+    # Its only slot is free long before the handler would have ended.
+    another = helix.submit(lab.q, identity="s2", payload={"n": 2}).receipt
+    assert helix.wait(another, timeout=40) is State.COMPLETED
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker) == {"completed": 1, "failed": 0, "lost": 1, "given_back": 0}
+
+
+def test_a_token_that_may_not_work_is_told_so_at_once(helixq, lab):
+    worker = helixq(lab.q, "--exec", "true", "--until-idle", scopes=("read",))
+    _, err = worker.communicate(timeout=60)
+    assert worker.returncode == Exit.REFUSED
+    assert "scope work" in err
+    assert "Traceback" not in err
