@@ -124,11 +124,15 @@ class ResultGone(Refused):
 
 
 class InProgress(HelixError):
-    """The same work is still under way; ask again after `retry_after` seconds."""
+    """The same work is still under way; ask again after `retry_after` seconds.
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
+    Of a fenced call, `key` names its fence.
+    """
+
+    def __init__(self, message: str, *, retry_after: float, key: str | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.key = key
 
 
 class InDoubt(HelixError):

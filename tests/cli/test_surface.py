@@ -18,7 +18,7 @@ from tests.cli.conftest import HELIXQ
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "erase"},
     "queue": {"list", "show", "set", "pause", "resume"},
-    "fence": {"list", "show", "explain", "resolve"},
+    "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},
     "token": {"create", "list", "rotate", "revoke"},
     "generate": {"systemd", "kubernetes"},

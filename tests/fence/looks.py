@@ -14,15 +14,17 @@ class Refund(BaseModel):
     cents: int
 
 
-def fence_of(database, name):
+def fence_of(database, name, identity=None):
+    """The one fence of a name, or of a name and an identity."""
     with Store.connect(database.dsn(), pooled=POOLED) as store:
-        [row] = store.run(calls.listed(name=name))
+        rows = store.run(calls.listed(name=name))
+    [row] = [row for row in rows if identity in {None, row.identity}]
     return row
 
 
 def counted(helix, name):
     """This name's decisions and how often each was taken."""
-    decisions = helix.fences.counters.snapshot()["decisions"]
+    decisions = helix.fences.counters.snapshot().decisions
     return {word: n for (_, fence, word), n in decisions.items() if fence == name}
 
 

@@ -11,6 +11,8 @@ from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, receipt_of
 from helixqueue.store import fences as calls
 from tests.cli.conftest import Helixq
+from tests.fence.looks import fence_of
+from tests.fence.passing import let_time_pass
 
 
 @pytest.fixture
@@ -131,3 +133,61 @@ def test_a_signed_receipt_is_verified_by_its_key(helixq, helix, name, tmp_path):
         assert helixq(*verify).code == Exit.OK
         assert helixq(*verify, "--key-id", "2").code == Exit.NO
     assert fence.receipt == receipt_of(row).id
+
+
+def lines_of(*told):
+    return "\n".join(json.dumps(one) for one in told).encode()
+
+
+def test_rehearse_says_what_would_happen_and_does_nothing(helixq, helix, database, name):
+    @helix.fence(name, key=lambda order, _: order, payload=lambda _, cents: {"cents": cents})
+    def refund(order: str, cents: int) -> int:
+        if order == "doubted":
+            raise TimeoutError
+        return cents
+
+    refund("done", 5)
+    refund("gone", 5)
+    let_time_pass(database, fence_of(database, name, "gone").key, answer=True)
+    with pytest.raises(TimeoutError):
+        refund("doubted", 5)
+
+    def rehearse(*told, may_run=False, code=Exit.OK):
+        calls = [{"name": name, "payload": {"cents": 5}} | one for one in told]
+        options = ["--may-run"] if may_run else []
+        done = helixq("fence", "rehearse", "-", "--json", *options, given=lines_of(*calls))
+        assert done.code == code, done.out
+        return done.json
+
+    assert rehearse({"key": "done"}, {"key": ["gone"]}) == {
+        "safe": True, "counts": {"repeats": 1, "done": 1}, "unsafe": [],
+    }  # fmt: skip
+    new = {"key": "new"}
+    assert rehearse(new, new, code=Exit.NO)["counts"] == {"runs": 1, "repeats": 1}
+    assert rehearse(new, new, may_run=True)["safe"]
+    for told, what in (
+        ({"key": "doubted"}, "in doubt"),
+        ({"key": "done", "payload": {"cents": 6}}, "refused"),
+        ({"key": "unknown"}, "unreadable"),
+        ({"key": "k", "amount": 1}, "unreadable"),
+        ({"key": 1.5}, "unreadable"),
+    ):
+        [unsafe] = rehearse(told, may_run=True, code=Exit.NO)["unsafe"]
+        assert (unsafe["line"], unsafe["what"]) == (1, what)
+    other = {"key": "new", "payload": {"cents": 6}}
+    assert rehearse(new, other, may_run=True, code=Exit.NO)["counts"] == {"runs": 1, "refused": 1}
+    with helix.fence(name, key="going"):
+        going = rehearse({"key": "going", "payload": None}, may_run=True, code=Exit.NO)
+        assert going["counts"] == {"in progress": 1}
+        before = helixq("fence", "list", "--name", name, "--json").out
+        assert helixq("fence", "rehearse", "-", given=b'{"name":"x"}').code == Exit.NO
+        assert helixq("fence", "list", "--name", name, "--json").out == before
+    assert helixq("fence", "rehearse", "/nowhere/calls").code == Exit.REFUSED
+
+
+def test_rehearse_without_a_payload_compares_none(helixq, helix, name, tmp_path):
+    with helix.fence(name, key="k", payload={"a": 1}) as fence:
+        fence.seal(1)
+    (tmp_path / "calls.jsonl").write_bytes(lines_of({"name": name, "key": "k"}) + b"\n\n")
+    done = helixq("fence", "rehearse", tmp_path / "calls.jsonl")
+    assert (done.code, done.lines[0][:2]) == (Exit.OK, ["1", "repeats"])

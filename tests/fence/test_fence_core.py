@@ -256,3 +256,12 @@ def test_identities_that_are_not_in_their_one_spelling_are_refused(desk):
 def test_large_requests_are_refused_before_anything_is_written(desk):
     with pytest.raises(Refused, match="at most 1048576 bytes"):
         desk.claim(request='"' + "x" * 1_048_576 + '"')
+
+
+def test_a_mismatch_is_told_while_another_claim_of_the_key_is_under_way(database, desk):
+    """Whoever holds the key's lock at this moment: what it stands for does not change."""
+    desk.hold()
+    with desk.store.connection.transaction(), Desk(database) as other:
+        assert desk.claim(alone=False).decision == "in_progress"
+        for request, told in (('{"amount":6}', "mismatch"), ('{"amount":5}', "in_progress")):
+            assert other.claim(name=desk.name, request=request).decision == told

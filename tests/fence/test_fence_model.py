@@ -24,7 +24,7 @@ from helixqueue.store.database import Database as Store
 from helixqueue.store.fences import Answer, Hold, Times
 from helixqueue.store.rows import Token
 from tests.fence.passing import let_time_pass
-from tests.lab import POOLED
+from tests.lab import POOLED, one_database
 
 PROOF = bool(os.environ.get("HELIX_PROOF"))
 STEPS = 60 if PROOF else 40
@@ -34,6 +34,14 @@ MAX_ATTEMPTS = 3
 BODIES = ['{"cents":5}', '{"cents":6}']
 keys = st.sampled_from(["k1", "k2"])
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    """Of its own: in the end everything in it is checked."""
+    for database in one_database(server, template, pooler):
+        let_time_pass.install(database)
+        yield database
 
 
 @dataclass

@@ -48,7 +48,7 @@ def test_a_hundred_requests_at_once_have_one_effect(database, kind):
             assert {answer.status_code for answer in answers} == {201}
             assert len({answer.content for answer in answers}) == 1
             assert len(door.shop.effects) == 1
-            timed = door.helix.fences.counters.snapshot()["seconds"]
+            timed = door.helix.fences.counters.snapshot().seconds
             assert {what for _, _, what in timed} == {"sealed", "waited"}
 
     run(story())

@@ -80,7 +80,7 @@ def test_what_is_counted_and_logged_is_what_the_policy_names(database, caplog):
             assert [one["decision"] for one in told] == ["executed", "repeated", "key-reused"]
             assert set(told[0]) == {"decision", "source_type", "key", "diff_ops"}
             assert told[2]["diff_ops"] == 1
-            decisions = door.helix.fences.counters.snapshot()["decisions"]
+            decisions = door.helix.fences.counters.snapshot().decisions
             assert sorted(word for _, _, word in decisions) == [
                 "executed",
                 "key-reused",

@@ -1,4 +1,4 @@
-"""`helixq fence list | show | explain | resolve`."""
+"""`helixq fence list | show | explain | rehearse | resolve`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from helixqueue.cli import show, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
+from helixqueue.cli.rehearse import rehearse
 from helixqueue.errors import Refused
 from helixqueue.fence.http.stored import FORM, Stored
 from helixqueue.fence.receipt import fence_key, key_bytes, key_text, receipt_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from helixqueue.store.database import Database
     from helixqueue.store.fences import FenceRow, Told
 
-app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, resolve.")
+app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, rehearse, resolve.")
 
 _STYLES = {
     FenceState.SEALED: "green",
@@ -50,6 +51,7 @@ class NoSuchFence(NoSuchBatch):
 
 
 def register(parent: typer.Typer) -> None:
+    app.command("rehearse")(rehearse)
     parent.add_typer(app, name="fence")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import call, plan
+from helixqueue.fence.counters import word_of
 from helixqueue.fence.plan import Nest
 from helixqueue.fence.receipt import downstream_key, key_text
 
@@ -111,13 +112,15 @@ class Block:
                 self._plan, self._identity, self._request, probes=self._probes
             )
         except HelixError as refused:
-            self._count(type(refused).__name__)
+            self._count(word_of(refused))
             raise
         self._held = Held(self._claimed, self._codec, self._plan.name)
         self._count("executed" if self._held.first else self._claimed.told.decision)
         if self._claimed.waited:
             self._counters.took("function", self._plan.name, "waited", self._claimed.waited)
         if self._claimed.held is not None:
+            if self._held.attempt > 1:
+                self._counters.retook("function", self._plan.name)
             if self._plan.alone:
                 self._held.beat = self._pulse.hold(self._claimed.held, self._plan.times)
             else:
@@ -145,7 +148,11 @@ class Block:
     def _seal(self, held: Hold) -> Steps[None]:
         if not self._plan.alone:
             yield Nest("keep")
-        told = yield from plan.seal(self._plan, held, self._held._answer())  # noqa: SLF001
+        try:
+            told = yield from plan.seal(self._plan, held, self._held._answer())  # noqa: SLF001
+        except HelixError as refused:
+            self._count(word_of(refused))
+            raise
         self._held._sealed(told)  # noqa: SLF001 - the two sides of one fence
         seconds = time.monotonic() - self._began
         self._counters.took("function", self._plan.name, "sealed", seconds)

@@ -25,8 +25,10 @@ from helixqueue.fence.answer import UNTYPED, Codec
 from helixqueue.fence.block import Block, Held
 from helixqueue.fence.counters import Counters
 from helixqueue.fence.drive import AsyncHands, AsyncRun, Hands, Run, to_its_end
+from helixqueue.fence.exposition import exposition
 from helixqueue.fence.plan import Plan
 from helixqueue.fence.pulse import AsyncPulse, Pulse
+from helixqueue.store import fences
 from helixqueue.store.plans import carry_out, carry_out_async
 
 if TYPE_CHECKING:
@@ -76,17 +78,23 @@ class Outcome(Generic[R]):
 class _Site:
     """Where fences stand: a client's tenant, its name for the record, its counts."""
 
-    def __init__(self, tenant: str, actor: str | None) -> None:
+    def __init__(self, tenant: str, actor: str | None, counters: Counters | None) -> None:
         self.tenant = tenant
         self.actor = actor or f"{socket.gethostname()}:{os.getpid()}"[:255]
-        self.counters = Counters()
+        self.counters = counters or Counters()
 
 
 class Fences(_Site):
     """Makes fences that run on one client."""
 
-    def __init__(self, run: Run, tenant: str, actor: str | None = None) -> None:
-        super().__init__(tenant, actor)
+    def __init__(
+        self,
+        run: Run,
+        tenant: str,
+        actor: str | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        super().__init__(tenant, actor, counters)
         self.run = run
         self.pulse = Pulse(run)
 
@@ -94,18 +102,33 @@ class Fences(_Site):
         """A decorator, and a context manager where `key` and `payload` are values."""
         return Fence(self, name, key, options)
 
+    def metrics(self) -> str:
+        """This client's counts and the state of the fences it may see, for Prometheus."""
+        standing, behind = self.run(fences.count()), self.run(fences.lag())
+        return exposition(self.counters.snapshot(), standing, behind)
+
 
 class AsyncFences(_Site):
     """The same for an event loop."""
 
-    def __init__(self, run: AsyncRun, tenant: str, actor: str | None = None) -> None:
-        super().__init__(tenant, actor)
+    def __init__(
+        self,
+        run: AsyncRun,
+        tenant: str,
+        actor: str | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        super().__init__(tenant, actor, counters)
         self.run = run
         self.pulse = AsyncPulse(run)
 
     def fence(self, name: str, key: object, **options: Unpack[Options]) -> AsyncFence:
         """A decorator of async functions, and an async context manager."""
         return AsyncFence(self, name, key, options)
+
+    async def metrics(self) -> str:
+        standing, behind = await self.run(fences.count()), await self.run(fences.lag())
+        return exposition(self.counters.snapshot(), standing, behind)
 
 
 def _known(name: str, options: Options) -> None:

@@ -55,7 +55,7 @@ class Hint:
         if len(secret) < 16:
             raise Refused(f"hint: expected a secret of 16 bytes or more, got {len(secret)}")
         self._secret = secret
-        self._counters = counters
+        self.counters = counters  # the middleware gives it its own, if it has none
         self._faults = 0
         self._rests_until = 0.0  # by the monotonic clock; nobody asks before
         self._redis: Any = Redis.from_url(
@@ -125,5 +125,5 @@ class Hint:
         return hmac.digest(self._secret, message, hashlib.sha256)
 
     def _count(self, word: str) -> None:
-        if self._counters is not None:
-            self._counters.hinted(word)
+        if self.counters is not None:
+            self.counters.hinted(word)

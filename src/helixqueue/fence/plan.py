@@ -241,6 +241,7 @@ def in_progress(plan: Plan, told: Fenced) -> InProgress:
     return InProgress(
         f"{plan.name}: {told.holder or 'somebody'} is at it; ask again in {after:.0f} s",
         retry_after=after,
+        key=key_text(told.key),
     )
 
 

@@ -103,6 +103,8 @@ class Policy:
     log_fields: tuple[str, ...] = ("key", "decision", "effect_id", "source_type", "source_id")
     keep_requests: bool = True  # the first body, for the difference
     documentation: str | None = None  # where the rules are published, for clients
+    # Where clients ask how a request stands: GET {status_path}/{fence}. None: nowhere.
+    status_path: str | None = None
 
     @cached_property
     def clocks(self) -> dict[Kind, Times]:

@@ -281,6 +281,7 @@ def _policy(place: _Place) -> Policy:
             "on_conflict": _on_conflict,
             "keep_requests": _flag,
             "documentation": _matching(r"https?://\S+|/\S*", "a URL"),
+            "status_path": _matching(r"(/[^/\s{}]+)+", "a path such as /idempotency"),
             "routes": _list(_route),
         }
     )

@@ -14,7 +14,17 @@ from helixqueue import __version__
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.service import batches, changes, health, login, people, queues, token_routes, work
+from helixqueue.service import (
+    batches,
+    changes,
+    fences,
+    health,
+    login,
+    people,
+    queues,
+    token_routes,
+    work,
+)
 from helixqueue.service.document import document, plain_document
 from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations, pages
 from helixqueue.service.journal import masked
@@ -56,7 +66,7 @@ def create_app(settings: Settings) -> Gate:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    for module in (batches, people, queues, work, changes, token_routes, login, health):
+    for module in (batches, people, queues, work, changes, fences, token_routes, login, health):
         app.include_router(module.routes)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HelixError, _on_error)
@@ -86,7 +96,7 @@ def _policy(app: FastAPI, given: Policy | None) -> Policy:
                     before_the_effect=route.before_the_effect | _NOTHING_DONE,
                 )
             )
-    return replace(base, routes=tuple(found))
+    return replace(base, routes=tuple(found), status_path=fences.STATUS_PATH)
 
 
 def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from helixqueue.service.fence_examples import FENCE, FENCE_PARAMETERS, FENCE_STEP, FENCED
+
 BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 _KEY = "v1:9b1f0f7c0f5a4f0d8f1b6f2f7c3d5e8a1b4c7d0e3f6a9b2c5d8e1f4a7b0c3d6e"
 _FINGERPRINT = "6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
@@ -154,9 +156,7 @@ _CHANGE = (
     f'data: {{"batch_id": "{BATCH}", "version": 2, "to_state": "ASSIGNED"}}\n\n'
 )
 _METRICS = (
-    "# HELP helix_submit_decisions_total Submissions by decision.\n"
-    "# TYPE helix_submit_decisions_total counter\n"
-    'helix_submit_decisions_total{decision="new"} 1\n'
+    '# TYPE helix_submit_decisions_total counter\nhelix_submit_decisions_total{decision="new"} 1\n'
 )
 
 
@@ -262,6 +262,8 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
     ),
     "changes": Example(_CHANGE),
+    "list_fences": Example({"fences": [FENCED]}),
+    "show_fence": Example({**FENCED, "story": [FENCE_STEP]}),
     "list_tokens": Example({"tokens": [_TOKEN], "next": None}),
     "create_token": Example(
         {**_TOKEN, "token": "hx_" + "x" * 43},
@@ -304,6 +306,7 @@ OPERATIONS: Final[dict[str, Example]] = {
 PARAMETERS: Final[dict[str, Any]] = {
     "queue": "basecall",
     "batch_id": BATCH,
+    **FENCE_PARAMETERS,
     "name": "uploader",
     "state": "RUNNING",
     "identity": ["S-1"],
@@ -335,6 +338,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-found": {"detail": "there is no such path"},
     "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
+    "no-such-fence": {"detail": "the tenant has no such fence", "got": FENCE},
     "no-such-login": {"detail": "the code is unknown, was used, or is too old"},
     "no-such-token": {"detail": "there is no token uploader to rotate"},
     "method-not-allowed": {

@@ -67,10 +67,13 @@ async def ready(here: Here) -> ReadyAnswer:
     **demands("operate"),
 )
 async def metrics(here: Here, asker: Asker) -> Response:
-    """Prometheus' text form. No tenant, key or real path is a label."""
-    await _still_good(asker)
+    """Prometheus' text form. No tenant, key or real path is a label.
+
+    Counts are of this process; gauges of fences are of the token's tenant.
+    """
+    fences = await asker.fences.metrics()  # asks also whether the token is good
     rows = await here.served.ask(duties.listed())
-    text = here.metrics.text() + duties_text(rows)
+    text = here.metrics.text() + duties_text(rows) + fences
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -21,6 +21,7 @@ from helixqueue.store.plans import Ask, Plan, Step, carry_out_async
 from helixqueue.store.tokens import TOKEN
 
 if TYPE_CHECKING:
+    from helixqueue.fence.counters import Counters
     from helixqueue.service.settings import Settings
     from helixqueue.store.calls import Call
     from helixqueue.store.serving import Served
@@ -34,12 +35,20 @@ REMEMBERED_MAX: Final = 1_000
 class Principal:
     """One token at work."""
 
-    def __init__(self, served: Served, token_hash: bytes, grant: Grant, settings: Settings) -> None:
+    def __init__(
+        self,
+        served: Served,
+        token_hash: bytes,
+        grant: Grant,
+        settings: Settings,
+        counters: Counters,
+    ) -> None:
         self.grant = grant
         self.tenant = grant.tenant
         self.read_at = time.monotonic()
         self._served = served
         self._hash = token_hash
+        self._counters = counters
         self.desk = Desk(
             BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
         )
@@ -65,7 +74,7 @@ class Principal:
     @cached_property
     def fences(self) -> AsyncFences:
         """Of the requests that come with an idempotency key."""
-        return AsyncFences(self.run, self.tenant, self.grant.name)
+        return AsyncFences(self.run, self.tenant, self.grant.name, self._counters)
 
     def demand(self, scope: str) -> None:
         if scope not in self.grant.scopes:
@@ -119,9 +128,10 @@ class Allowance:
 class Principals:
     """Those who asked lately."""
 
-    def __init__(self, served: Served, settings: Settings) -> None:
+    def __init__(self, served: Served, settings: Settings, counters: Counters) -> None:
         self._served = served
         self._settings = settings
+        self._counters = counters  # of all fences, whoever asked
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def of(self, authorization: list[bytes]) -> Principal:
@@ -143,7 +153,7 @@ class Principals:
             # The same with its desk, its allowance and its fences.
             known.read_at = time.monotonic()
         else:
-            known = Principal(self._served, token_hash, grant, self._settings)
+            known = Principal(self._served, token_hash, grant, self._settings, self._counters)
         self._known[token_hash] = known
         self._known.move_to_end(token_hash)
         while len(self._known) > REMEMBERED_MAX:

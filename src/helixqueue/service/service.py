@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.requests import Request
 
 from helixqueue.errors import HelixError, SchemaMismatch
+from helixqueue.fence.counters import Counters
 from helixqueue.service.duties import Duties
 from helixqueue.service.gate import PRINCIPAL_KEY
 from helixqueue.service.journal import SCOPE_KEY, Journal
@@ -47,7 +48,7 @@ class Service:
             wait_seconds=settings.wait_seconds,
             pooled=settings.pooled,
         )
-        self.principals = Principals(self.served, settings)
+        self.principals = Principals(self.served, settings, Counters())
         self.marks = Marks(self.served)
         self.bell = None if settings.pooled else Bell(self.served.connect)
         self.waits = 0

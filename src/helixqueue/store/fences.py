@@ -310,7 +310,7 @@ class Count:
     name: str
     state: FenceState
     number: int
-    oldest: datetime
+    seconds: float  # since the oldest of them got there
 
 
 def count() -> Call[list[Count]]:
@@ -318,7 +318,7 @@ def count() -> Call[list[Count]]:
     return Call(
         _SQL["count"],
         (),
-        lambda rows: [Count(name, FenceState(state), n, at) for name, state, n, at in rows],
+        lambda rows: [Count(name, FenceState(state), *rest) for name, state, *rest in rows],
     )
 
 

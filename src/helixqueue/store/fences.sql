@@ -80,9 +80,11 @@ select decision, key, life, version, state::text, attempt, epoch, number, finger
 from helix.foresee_fence_v1(%s::text, %s::text, %s::text, %s::text);
 
 -- name: count
--- For gauges: what has not ended, by name and state, and since when the oldest stands there. At most
+-- For gauges: what has not ended, by name and state, and for how many seconds the oldest
+-- stands there. At most
 -- ten thousand of each kind are counted, by the indexes that hold nothing else.
-select f.name, f.state::text, count(*), min(f.changed_at)
+select f.name, f.state::text, count(*),
+       extract(epoch from clock_timestamp() - min(f.changed_at))::float8
 from ((select name, state, changed_at from helix.fence
        where state = 'IN_DOUBT' order by changed_at limit 10000)
       union all

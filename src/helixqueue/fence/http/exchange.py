@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import Conflict, HelixError
 from helixqueue.fence import plan
 from helixqueue.fence.call import Applied, effect_id, found, receipt_text, told_of
+from helixqueue.fence.counters import word_of
 from helixqueue.fence.drive import AsyncHands
 from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
 from helixqueue.fence.http.problem import Problem
@@ -79,8 +80,10 @@ class Exchange:
             counters.took("http", self._plan.name, "waited", claimed.waited)
         if claimed.held is None:
             await self._tell_again(claimed.told)
-        else:
-            await self._execute(claimed.held)
+            return
+        if (claimed.told.attempt or 1) > 1:
+            self._ours.fences.counters.retook("http", self._plan.name)
+        await self._execute(claimed.held)
 
     # Perhaps done before.
 
@@ -230,11 +233,11 @@ class Exchange:
     async def _refuse(self, refused: HelixError) -> None:
         if isinstance(refused, Conflict):
             self._journal.know(diff_ops=len(refused.diff))
-        await self._answer(problem_of(refused, self._ours.policy))
+        await self._answer(problem_of(refused, self._ours.policy), word_of(refused))
 
-    async def _answer(self, problem: Problem) -> None:
+    async def _answer(self, problem: Problem, decision: str | None = None) -> None:
         status, headers, body = problem.response()
-        self._journal.decided(problem.kind, status=status)
+        self._journal.decided(decision or problem.kind, status=status)
         await respond(self._send, status, headers, body)
 
 

@@ -21,6 +21,7 @@ from helixqueue.fence.http.exchange import Exchange, Probe, Redact
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.keyed import OfScope, Owners, read
 from helixqueue.fence.http.problem import Problem
+from helixqueue.fence.http.status import asked_for, tell_state
 from helixqueue.fence.policy import Policy
 
 if TYPE_CHECKING:
@@ -62,11 +63,16 @@ class IdempotencyMiddleware:
         self.redact = redact
         self.probe = probe
         self.hint = hint
+        if hint is not None and hint.counters is None:
+            hint.counters = fences.counters
         self._owners = Owners(fences.actor, fences.tenant, tenant, principal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None
         if scope["type"] == "http":
+            if (fence := asked_for(self.policy, scope)) is not None:
+                await tell_state(self, self._owners, fence, scope, send)
+                return
             route = self.policy.route(scope["method"], scope["path"])
         if route is None or not (route.required or values(scope["headers"], self.policy.header)):
             await self.app(scope, receive, send)

@@ -23,6 +23,8 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "scope-unavailable": (500, "Nobody was named whose request this is"),
     "storage-unavailable": (503, "Nothing was done: the store is away"),
 }
+# Of the path where the state of a fence is asked for; operations do not answer with it.
+OF_STATUS: Final = {"no-such-fence": (404, "There is no such fence of yours")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,10 @@ class Problem:
     retry_after: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
     describedby: str | None = None
+    status_url: str | None = None  # where the state of the fence is told
 
     def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        usual, title = PROBLEMS[self.kind]
+        usual, title = PROBLEMS.get(self.kind) or OF_STATUS[self.kind]
         status = self.status or usual
         body = json.dumps(
             {
@@ -57,7 +60,7 @@ class Problem:
         if self.retry_after is not None:
             seconds = min(max(math.ceil(self.retry_after), 1), 30)
             headers.append((b"retry-after", str(seconds).encode()))
-        if self.describedby is not None:
-            link = f'<{self.describedby}>; rel="describedby"'
-            headers.append((b"link", link.encode()))
+        for url, relation in ((self.describedby, "describedby"), (self.status_url, "status")):
+            if url is not None:
+                headers.append((b"link", f'<{url}>; rel="{relation}"'.encode()))
         return status, headers, body

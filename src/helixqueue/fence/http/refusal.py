@@ -28,8 +28,12 @@ def problem_of(refused: HelixError, policy: Policy) -> Problem:
     # it does.
     if isinstance(refused, InProgress):
         log.info("idempotency: %s", refused)
-        detail = "send the same request again after Retry-After"
-        return Problem("in-progress", detail, retry_after=refused.retry_after)
+        return Problem(
+            "in-progress",
+            "send the same request again after Retry-After",
+            retry_after=refused.retry_after,
+            status_url=status_url(policy, refused.key),
+        )
     if isinstance(refused, LeaseLost):
         log.warning("idempotency: %s", refused)
         return Problem("in-progress", "another try took over; ask for its answer", retry_after=1)
@@ -50,7 +54,12 @@ def _doubt(refused: InDoubt, policy: Policy) -> Problem:
         retry_after=refused.retry_after or None,
         more={"fence": refused.key},
         describedby=policy.documentation,
+        status_url=status_url(policy, refused.key),
     )
+
+
+def status_url(policy: Policy, key: str | None) -> str | None:
+    return None if policy.status_path is None or key is None else f"{policy.status_path}/{key}"
 
 
 def _mismatch(refused: Conflict, policy: Policy) -> Problem:

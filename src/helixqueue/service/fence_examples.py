@@ -1,0 +1,41 @@
+"""The part of the story in examples.py that is about fences."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+FENCE: Final = "v1:4c0d9e1f6b2a7d5e8c3f0a9b4d1e6c7f2a5b8d0e3c6f9a1b4d7e0c3f6a9b2d5e"
+_BEGAN = "2026-09-01T08:00:00Z"
+
+FENCED: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "name": "http /v1/queues/{queue}/batches",
+    "identity": ["uploader", "upload-2026-09-01-S-1"],
+    "state": "SEALED",
+    "means": "it took effect; send the same request again for its answer",
+    "attempt": 1,
+    "actor": "uploader",
+    "reason": "sealed",
+    "detail": None,
+    "first_at": _BEGAN,
+    "changed_at": _BEGAN,
+    "effect": None,
+    "receipt": "r1:" + "5e" * 32,
+    "answer_kept": True,
+    "answer_until": "2026-09-02T08:00:00Z",
+    "until": "2026-10-01T08:00:00Z",
+}
+FENCE_STEP: Final[dict[str, Any]] = {
+    "at": _BEGAN,
+    "what": "claimed",
+    "from_state": None,
+    "to_state": "EFFECT_STARTED",
+    "attempt": 1,
+    "actor": "uploader",
+    "detail": None,
+}
+FENCE_PARAMETERS: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "fence_state": "IN_DOUBT",
+    "fence_name": FENCED["name"],
+}
