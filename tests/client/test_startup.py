@@ -1,4 +1,4 @@
-"""A fresh installation of the core alone: it imports quickly, says what is missing, and works."""
+"""A fresh installation of the core and httpx: it imports quickly, says what is missing, works."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
+from tests.service.conftest import Site, serving, settings_for
 
 # All in one process of the suite: the others need not wait for the installation.
 pytestmark = pytest.mark.xdist_group("fresh")
@@ -23,7 +24,7 @@ TRIES = 7
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory):
-    """A virtual environment with `pip install .` and nothing of this one; made once for all."""
+    """A virtual environment with `pip install .[worker]` and nothing of this one; made once."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -39,7 +40,7 @@ def install(home):
     venv.create(home)  # without pip: this one's will do
     pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
     done = subprocess.run(
-        [*pip, "install", "--quiet", "--disable-pip-version-check", ROOT],
+        [*pip, "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[worker]"],
         capture_output=True,
         text=True,
         check=False,
@@ -48,7 +49,7 @@ def install(home):
     if done.returncode != 0:
         if "connection" in done.stderr.lower() and os.environ.get("CI") != "true":
             pytest.skip("no package registry can be reached from here: go online to run this")
-        pytest.fail(f"pip install . failed:\n{done.stderr}")
+        pytest.fail(f"pip install .[worker] failed:\n{done.stderr}")
 
 
 def run(fresh, *command, **environment):
@@ -134,3 +135,44 @@ def test_a_verb_that_needs_more_than_the_core_says_what_to_install(fresh, verb):
 def test_the_core_completes_every_verb(fresh):
     asked = {"_HELIXQ_COMPLETE": "complete_bash", "COMP_WORDS": "helixq ", "COMP_CWORD": "1"}
     assert set(run(fresh, "helixq", **asked).stdout.split()) >= set(VERBS)
+
+
+# As on a machine that has no driver: whoever imports it fails.
+NO_DRIVER = "import sys\nsys.modules['psycopg'] = sys.modules['sqlalchemy'] = None\n"
+
+
+def test_a_machine_without_a_driver_submits_and_works_with_a_token(fresh, database, name):
+    with serving(settings_for(database)) as url:
+        token = Site(database, url).token()
+        code = f"""{NO_DRIVER}
+from helixqueue import HelixClient, Queue
+
+queue = Queue({name!r})
+
+@queue.handler
+def run(lease):
+    return lease.payload["n"] + 1
+
+with HelixClient({url!r}, token={token!r}) as helix:
+    one = helix.submit(queue, identity="s", payload={{"n": 1}})
+    print(one.decision, helix.work(queue, until_idle=True).completed, helix.result(one.receipt))
+"""
+        done = run(fresh, "python", "-W", "error", "-c", code)
+    assert (done.stdout.split(), done.stderr) == (["new", "1", "2"], "")
+
+
+def test_without_httpx_a_client_says_what_to_install(fresh):
+    code = (
+        "import sys\nsys.modules['httpx'] = None\nfrom helixqueue import HelixClient, Unavailable\n"
+        "try:\n    HelixClient('http://127.0.0.1', token='hx_x')\n"
+        "except Unavailable as missing:\n    print(missing)"
+    )
+    assert "pip install 'helixqueue[worker]'" in run(fresh, "python", "-c", code).stdout
+
+
+def test_importing_the_client_of_a_service_loads_no_driver_and_no_sql(fresh):
+    code = "import sys\nfrom helixqueue import HelixClient\nprint(sorted(sys.modules))"
+    loaded = run(fresh, "python", "-c", code).stdout
+    assert "'helixqueue.client.http'" in loaded
+    heavy = ("psycopg", "pydantic", "typer", "helixqueue.store.calls", "helixqueue.store.reads")
+    assert not [name for name in heavy if f"'{name}'" in loaded]
