@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -46,6 +46,8 @@ class HttpCall(Generic[T_co]):
     # For what the engine would not recognise when it comes again. Made once a call, kept over all
     # repeats: the service gives the first answer again.
     key: str | None = field(default=None, repr=False)
+    # The engine would recognise it: the key goes along only where the service's policy demands one.
+    spare_key: bool = False
     seconds: float = 0.0  # that the service may hold the answer back
 
 
@@ -60,12 +62,13 @@ def post(
     read: Callable[[Any], T],
     *,
     method: str = "POST",
-    keyed: bool = False,
+    keyed: bool | None = None,
     seconds: float = 0.0,
 ) -> HttpCall[T]:
+    """`keyed`: it needs an idempotency key; False: it may have one; None: it takes none."""
     data = body if isinstance(body, bytes) else to_json(body)
-    key = f'"{uuid.uuid4()}"' if keyed else None
-    return HttpCall(method, path, good(read), data, key, seconds)
+    key = None if keyed is None else f'"{uuid.uuid4()}"'
+    return HttpCall(method, path, good(read), data, key, keyed is False, seconds)
 
 
 def good(read: Callable[[Any], T]) -> Callable[[Reply], T]:
@@ -87,7 +90,7 @@ def unless(kind: str, call: HttpCall[T], instead: Callable[[], T]) -> HttpCall[T
             return instead()
         return call.read(reply)
 
-    return HttpCall(call.method, call.path, judged, call.body, call.key, call.seconds)
+    return replace(call, read=judged)
 
 
 def to_json(value: Any) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.transport.http.call import Reply
+from helixqueue.transport.http.problem import kind_of
 
 if TYPE_CHECKING:
     import httpx
@@ -77,23 +78,62 @@ def library() -> Any:
     return httpx
 
 
-class Link:
+class _Common:
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self._closed = False
+        self._spare_keys = False  # whether the service demands them
+
+    def _lacks_a_key(self, call: HttpCall[Any], reply: Reply) -> bool:
+        """Whether the service wants a key with what could do without; from now on it gets them."""
+        if self._spare_keys or not call.spare_key or reply.status != 400:
+            return False
+        self._spare_keys = kind_of(reply.body) == "missing-key"
+        return self._spare_keys
+
+    def _request(self, call: HttpCall[Any]) -> dict[str, Any]:
+        headers = {}
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        if call.key is not None and (self._spare_keys or not call.spare_key):
+            headers["Idempotency-Key"] = call.key
+        where = self.where
+        request: dict[str, Any] = {
+            "method": call.method,
+            "url": call.path,
+            "content": call.body,
+            "headers": headers,
+        }
+        if call.seconds:
+            request["timeout"] = library().Timeout(
+                where.answer_seconds + call.seconds,
+                connect=where.connect_seconds,
+                pool=where.wait_seconds,
+            )
+        return request
+
+
+class Link(_Common):
     """For threads, which share it; a forked child gets connections of its own."""
 
     def __init__(self, where: Where) -> None:
-        self.where = where
+        super().__init__(where)
         self._lock = threading.Lock()
         self._clients: dict[int, httpx.Client] = {}
-        self._closed = False
 
     def run(self, call: HttpCall[T]) -> T:
-        httpx = library()
+        reply = self._send(call)
+        if self._lacks_a_key(call, reply):
+            reply = self._send(call)
+        return call.read(reply)
+
+    def _send(self, call: HttpCall[Any]) -> Reply:
         client = self._client()
         try:
-            answer = client.send(client.build_request(**_request(self.where, call)))
-        except httpx.HTTPError as error:
+            answer = client.send(client.build_request(**self._request(call)))
+        except library().HTTPError as error:
             raise _trouble(self.where, error) from error
-        return call.read(Reply(answer.status_code, answer.headers, answer.content))
+        return Reply(answer.status_code, answer.headers, answer.content)
 
     def close(self) -> None:
         self._closed = True
@@ -111,22 +151,26 @@ class Link:
             return mine
 
 
-class AsyncLink:
+class AsyncLink(_Common):
     """For tasks; each event loop has connections of its own."""
 
     def __init__(self, where: Where) -> None:
-        self.where = where
+        super().__init__(where)
         self._clients: dict[tuple[int, int], tuple[asyncio.AbstractEventLoop, Any]] = {}
-        self._closed = False
 
     async def run(self, call: HttpCall[T]) -> T:
-        httpx = library()
+        reply = await self._send(call)
+        if self._lacks_a_key(call, reply):
+            reply = await self._send(call)
+        return call.read(reply)
+
+    async def _send(self, call: HttpCall[Any]) -> Reply:
         client = self._client()
         try:
-            answer = await client.send(client.build_request(**_request(self.where, call)))
-        except httpx.HTTPError as error:
+            answer = await client.send(client.build_request(**self._request(call)))
+        except library().HTTPError as error:
             raise _trouble(self.where, error) from error
-        return call.read(Reply(answer.status_code, answer.headers, answer.content))
+        return Reply(answer.status_code, answer.headers, answer.content)
 
     async def close(self) -> None:
         self._closed = True
@@ -148,27 +192,6 @@ class AsyncLink:
 
 
 CLOSED = "this client is closed; make another"
-
-
-def _request(where: Where, call: HttpCall[Any]) -> dict[str, Any]:
-    headers = {}
-    if call.body is not None:
-        headers["Content-Type"] = "application/json"
-    if call.key is not None:
-        headers["Idempotency-Key"] = call.key
-    request: dict[str, Any] = {
-        "method": call.method,
-        "url": call.path,
-        "content": call.body,
-        "headers": headers,
-    }
-    if call.seconds:
-        request["timeout"] = library().Timeout(
-            where.answer_seconds + call.seconds,
-            connect=where.connect_seconds,
-            pool=where.wait_seconds,
-        )
-    return request
 
 
 def _trouble(where: Where, error: Exception) -> Unavailable:
