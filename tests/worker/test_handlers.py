@@ -59,6 +59,30 @@ def test_a_def_handler_completes_with_a_typed_result(helix, name):
     ]  # fmt: skip
 
 
+def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
+    queue = Queue(name)
+    said, go = threading.Event(), threading.Event()
+
+    @queue.handler
+    def run(lease: Lease):
+        lease.progress(0.4, "demultiplexing")
+        lease.log.warning("few reads")
+        with pytest.raises(Refused, match="from 0 to 1"):
+            lease.progress(40)
+        said.set()
+        assert go.wait(20)
+
+    one = helix.submit(queue, identity="s1", payload={}).receipt
+    with shift(helix, queue, slots=1) as worker:
+        assert said.wait(20)
+        [told] = worker.worker._told()["progress"]
+        go.set()
+    assert told == {"batch": str(one.batch_id), "fraction": 0.4, "note": "demultiplexing"}
+    [record] = [record for record in caplog.records if "few reads" in record.message]
+    assert record.message == f"{name} 's1' attempt 1: few reads"
+    assert (record.batch, record.attempt) == (str(one.batch_id), 1)
+
+
 def test_an_async_handler_in_an_async_client(database, name):
     queue = Queue(name)
 

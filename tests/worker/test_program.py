@@ -43,6 +43,39 @@ def ran(database, name, command, *options):
     return json.loads(out)
 
 
+LAB = """
+import os
+from helixqueue import HelixQueue, Queue
+app = HelixQueue(os.environ["LAB_DSN"], tenant="a")
+queue = Queue("{name}")
+
+@queue.handler
+def run(lease):
+    return {{"attempt": lease.attempt}}
+"""
+
+
+def test_a_module_with_queues_and_a_client_is_worked_from_the_command_line(
+    helix, database, name, tmp_path
+):
+    (tmp_path / "lab.py").write_text(LAB.format(name=name), encoding="utf-8")
+    one = helix.submit(Queue(name), identity="s", payload={})
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "helixqueue.cli.main", "work", name, "--json"),
+            *("--app", "lab:app", "--until-idle"),
+        ],
+        env=os.environ | {"LAB_DSN": database.dsn("pool"), "PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["completed"] == 1
+    assert helix.result(one.receipt) == {"attempt": 1}
+
+
 def test_a_program_finds_its_payload_and_ids_and_never_the_token(helix, database, name):
     queue = Queue(name, max_attempts=1)
     one = helix.submit(queue, identity="Sämple-1", payload={"pod5": "a.pod5"}, revision="2")

@@ -56,6 +56,21 @@ def test_a_lease_by_hand_and_one_that_expired(helix, database, name):
     assert effects(database, name) == {"s": 1}
 
 
+def test_a_frozen_holder_wakes_up_to_nothing(helix, database, name):
+    queue, run = declared(name)
+    one = helix.submit(queue, identity="s", payload={})
+    with testing.leased(helix, queue) as lease:
+        with testing.freeze(helix, queue, lease) as other:
+            assert other.batch_id == lease.batch_id
+            assert other.fencing > lease.fencing
+            run(other)
+        with pytest.raises(LeaseLost) as lost:
+            run(lease)
+        assert lost.value.owner == other.worker
+    assert helix.state(one.receipt) is State.COMPLETED
+    assert effects(database, name) == {"s": 1}
+
+
 def test_the_plugin_gives_each_test_a_tenant_of_its_own(pytester):
     pytester.makeconftest('pytest_plugins = ["helixqueue.testing.plugin"]')
     pytester.makepyfile(

@@ -7,8 +7,9 @@ testing.drain(helix, basecall)
 ```
 
 `drain` runs handlers until nothing is left, without a renewer and without prefetching. `leased`
-gives one lease to call a handler with by hand; `expire` takes it away, as a freeze past its end
-would. The pytest plugin (`helixqueue.testing.plugin`) has the fixtures `helix` and `helix_dsn`.
+gives one lease to call a handler with by hand; `expire` takes it away, and `freeze` gives it to
+another worker meanwhile, as a freeze past its end would. The pytest plugin
+(`helixqueue.testing.plugin`) has the fixtures `helix` and `helix_dsn`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import Summary
 
-__all__ = ["assert_submitted", "drain", "expire", "leased"]
+__all__ = ["assert_submitted", "drain", "expire", "freeze", "leased"]
 
 
 def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> Summary:
@@ -115,6 +116,21 @@ def expire(helix: HelixQueue, lease: Lease[Any, Any]) -> None:
     """The lease is gone, and its holder has not heard of it: whatever it writes is refused."""
     row = lease.held
     helix.release(lease.worker, [Held(row.batch, row.token)])
+
+
+@contextlib.contextmanager
+def freeze(
+    helix: HelixQueue, queue: Queue[Any, Any], lease: Lease[Any, Any]
+) -> Iterator[Lease[Any, Any]]:
+    """The lease's holder is frozen past its end: inside, another worker has the batch, by this."""
+    expire(helix, lease)
+    with leased(helix, queue) as other:
+        if other.batch_id != lease.batch_id:
+            raise HelixError(
+                f"expected batch {lease.batch_id} next in queue {queue.name}, got "
+                f"{other.batch_id}: freeze while it is the most urgent one"
+            )
+        yield other
 
 
 class _Hand:

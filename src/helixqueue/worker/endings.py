@@ -218,6 +218,10 @@ class Within(_Ending[R]):
         """The attempt failed, when your transaction commits."""
         self._settle(self._failed(reason, after, permanent=permanent))
 
+    def submit(self, queue: Any, **options: Any) -> Any:
+        """Chain the next step, before the end: it commits or vanishes with your transaction."""
+        return self._grip.submit(queue, within=self.connection, **options)
+
     def _settle(self, settlement: Settlement) -> None:
         self._demand_held()
         if self._grip.local is None:
@@ -244,6 +248,10 @@ class AsyncWithin(_Ending[R]):
     ) -> None:
         """The attempt failed, when your transaction commits."""
         await self._settle(self._failed(reason, after, permanent=permanent))
+
+    async def submit(self, queue: Any, **options: Any) -> Any:
+        """Chain the next step, before the end: it commits or vanishes with your transaction."""
+        return await self._grip.submit_async(queue, within=self.connection, **options)
 
     async def _settle(self, settlement: Settlement) -> None:
         self._demand_held()
