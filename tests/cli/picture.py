@@ -1,4 +1,4 @@
-"""Writes docs/demo.svg from a real run of the demo: `python -m tests.cli.picture`."""
+"""Writes docs/demo.svg from a real run of `make run`: `python -m tests.cli.picture`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from rich.text import Text
 
 from tests.cli.conftest import HELIXQ
 
+COMMAND = "helixq up --demo"
+SECONDS = 26  # a kill and a freeze, and a line after each
 FILE = Path(__file__).parents[2] / "docs" / "demo.svg"
 COLUMNS = 132
 
@@ -22,9 +25,22 @@ def taken() -> str:
     """The run as a terminal shows it, with its colours."""
     leader, follower = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "TZ": "UTC"}
-    with subprocess.Popen(
-        [HELIXQ, "demo"], stdout=follower, stderr=follower, env=environment
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+        subprocess.Popen(
+            [
+                HELIXQ,
+                *COMMAND.split()[1:],
+                "--data",
+                f"{directory}/helix-data",
+                "--for",
+                str(SECONDS),
+            ],
+            stdout=follower,
+            stderr=follower,
+            env=environment,
+        ) as process,
+    ):
         os.close(follower)
         pieces = []
         while True:
@@ -35,13 +51,16 @@ def taken() -> str:
         os.close(leader)
     if process.returncode:
         raise SystemExit(process.returncode)
-    return b"".join(pieces).decode().replace("\r\n", "\n")
+    told = b"".join(pieces).decode().replace("\r\n", "\n").replace(directory, "/home/lab")
+    # What a machine has of its own, and a link that nobody can use any more.
+    told = re.sub(r"hl_[\w-]{43}", "hl_...", told)
+    return re.sub(r"unix://\S+/helixqueue-\w+", "unix:///run/helixqueue", told)
 
 
 def main() -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(f"$ helixq demo\n{taken()}"))
-    picture = console.export_svg(title="helixq demo")
+    console.print(Text.from_ansi(f"$ {COMMAND}\n{taken()}"))
+    picture = console.export_svg(title=COMMAND)
     # No fonts from elsewhere: a page that shows it fetches nothing.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     picture = re.sub(r"<!--.*?-->", "", picture).replace("Fira Code", "monospace")

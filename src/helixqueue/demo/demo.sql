@@ -66,10 +66,9 @@ select helix.public_id(b.key) from helix.batch b where b.id = %s;
 delete from demo.reads where at < clock_timestamp() - interval '1 hour';
 
 -- name: lab
--- How the lab stands: batches that were made, that are done, that were done and went by retention; and
--- the samples whose effects are not exactly one, of which there must be none.
-select (select count(*) from helix.identity i where i.tenant = %(tenant)s),
-       (select count(*) from helix.outcome o where o.tenant = %(tenant)s and o.state = 'COMPLETED'),
+-- How the lab stands: batches that are done, that were done and went by retention, late writes; and the
+-- samples whose effects are not exactly one, of which there must be none.
+select (select count(*) from helix.outcome o where o.tenant = %(tenant)s and o.state = 'COMPLETED'),
        (select count(*) from helix.retired r where r.tenant = %(tenant)s and r.state = 'COMPLETED'),
        (select coalesce(sum(r.times), 0)::bigint from helix.refusal r where r.tenant = %(tenant)s),
        (select count(*) from (select from demo.reads r group by r.sample having count(*) > 1) twice)

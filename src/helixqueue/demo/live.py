@@ -42,20 +42,18 @@ HANDS = 3
 class Standing(NamedTuple):
     """How the lab stands, as the database has it."""
 
-    batches: int
     completed: int
     retired: int
     refused: int
     wrong: int  # samples with another number of effects than one
 
-    def line(self, seen: Seen, events: int, *, clean: bool) -> str:
+    def line(self, seen: Seen, *, clean: bool) -> str:
         done = self.completed + self.retired
         once = "each once" if not self.wrong else f"{self.wrong} NOT ONCE"
         return (
-            f"{seen.rows} rows in: {seen.duplicates} duplicates, {seen.refused} bad names, "
-            f"{self.batches} batches | {done} completed, {once} | {seen.killed} workers killed, "
-            f"{self.refused} late writes refused | replay {'ok' if clean else 'BROKEN'}, "
-            f"{events} events"
+            f"submitted {seen.rows}, deduplicated {seen.duplicates}, bad names {seen.refused} | "
+            f"completed {done}, {once} | killed {seen.killed}, late writes refused "
+            f"{self.refused} | replay {'ok' if clean else 'BROKEN'}"
         )
 
 
@@ -227,7 +225,7 @@ def _tell(dsn: str, seen: Seen) -> bool:
         mine = {"tenant": TENANT, "queue": BASECALL.name}
         row = connection.execute(_sql("lab"), mine).fetchone()
     standing = Standing(*(row or ()))
-    _say(standing.line(seen, replayed.events, clean=replayed.clean))
+    _say(standing.line(seen, clean=replayed.clean))
     return replayed.clean and not standing.wrong
 
 
