@@ -34,6 +34,38 @@ Named = Annotated[
     typer.Argument(metavar="QUEUE...", help="Of --app, all unless said.", show_default=False),
 ]
 
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE[:CLIENT]",
+        help="Where the queues and their handlers are declared, and the client, if any.",
+        show_default=False,
+    ),
+]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        "--exec", metavar="COMMAND", help="A program that does the work.", show_default=False
+    ),
+]
+Slots = Annotated[int, typer.Option("--slots", min=1, help="Batches at a time.")]
+UntilIdle = Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to claim.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", min=0.05, help="Seconds for one attempt of --exec."),
+]
+Grace = Annotated[
+    float, typer.Option("--grace", min=0, help="Seconds for what runs when it is stopped.")
+]
+Logs = Annotated[
+    Path | None,
+    typer.Option(
+        "--logs", metavar="DIR", help="Keep what --exec prints there.", show_default=False
+    ),
+]
+Name = Annotated[str | None, typer.Option("--name", help="The worker's name, for people.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("work")(_work)
@@ -42,41 +74,14 @@ def register(app: typer.Typer) -> None:
 def _work(
     queues: Named = None,
     *,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            "--app",
-            metavar="MODULE[:CLIENT]",
-            help="Where the queues and their handlers are declared, and the client, if any.",
-            show_default=False,
-        ),
-    ] = None,
-    program: Annotated[
-        str | None,
-        typer.Option(
-            "--exec", metavar="COMMAND", help="A program that does the work.", show_default=False
-        ),
-    ] = None,
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Batches at a time.")] = 4,
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when nothing is left to claim.")
-    ] = False,
-    time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", min=0.05, help="Seconds for one attempt of --exec."),
-    ] = None,
-    grace: Annotated[
-        float, typer.Option("--grace", min=0, help="Seconds for what runs when it is stopped.")
-    ] = 30.0,
-    logs: Annotated[
-        Path | None,
-        typer.Option(
-            "--logs", metavar="DIR", help="Keep what --exec prints there.", show_default=False
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The worker's name, for people.")
-    ] = None,
+    app: App = None,
+    program: Command = None,
+    slots: Slots = 4,
+    until_idle: UntilIdle = False,
+    time_limit: TimeLimit = None,
+    grace: Grace = 30.0,
+    logs: Logs = None,
+    name: Name = None,
     url: target.Url = None,
     token: target.Token = None,
     dsn: target.Dsn = None,
