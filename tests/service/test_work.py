@@ -17,6 +17,10 @@ def claimed(http, lab, worker="gpu-1", **more):
     return told.json()
 
 
+def logged(caplog):
+    return "\n".join(caplog.messages).splitlines()
+
+
 def lease_of(one):
     return {"batch": one["batch"], "token": one["token"]}
 
@@ -80,7 +84,7 @@ def test_a_frozen_worker_is_refused_and_both_names_are_logged(http, lab, caplog)
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         [answer] = settled(http, "bo", frozen)
     assert (answer["answer"], answer["owner"]) == ("refused", "ada")
-    step, request = (json.loads(line) for line in caplog.messages)
+    step, request = (json.loads(line) for line in logged(caplog))
     assert (step["operation"], step["worker"], step["conflicting_worker"]) == (
         "settle",
         "bo",
@@ -117,7 +121,7 @@ def test_one_batchs_story_is_a_search_for_its_id(site, http, lab, caplog):
             settled(other, "bo", one)
             settled(other, "ada", two)
         http.get(f"/v1/batches/{batch_id}/outcome")
-    lines = [json.loads(line) for line in caplog.messages if batch_id in line]
+    lines = [json.loads(line) for line in logged(caplog) if batch_id in line]
     assert [
         (line["operation"], line.get("worker"), line.get("attempt"), line.get("decision"))
         for line in lines

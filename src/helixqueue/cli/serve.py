@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
 from typing import Annotated
@@ -39,6 +40,9 @@ def _serve(
     max_pending: Annotated[
         int, typer.Option("--max-pending", min=1, max=100000, help="Of one queue; then 429.")
     ] = 100_000,
+    rate: Annotated[
+        float, typer.Option("--rate", min=1, help="Requests a second of one token; then 429.")
+    ] = 500.0,
     policy: Annotated[
         Path | None,
         typer.Option("--policy", help="An idempotency.yml for the writes.", show_default=False),
@@ -71,6 +75,8 @@ def _serve(
         pooled=pooled,
         connections=connections,
         max_pending=max_pending,
+        requests_per_second=rate,
+        burst=math.ceil(rate * 2),
         policy=None if policy is None else read_policy(policy),
     )
     serve(settings, host=host, port=port, listening=listening, warn=show.progress)

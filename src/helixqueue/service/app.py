@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from helixqueue import __version__
@@ -25,6 +26,7 @@ from helixqueue.service import (
     token_routes,
     work,
 )
+from helixqueue.service.direct import directly
 from helixqueue.service.document import document, plain_document
 from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations, pages
 from helixqueue.service.journal import masked
@@ -68,14 +70,13 @@ def create_app(settings: Settings) -> Gate:
     app.state.service = service
     for module in (batches, people, queues, work, changes, fences, token_routes, login, health):
         app.include_router(module.routes)
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(HelixError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_fault)
+    for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _tell)
     policy = _policy(app, settings.policy)
     app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
-    return Gate(app, service, policy, pages(login.routes))
+    hot = [one for family in (batches, people, work) for one in family.routes.routes]
+    direct = directly([one for one in hot if isinstance(one, APIRoute)], app, _tell)
+    return Gate(app, service, policy, direct, pages(login.routes))
 
 
 def _policy(app: FastAPI, given: Policy | None) -> Policy:
@@ -105,13 +106,24 @@ def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:
     return app.openapi_schema
 
 
-async def _on_problem(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, Problem)  # noqa: S101 - registered for it
-    return _told(request, problem)
+async def _tell(request: Request, error: Exception) -> Response:
+    """The answer to whatever went wrong while a request was served."""
+    match error:
+        case Problem():
+            return _told(request, error)
+        case HelixError():
+            return _told(request, _of_engine(request, error))
+        case RequestValidationError():
+            return _told(request, invalid_request(error.errors()))
+        case HTTPException():
+            # What the framework itself refuses; the gate has refused nearly all of it before.
+            kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "not-json")
+            return _told(request, Problem(kind, "the request could not be read"))
+    # Told of in the gate, which the error goes on to.
+    return _told(request, Problem("internal", "it is on record under the request's id"))
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HelixError)  # noqa: S101 - registered for it
+def _of_engine(request: Request, error: HelixError) -> Problem:
     principal = request.scope.get(PRINCIPAL_KEY)
     problem = problem_of(error, values=principal is not None and principal.sees_payloads)
     if problem.status_code >= 500:
@@ -120,25 +132,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         if not (journal.unrepeatable and getattr(error, "outcome_unknown", False)):
             # Nothing happened, or what happened will be recognised when it is asked again.
             problem.extra[EFFECT_HEADER] = "none"
-    return _told(request, problem)
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it
-    return _told(request, invalid_request(error.errors()))
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses; the gate has refused nearly all of it before."""
-    status = getattr(error, "status_code", 400)
-    kind = {404: "not-found", 405: "method-not-allowed"}.get(status, "not-json")
-    return _told(request, Problem(kind, "the request could not be read"))
-
-
-async def _on_fault(request: Request, error: Exception) -> Response:
-    """Answered here, told of in the gate, which the error goes on to."""
-    del error
-    return _told(request, Problem("internal", "it is on record under the request's id"))
+    return problem
 
 
 def _told(request: Request, problem: Problem) -> Response:

@@ -96,7 +96,7 @@ async def submit_many(
     for one in done:
         here.metrics.decided(one.decision)
         batch_id = None if one.receipt is None else one.receipt.batch_id
-        note.step("submit", batch=batch_id, decision=one.decision)
+        note.step("submit", queue=queue, batch=batch_id, decision=one.decision)
     note.know(decision=sorted({one.decision for one in done}))
     told = [
         answers.submitted(one, values=asker.sees_payloads, request_id=note.request_id)

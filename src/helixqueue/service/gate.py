@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 
 from helixqueue.errors import HelixError
 from helixqueue.fence.http import IdempotencyMiddleware
-from helixqueue.fence.http.asgi import Disconnected, Message, Receive, Scope, Send, whole_body
+from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send, whole_body
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.service.journal import SCOPE_KEY, Journal, masked
@@ -28,6 +28,8 @@ from helixqueue.service.problems import Problem, problem_of
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import APIRouter, FastAPI
 
     from helixqueue.fence.policy import Policy
@@ -38,6 +40,7 @@ log = logging.getLogger("helixqueue.service")
 OPEN: Final = "open"  # asks for no token
 ANY: Final = "any"  # for every good token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
+OPERATION_KEY: Final = "helixqueue.operation"
 CLIENT_LEFT: Final = 499
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -65,7 +68,8 @@ def operations(document: dict[str, Any]) -> list[Operation]:
     found = []
     for path, methods in document["paths"].items():
         parts = re.split(r"(\{[^{}/]+\})", path)
-        pattern = re.compile("".join("[^/]+" if p.startswith("{") else re.escape(p) for p in parts))
+        named = [f"(?P<{p[1:-1]}>[^/]+)" if p.startswith("{") else re.escape(p) for p in parts]
+        pattern = re.compile("".join(named))
         for method, told in methods.items():
             fenced = bool(told.get("x-fenced"))
             name, scope = told["operationId"], told.get("x-scope")
@@ -94,12 +98,21 @@ class Gate:
     """Wraps the application; this is what a server runs."""
 
     def __init__(
-        self, app: FastAPI, service: Service, policy: Policy, more: Sequence[Operation] = ()
+        self,
+        app: FastAPI,
+        service: Service,
+        policy: Policy,
+        direct: Mapping[str, App],
+        more: Sequence[Operation] = (),
     ) -> None:
         self.app = app
         self.service = service
         self._policy = policy
+        self._direct = direct
         self._operations = [*operations(app.openapi()), *more]
+        self._fences = {
+            one: policy.route(one.method, one.path) for one in self._operations if one.fenced
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -162,19 +175,23 @@ class Gate:
             principal.allowance.take()
         body = await self._body(receive)
         given = _Given(body, receive)
-        if principal is not None and operation.fenced and self._keyed(operation, scope):
+        scope[OPERATION_KEY] = operation
+        inner = self._direct.get(operation.name, self.app)
+        if principal is not None and self._keyed(operation, scope):
             fence = IdempotencyMiddleware(
-                self.app, principal, self._policy, principal=lambda _: principal.grant.name
+                inner, principal, self._policy, principal=lambda _: principal.grant.name
             )
             await fence(scope, given, answer)
         else:
-            await self.app(scope, given, answer)
+            await inner(scope, given, answer)
 
     def _find(self, scope: Scope) -> tuple[Operation | None, list[str]]:
         """The operation asked for; else the methods that the path does know."""
-        there = [one for one in self._operations if one.pattern.fullmatch(scope["path"])]
-        wanted = next((one for one in there if one.method == scope["method"]), None)
-        return wanted, sorted({one.method for one in there})
+        method, path = scope["method"], scope["path"]
+        for one in self._operations:
+            if one.method == method and one.pattern.fullmatch(path):
+                return one, []
+        return None, sorted({one.method for one in self._operations if one.pattern.fullmatch(path)})
 
     async def _principal(self, scope: Scope, journal: Journal) -> Principal:
         principal = await self.service.principals.of(values(scope["headers"], "authorization"))
@@ -184,9 +201,10 @@ class Gate:
         return principal
 
     def _keyed(self, operation: Operation, scope: Scope) -> bool:
-        route = self._policy.route(operation.method, operation.path)
-        header = values(scope["headers"], self._policy.header)
-        return route is not None and (route.required or bool(header))
+        route = self._fences.get(operation)
+        if route is None:
+            return False
+        return route.required or bool(values(scope["headers"], self._policy.header))
 
     async def _body(self, receive: Receive) -> bytes:
         seconds = self.service.settings.body_seconds

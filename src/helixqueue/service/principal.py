@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.client.desk import Desk
-from helixqueue.client.store_book import BOOK
 from helixqueue.fence.guard import AsyncFences
+from helixqueue.service.gathering import BOOK, Gathering, Single
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.store import tokens
 from helixqueue.store.plans import Ask, Plan, Step, carry_out_async
@@ -52,6 +52,7 @@ class Principal:
         self.desk = Desk(
             BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
         )
+        self._gathering = Gathering(self.run)
         self.allowance = Allowance(settings.requests_per_second, settings.burst)
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
@@ -67,6 +68,8 @@ class Principal:
 
     async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the answer of any call
         if isinstance(step, Ask):
+            if isinstance(step.call, Single):
+                return await self._gathering.submit(step.call)
             return await self.run(step.call)
         await asyncio.sleep(step.seconds)
         return None
@@ -133,6 +136,7 @@ class Principals:
         self._settings = settings
         self._counters = counters  # of all fences, whoever asked
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
+        self._looking: dict[bytes, asyncio.Task[Grant | None]] = {}
 
     async def of(self, authorization: list[bytes]) -> Principal:
         """Who sent this header; raises a problem for nobody we know."""
@@ -145,7 +149,7 @@ class Principals:
         known = self._known.get(token_hash)
         if known is not None and time.monotonic() - known.read_at < REMEMBER_SECONDS:
             return known
-        grant = await self._served.ask(tokens.authenticate(token_hash))
+        grant = await self._looked_up(token_hash)
         if grant is None:
             self._known.pop(token_hash, None)
             raise unauthenticated("the token is unknown, expired or revoked")
@@ -159,3 +163,12 @@ class Principals:
         while len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
         return known
+
+    async def _looked_up(self, token_hash: bytes) -> Grant | None:
+        """One look for all who ask with the same token at the same time."""
+        looking = self._looking.get(token_hash)
+        if looking is None:
+            looking = asyncio.ensure_future(self._served.ask(tokens.authenticate(token_hash)))
+            self._looking[token_hash] = looking
+            looking.add_done_callback(lambda _: self._looking.pop(token_hash, None))
+        return await asyncio.shield(looking)

@@ -21,23 +21,39 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-Asker = Annotated[Principal, Depends(principal_of)]
-Here = Annotated[Service, Depends(service_of)]
-Note = Annotated[Journal, Depends(journal_of)]
+
+# Coroutines, though nothing waits: the framework would run plain functions in threads.
+async def _asker(request: Request) -> Principal:
+    return principal_of(request)
+
+
+async def _here(request: Request) -> Service:
+    return service_of(request)
+
+
+async def _note(request: Request) -> Journal:
+    return journal_of(request)
+
+
+Asker = Annotated[Principal, Depends(_asker)]
+Here = Annotated[Service, Depends(_here)]
+Note = Annotated[Journal, Depends(_note)]
 QueueName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="A queue.", examples=["basecall"])
 ]
 
 
+def strict_json(body: bytes) -> Any:  # noqa: ANN401 - JSON
+    """No doubled names, no NaN, no lone surrogates: a body has one meaning or none."""
+    try:
+        return loads(body)
+    except InvalidPayload as refused:
+        raise Problem("not-json", str(refused), code=refused.code, pointer=refused.path) from None
+
+
 class _StrictRequest(Request):
     async def json(self) -> Any:  # noqa: ANN401 - JSON
-        """No doubled names, no NaN, no lone surrogates: a body has one meaning or none."""
-        try:
-            return loads(await self.body())
-        except InvalidPayload as refused:
-            raise Problem(
-                "not-json", str(refused), code=refused.code, pointer=refused.path
-            ) from None
+        return strict_json(await self.body())
 
 
 class StrictRoute(APIRoute):

@@ -63,6 +63,7 @@ def config_of(settings: Settings) -> uvicorn.Config:
         access_log=False,  # it would hold queries; the request log has what matters
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing is asked about the client's address
         limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=30,

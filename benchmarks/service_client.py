@@ -1,0 +1,146 @@
+"""Clients of the service's benchmark, in processes of their own: over HTTP, and the Python API.
+
+    python -m benchmarks.service_client http URL TOKEN QUEUE single|bulk FIRST COUNT
+    python -m benchmarks.service_client python DSN TENANT QUEUE single|bulk FIRST COUNT
+    python -m benchmarks.service_client read URL TOKEN QUEUE PATH...
+
+The first two print how many batches a second were acknowledged as new; `read` prints seconds, one a
+line. The HTTP side writes its bytes itself: a client library of Python costs more than the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from urllib.parse import urlsplit
+
+from benchmarks.workload import identity, payload
+from helixqueue import HelixQueue
+from helixqueue.client.answers import Submission
+
+CONNECTIONS = 32
+BULK_CONNECTIONS = 2
+ROWS = 1_000
+
+
+class Line:
+    """One kept-alive connection."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._head = f"Host: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(
+            self._host, self._port, limit=2**24
+        )
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        head = (
+            f"{method} {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        told = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(told.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])
+        return int(told.split(b" ", 2)[1]), await self._reader.readexactly(length)
+
+
+async def over_http(url: str, token: str, queue: str, mode: str, first: int, count: int) -> float:
+    lines = [Line(url, token) for _ in range(CONNECTIONS if mode == "single" else BULK_CONNECTIONS)]
+    for line in lines:
+        await line.open()
+    step = 1 if mode == "single" else ROWS
+    firsts = iter(range(first, first + count, step))
+
+    async def one_by_one(line: Line) -> None:
+        for number in firsts:
+            body = {"identity": identity(number), "payload": payload(number)}
+            told = await line.ask("POST", f"/v1/queues/{queue}/batches", json.dumps(body).encode())
+            if told[0] != 201:
+                raise RuntimeError(f"expected 201, got {told}")
+
+    async def in_bulk(line: Line) -> None:
+        for number in firsts:
+            rows = [
+                {"identity": identity(n), "payload": payload(n)}
+                for n in range(number, number + ROWS)
+            ]
+            body = json.dumps({"submissions": rows}).encode()
+            status, told = await line.ask("POST", f"/v1/queues/{queue}/chunks", body)
+            decisions = {one["decision"] for one in json.loads(told)["submitted"]}
+            if (status, decisions) != (200, {"new"}):
+                raise RuntimeError(f"expected new batches only, got {status} {decisions}")
+
+    act = one_by_one if mode == "single" else in_bulk
+    began = time.perf_counter()
+    await asyncio.gather(*(act(line) for line in lines))
+    return count / (time.perf_counter() - began)
+
+
+def through_python(dsn: str, tenant: str, queue: str, mode: str, first: int, count: int) -> float:
+    threads = CONNECTIONS if mode == "single" else BULK_CONNECTIONS
+    with HelixQueue(dsn, tenant, connections=threads) as helix:
+        step = 1 if mode == "single" else ROWS
+        firsts = iter(range(first, first + count, step))
+        lock = threading.Lock()
+
+        def some() -> None:
+            while True:
+                with lock:
+                    number = next(firsts, None)
+                if number is None:
+                    return
+                if mode == "single":
+                    done = [helix.submit(queue, identity=identity(number), payload=payload(number))]
+                else:
+                    done = helix.submit_many(
+                        queue,
+                        [Submission(identity(n), payload(n)) for n in range(number, number + ROWS)],
+                    )
+                if any(one.decision != "new" for one in done):
+                    raise RuntimeError(f"expected new batches only, got {done[0]}")
+
+        helix.submit(queue, identity=f"warm-{first}", payload=1)
+        crowd = [threading.Thread(target=some) for _ in range(threads)]
+        began = time.perf_counter()
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
+        return count / (time.perf_counter() - began)
+
+
+async def reads(url: str, token: str, paths: list[str]) -> list[float]:
+    line = Line(url, token)
+    await line.open()
+    took = []
+    for path in paths:
+        began = time.perf_counter()
+        status, told = await line.ask("GET", path)
+        took.append(time.perf_counter() - began)
+        if status != 200:
+            raise RuntimeError(f"expected 200, got {status}: {told[:200]!r}")
+    return took
+
+
+def main() -> None:
+    kind, where, who, queue, *rest = sys.argv[1:]
+    if kind == "read":
+        for took in asyncio.run(reads(where, who, sys.stdin.read().split())):
+            print(took)  # noqa: T201 - the answer
+        return
+    mode, first, count = rest[0], int(rest[1]), int(rest[2])
+    if kind == "http":
+        rate = asyncio.run(over_http(where, who, queue, mode, first, count))
+    else:
+        rate = through_python(where, who, queue, mode, first, count)
+    print(rate)  # noqa: T201 - the answer
+
+
+if __name__ == "__main__":
+    main()
