@@ -27,7 +27,9 @@ BODIES = {
 
 
 def filled(path, batch_id=None):
-    return path.format(batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader")
+    return path.format(
+        batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader", fence="v1:" + "0" * 64
+    )
 
 
 def ids(one):
