@@ -214,6 +214,7 @@ def test_calls_without_a_key_are_refused_unless_accepted_and_never_merged(
     with caplog.at_level(logging.WARNING, "helixqueue.fence"):
         assert [accepted(), accepted()] == [1, 2]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert counted(helix, name) == {"executed": 2, "unknown": 2}
     stored = database.rows("select identity from helix.fence where name = %s", name)
     assert stored == [(None,)] * 2
 

@@ -332,3 +332,30 @@ def test_a_first_request_that_was_not_kept_differs_as_a_whole(database):
             assert refused.json()["diff"] == [{"op": "replace", "path": ""}]
 
     run(story())
+
+
+TEN_MEGABYTES = 10 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("bound", "media", "then"),
+    [
+        (1024 * 1024, "application/octet-stream", 413),
+        (16 * 1024 * 1024, "application/octet-stream", 201),
+        (16 * 1024 * 1024, "application/json", 413),  # JSON is read and compared up to 1 MiB
+    ],
+)
+def test_a_body_of_ten_megabytes_runs_once_or_not_at_all(database, bound, media, then):
+    async def story():
+        body = b'"' + b"x" * TEN_MEGABYTES + b'"'
+        async with open_shop(database, fresh(route={"max_body_bytes": bound})) as door:
+
+            async def ask(content):
+                return await door.post(content=content, headers={"content-type": media})
+
+            assert {(await ask(body)).status_code for _ in range(2)} == {then}
+            assert len(door.shop.effects) == (1 if then == 201 else 0)
+            if then == 201:
+                assert kind_of(await ask(body[:-1] + b"!")) == "key-reused"
+
+    run(story())

@@ -118,6 +118,8 @@ class Block:
         self._count("executed" if self._held.first else self._claimed.told.decision)
         if self._claimed.waited:
             self._counters.took("function", self._plan.name, "waited", self._claimed.waited)
+        if self._identity is None:
+            self._count("unknown")
         if self._claimed.held is not None:
             if self._held.attempt > 1:
                 self._counters.retook("function", self._plan.name)

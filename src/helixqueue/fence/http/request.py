@@ -41,21 +41,21 @@ def request_text(
     route: Route, *, method: str, path: str, query: bytes, media: str, encoding: str, body: bytes
 ) -> str:
     """The canonical text; raises `InvalidPayload` or `TooLarge`."""
-    kind, value = _body(media, encoding, body, route.max_body_bytes)
-    document: dict[str, Any] = {
-        "v": VERSION,
-        "method": method,
-        "route": route.path,
-        "path": path,
-        "query": _pairs(query),
-        "media": kind,
-        "body": value,
-    }
-    if kind == "json" and (route.ignore or route.only):
-        # The selection is part of what is compared: another selection is another fingerprint.
-        document["select"] = {"ignore": list(route.ignore), "only": list(route.only)}
-        document["body"] = _selected(value, route)
     try:
+        kind, value = _body(media, encoding, body, route.max_body_bytes)
+        document: dict[str, Any] = {
+            "v": VERSION,
+            "method": method,
+            "route": route.path,
+            "path": path,
+            "query": _pairs(query),
+            "media": kind,
+            "body": value,
+        }
+        if kind == "json" and (route.ignore or route.only):
+            # The selection is part of what is compared: another selection is another fingerprint.
+            document["select"] = {"ignore": list(route.ignore), "only": list(route.only)}
+            document["body"] = _selected(value, route)
         return canonical_text(document)
     except InvalidPayload as refused:
         if refused.code == "too-large":
