@@ -24,6 +24,7 @@ from tests.fence.victim import DOUBTED, RAN, REPEATED
 # One such process serves all; elsewhere each worker of the tests would start its own.
 pytestmark = pytest.mark.xdist_group("fence crashes")
 FOREIGN = ("function", "async_function", "http")
+LOCAL = ("same_transaction", "async_same_transaction")
 # Where it is killed, what its effect does, then: the state that is left, how often the effect took
 # place so far, and what the next call meets.
 PHASES = {
@@ -50,7 +51,7 @@ LOCAL_PHASES = {
 }
 CASES = [
     *((door, point) for door in FOREIGN for point in PHASES),
-    *(("same_transaction", point) for point in LOCAL_PHASES),
+    *((door, point) for door in LOCAL for point in LOCAL_PHASES),
 ]
 
 
@@ -118,7 +119,7 @@ def shop(desk, database, table, tmp_path):
 def test_a_crash_at_each_phase_leaves_sealed_released_or_in_doubt_and_no_second_effect(
     call, shop, database, door, point
 ):
-    phases = LOCAL_PHASES if door == "same_transaction" else PHASES
+    phases = LOCAL_PHASES if door in LOCAL else PHASES
     how, state, so_far, then = phases[point]
     assert call(door, point, how=how, **shop.told) == -signal.SIGKILL
     left, key = shop.stands()

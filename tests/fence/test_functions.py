@@ -133,7 +133,7 @@ def test_another_payload_under_the_same_key_is_refused_with_its_difference(helix
         return cents
 
     refund("o1", cents=5)
-    with pytest.raises(Conflict) as conflict:
+    with pytest.raises(Conflict, match="they differ at /cents;") as conflict:
         refund("o1", cents=6)
     assert conflict.value.diff == [{"op": "replace", "path": "/cents", "value": 6, "was": 5}]
 

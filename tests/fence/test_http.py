@@ -91,6 +91,7 @@ def test_a_conflict_shows_as_much_as_the_policy_allows(database, rules, status, 
             assert refused.json().get("diff") == diff
             if rules.include_diff == "none":
                 assert "4242" not in refused.text
+                assert "/card" not in refused.text
 
     run(story())
 

@@ -36,7 +36,7 @@ class Case:
         self.name = told["name"]
         self.how = told["how"]  # done, failed (after the effect), refused (before it), dies in it
         self.file = Path(told["file"])
-        self.table = told["table"]
+        self.insert = f"insert into public.{told['table']} values (1)".encode()
         self.ran = False
 
     def foreign(self) -> None:
@@ -49,7 +49,7 @@ class Case:
 
     def local(self, connection: psycopg.Connection) -> None:
         self.ran = True
-        connection.execute(f"insert into public.{self.table} values (1)".encode())
+        connection.execute(self.insert)
         self._then()
 
     def _then(self) -> None:
@@ -80,6 +80,21 @@ class Case:
                     self.local(connection)
             if self.how == "dies after its commit":
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def async_same_transaction(self) -> None:
+        async def call() -> None:
+            connection = await psycopg.AsyncConnection.connect(self.dsn)
+            async with AsyncHelixQueue(self.dsn, tenant="a") as helix, connection:
+                guard = helix.fence(self.name, key="k", within=connection, wait=0)
+                async with connection.transaction(), guard as fence:
+                    if fence.first:
+                        self.ran = True
+                        await connection.execute(self.insert)
+                        self._then()
+                if self.how == "dies after its commit":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(call())
 
     def http(self) -> None:
         async def app(scope: object, receive: object, send) -> None:

@@ -35,7 +35,7 @@ _NEXT = {
     FenceState.CLAIMED: "waits for its holder; when the lease runs out, it does it itself",
     FenceState.EFFECT_STARTED: "waits for its holder; when the lease runs out, it is in doubt",
     FenceState.SEALED: "gets the kept answer, and after its time a receipt",
-    FenceState.RELEASED: "does it: the last try proved that nothing happened",
+    FenceState.RELEASED: "does it: it is certain that nothing happened",
     FenceState.IN_DOUBT: "is told that nobody knows, until a probe or `fence resolve` decides; "
     "what was declared replayable is driven again",
 }
@@ -184,7 +184,7 @@ def _resolve(
     elif told.decision == "stale":
         show.line(f"not in doubt: it is {now.state}; nothing was changed")
     else:
-        show.line(f"{now.state}; {_NEXT[now.state]}")
+        show.line(f"{now.state}; the next call {_NEXT[now.state]}")
     raise typer.Exit(Exit.NO if told.decision == "stale" else Exit.OK)
 
 

@@ -30,6 +30,7 @@ CLAIM_SECONDS = 1.0
 # A seal for longer: the effect has happened, and only this process knows what came of it.
 SEAL_SECONDS = 6.0
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.25
+PLACES_SHOWN = 3  # of a difference, in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,13 @@ def conflict(plan: Plan, told: Fenced, request: str) -> Conflict:
     # The first request is not kept any more, or never was: all that is known is that they differ.
     unknown = [{"op": "replace", "path": "", "value": got}]
     changes = unknown if told.request is None else diff(loads(told.request), got)
-    remedy = "use a new key for new work"
-    return Conflict(f"{plan.name}: this key stands for another request; {remedy}", diff=changes)
+    places = ", ".join(str(change["path"] or "the whole") for change in changes[:PLACES_SHOWN])
+    more = f" and {len(changes) - PLACES_SHOWN} more" if len(changes) > PLACES_SHOWN else ""
+    return Conflict(
+        f"{plan.name}: this key stands for another request; they differ at {places}{more}; "
+        "use a new key for new work",
+        diff=changes,
+    )
 
 
 def in_progress(plan: Plan, told: Fenced) -> InProgress:

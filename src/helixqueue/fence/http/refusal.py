@@ -71,7 +71,7 @@ def _mismatch(refused: Conflict, policy: Policy) -> Problem:
         more = {"diff": shown}
     return Problem(
         "key-reused",
-        str(refused),
+        "send the first request again, or this one under a new key",  # where, only as `diff` shows
         status=rules.status,
         more=more,
         describedby=policy.documentation,
