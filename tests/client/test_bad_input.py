@@ -128,11 +128,13 @@ SUBMISSIONS = {
 @pytest.fixture(scope="module")
 def client(database):
     with HelixQueue(database.dsn("pool"), tenant="a") as client:
-        for queue in (TYPED, PLAIN, LAB, OPEN):
-            client.submit(
-                queue, identity="first", payload=GOOD if queue is TYPED else {}
-            )  # declares it
+        declare_all(client)
         yield client
+
+
+def declare_all(client):
+    for queue in (TYPED, PLAIN, LAB, OPEN):
+        client.submit(queue, identity="first", payload=GOOD if queue is TYPED else {})
 
 
 def made(client):

@@ -28,7 +28,6 @@ from helixqueue import (
     State,
     Submission,
 )
-from helixqueue.store import calls
 
 
 class Basecall(BaseModel):
@@ -52,7 +51,7 @@ class Align(TypedDict):
 
 
 def stored(helix, name):
-    return helix._do(helix._desk.ask(calls.queue(tenant="a", queue=name)))
+    return helix._do(helix._desk.ask(helix._desk.calls.queue(tenant="a", queue=name)))
 
 
 def settings_written(database, name):

@@ -260,12 +260,15 @@ class Desk:
         calls = self.calls
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
         held = [Held(one.batch, one.token) for one in leases]
-        return self.ask(build(worker=_worker(worker), held=held))
+        call = build(worker=_worker(worker), held=held)
+        return (yield from self.ask(call)) if held else []
 
     def settle(
         self, worker: str, settlements: Sequence[Settlement], within: object
     ) -> Plan[list[Answer]]:
         call = self.calls.settle(worker=_worker(worker), settlements=settlements)
+        if not settlements:
+            return []
         if within is None:
             return (yield from self.ask(call))
         answers: list[Answer] = yield Ask(call, within)

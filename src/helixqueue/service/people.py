@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from helixqueue.errors import IllegalTransition, Retryable
+from helixqueue.errors import Retryable
 from helixqueue.service import answers
 from helixqueue.service.batches import no_such_batch
 from helixqueue.service.bodies import ReasonBody
+from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.store import calls, serving
 
@@ -42,7 +43,12 @@ def _operation(verb: str) -> Callable[..., Awaitable[answers.VerdictAnswer]]:
             raise Retryable(f"batch {batch_id} is in other hands this moment")
         if verdict.answer == "illegal":
             why = f": {verdict.note}" if verdict.note else ""
-            raise IllegalTransition(f"{verb}: batch {batch_id} is {verdict.state}{why}")
+            raise Problem(
+                "illegal-transition",
+                f"{verb}: batch {batch_id} is {verdict.state}{why}",
+                state=verdict.state,
+                note=verdict.note,
+            )
         return answers.verdict(verdict)
 
     return decide

@@ -82,12 +82,12 @@ def good(read: Callable[[Any], T]) -> Callable[[Reply], T]:
     return judged
 
 
-def unless(kind: str, call: HttpCall[T], instead: Callable[[], T]) -> HttpCall[T]:
+def unless(kind: str, call: HttpCall[T], instead: Callable[[dict[str, Any]], T]) -> HttpCall[T]:
     """The same call, for which this problem is an answer."""
 
     def judged(reply: Reply) -> T:
         if reply.status >= 400 and kind_of(reply.body) == kind:
-            return instead()
+            return instead(reply.json())
         return call.read(reply)
 
     return replace(call, read=judged)

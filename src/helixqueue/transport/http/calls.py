@@ -32,7 +32,7 @@ from helixqueue.transport.http.problem import error_from
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.store.rows import Held, QueueSettings, Settlement, SubmissionRow
+    from helixqueue.store.rows import AnswerWord, Held, QueueSettings, Settlement, SubmissionRow
 
 # The service's bounds of one request.
 BODY_BYTES_MAX = 1024 * 1024
@@ -124,7 +124,7 @@ def note_refused(
 
 def queue(*, tenant: str, queue: str) -> HttpCall[QueueRow | None]:  # noqa: ARG001
     call: HttpCall[QueueRow | None] = get(at("queues", queue, "settings"), read_queue)
-    return unless("no-such-queue", call, lambda: None)
+    return unless("no-such-queue", call, lambda _: None)
 
 
 def set_queue(
@@ -182,14 +182,19 @@ def _decide(
     verb: str, ids: Sequence[UUID], reason: str, _actor: str | None
 ) -> HttpCall[list[Verdict]]:
     [batch_id] = ids  # over HTTP one at a time: each has its own answer
-    return post(
+    call = post(
         at("batches", batch_id, verb),
         {"reason": reason},
-        lambda told: [
-            Verdict(UUID(told["batch_id"]), told["answer"], read_state(told["state"]), told["note"])
-        ],
+        lambda told: [_verdict(batch_id, told["answer"], told)],
         keyed=True,
     )
+    call = unless("illegal-transition", call, lambda told: [_verdict(batch_id, "illegal", told)])
+    nobody = Verdict(batch_id, "refused", None, "no such batch")
+    return unless("no-such-batch", call, lambda _: [nobody])
+
+
+def _verdict(batch_id: UUID, answer: AnswerWord, told: dict[str, Any]) -> Verdict:
+    return Verdict(batch_id, answer, read_state(told.get("state")), told.get("note"))
 
 
 # Leases.

@@ -76,7 +76,7 @@ def story(batch_id: UUID, *, payload: bool = False) -> HttpCall[Story | None]:
     call: HttpCall[Story | None] = get(
         at("batches", batch_id), _read_story, [("payload", "true")] if payload else ()
     )
-    return unless("no-such-batch", call, lambda: None)
+    return unless("no-such-batch", call, lambda _: None)
 
 
 def _read_story(told: dict[str, Any]) -> Story:
@@ -104,7 +104,7 @@ def outcomes(*, ids: Sequence[UUID], results: bool = False) -> HttpCall[list[Out
         lambda told: [_read_outcome(told)],
         [("result", "true" if results else "false")],
     )
-    return unless("no-such-batch", call, lambda: [None])
+    return unless("no-such-batch", call, lambda _: [None])
 
 
 def _read_outcome(told: dict[str, Any]) -> OutcomeRow:
@@ -120,7 +120,7 @@ def events(*, ids: Sequence[UUID], after: int = 0) -> HttpCall[dict[UUID, list[E
         steps = [_row(EventRow, one) for one in told["events"]]
         return {batch_id: [step for step in steps if step.version > after]}
 
-    return unless("no-such-batch", get(at("batches", batch_id), read), lambda: {batch_id: []})
+    return unless("no-such-batch", get(at("batches", batch_id), read), lambda _: {batch_id: []})
 
 
 def queues(
@@ -136,7 +136,9 @@ def queues(
             lambda told: [_read_sight(one) for one in told["queues"]],
             [("count_to", str(bound))],
         )
-    return unless("no-such-queue", get(at("queues", queue), lambda told: [_read_sight(told)]), list)
+    return unless(
+        "no-such-queue", get(at("queues", queue), lambda told: [_read_sight(told)]), lambda _: []
+    )
 
 
 def _read_sight(told: dict[str, Any]) -> QueueSight:
