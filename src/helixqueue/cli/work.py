@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helixqueue.cli import show, target
-from helixqueue.client.common import Client
-from helixqueue.client.common_async import AsyncClient
+from helixqueue.client.hands import Client
+from helixqueue.client.hands_async import AsyncClient
 from helixqueue.client.working import jobs_of, work
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission
-from helixqueue.client.common_async import AsyncClient
 from helixqueue.client.desk import Desk
+from helixqueue.client.hands_async import AsyncClient
 from helixqueue.client.home import Embedded, Home, Server
 from helixqueue.client.settings import Chosen
 from helixqueue.client.store_book import BOOK

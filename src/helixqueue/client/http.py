@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission
-from helixqueue.client.common import Client
 from helixqueue.client.desk import Desk
+from helixqueue.client.hands import Client
 from helixqueue.client.http_book import BOOK
 from helixqueue.client.settings import HttpChosen
 from helixqueue.store.plans import Pause, Step

@@ -12,7 +12,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from helixqueue.client.common import Client
+from helixqueue.client.hands import Client
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
 from helixqueue.worker import handlers
@@ -23,7 +23,7 @@ from helixqueue.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from helixqueue.client.common_async import AsyncClient
+    from helixqueue.client.hands_async import AsyncClient
     from helixqueue.worker.health import Summary
     from helixqueue.worker.options import WorkOptions
 
