@@ -1,0 +1,274 @@
+"""What is particular to the client of a service: its token, its errors, its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+import uuid
+
+import pytest
+
+from helixqueue import (
+    AsyncHelixClient,
+    Conflict,
+    HelixClient,
+    InDoubt,
+    InProgress,
+    InvalidPayload,
+    NotPermitted,
+    Queue,
+    Refused,
+    Retryable,
+    SchemaMismatch,
+    State,
+    Submission,
+    Unavailable,
+    errors,
+)
+from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
+from helixqueue.fence.http.problem import Problem as FenceProblem
+from helixqueue.fence.policy import Policy, Route
+from helixqueue.service.problems import PROBLEMS, Problem, problem_of
+from helixqueue.transport.http.problem import error_of
+from tests.lab import Lab
+from tests.service.conftest import Site, serving, settings_for
+
+# As the engine and the client make them; each comes back as it was.
+RAISED = [
+    errors.Conflict("another payload", diff=[{"op": "add", "path": "/a", "value": 1}]),
+    errors.InvalidIdentity(
+        "a bad one", code="control", code_point=7, offset=3, part=1, suggestion="S-1"
+    ),
+    errors.InvalidPayload("a bad one", code="schema", path="/a/0"),
+    errors.IllegalTransition("not from there"),
+    errors.NotPermitted("not you"),
+    errors.QueuePaused("closed"),
+    errors.Refused("no"),
+    errors.InProgress("under way", retry_after=2.0),
+    errors.Unavailable("away", outcome_unknown=True, retry_after=1.0),
+    errors.Unavailable("away", retry_after=1.0),
+    errors.Retryable("a deadlock"),
+    errors.SchemaMismatch("too old"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(database):
+    with serving(settings_for(database)) as url:
+        yield Site(database, url)
+
+
+@pytest.fixture
+def lab(database, name):
+    with Lab(database, q=name) as lab:
+        lab.queue()
+        yield lab
+
+
+@pytest.fixture
+def queue(lab):
+    """The name of one that is there."""
+    return lab.q
+
+
+def answered(problem):
+    told = problem.response("request-1")
+    return error_of(told.status_code, told.headers, bytes(told.body))
+
+
+@pytest.mark.parametrize("raised", RAISED, ids=lambda error: type(error).__name__)
+def test_an_error_comes_back_as_it_was(raised):
+    back = answered(problem_of(raised, values=True))
+    assert type(back) is type(raised)
+    kept = {name: value for name, value in vars(raised).items() if value is not None}
+    assert {name: getattr(back, name) for name in kept} == kept
+    if isinstance(raised, Refused | InProgress):  # of faults the inside is not told
+        assert str(raised) in str(back)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_every_problem_becomes_an_error_that_says_what_to_do(kind):
+    back = answered(Problem(kind, "so it is"))
+    assert "so it is" in str(back)
+    assert PROBLEMS[kind][2] in str(back)
+    transient = PROBLEMS[kind][0] in {408, 429, 503} or kind in {"internal", "in-progress"}
+    assert isinstance(back, Refused) is not transient, back
+
+
+@pytest.mark.parametrize("kind", FENCE_PROBLEMS)
+def test_what_the_middleware_answers_is_an_error_of_ours_too(kind):
+    status, headers, body = FenceProblem(kind, "so it is").response()
+    names = {name.decode(): value.decode() for name, value in headers}
+    expected = {
+        "in-progress": InProgress,
+        "in-doubt": InDoubt,
+        "result-expired": errors.ResultGone,
+        "storage-unavailable": Unavailable,
+        "scope-unavailable": Unavailable,
+    }
+    assert type(error_of(status, names, body)) is expected.get(kind, Refused)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "unknown"),
+    [
+        (502, b"<html>bad gateway</html>", True),
+        (503, b"Service Unavailable", True),
+        (404, b"", False),
+    ],
+)
+def test_what_is_not_the_service_s_own_word_means_that_it_is_away(status, body, unknown):
+    away = error_of(status, {}, body)
+    assert type(away) is Unavailable
+    assert away.outcome_unknown is unknown
+
+
+def test_the_errors_that_can_be_raised_are_all_known():
+    assert {type(one) for one in RAISED} >= {Conflict, InvalidPayload, Retryable, SchemaMismatch}
+
+
+# Tokens.
+
+
+def test_a_token_to_submit_submits_and_learns_nothing_else(site, queue):
+    with HelixClient(site.url, token=site.token("submit", queues=[queue])) as helix:
+        one = helix.submit(Queue(queue), identity="s", payload={"n": 1})
+        assert helix.submit(queue, identity="s", payload={"n": 1}).receipt == one.receipt
+        for ask in (helix.state, helix.result, helix.history):
+            with pytest.raises(NotPermitted, match="scope read"):
+                ask(one.receipt)
+        with pytest.raises(NotPermitted, match="scope operate"):
+            helix.cancel(one.receipt, reason="no")
+        with pytest.raises(Conflict) as conflict:
+            helix.submit(queue, identity="s", payload={"n": 2})
+        assert conflict.value.diff == [{"op": "replace", "path": "/n"}]  # the place, not the values
+        with pytest.raises(NotPermitted, match="scope operate"):
+            helix.submit(Queue(queue, max_attempts=9), identity="s", payload={"n": 1})
+        with pytest.raises(NotPermitted, match="other queues"):
+            helix.submit("elsewhere", identity="s", payload={})
+
+
+def test_who_may_not_read_results_is_told_so_and_not_that_there_is_none(site, lab):
+    [row] = lab.submit("s")
+    lab.complete(*lab.claim())
+    with HelixClient(site.url, token=site.token("read")) as helix:
+        assert helix.wait(row.receipt) is State.COMPLETED
+        with pytest.raises(NotPermitted, match="scope payloads"):
+            helix.result(row.receipt)
+
+
+def test_a_token_that_is_no_good_is_named_by_what_to_do_and_never_shown(site):
+    with HelixClient(site.url, token="hx_" + "s3cret" * 7) as helix:
+        with pytest.raises(NotPermitted, match="helixq token create") as refused:
+            helix.state(uuid.uuid4())
+        shown = (
+            repr(helix) + str(refused.value) + "".join(traceback.format_exception(refused.value))
+        )
+        assert "s3crets3cret" not in shown + repr(helix._link.where)
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "words"),
+    [
+        ("ftp://helix", "hx_x", "url: expected"),
+        ("helix:8080", "hx_x", "url: expected"),
+        ("http://", "hx_x", "url: expected"),
+        ("http://user:hunter2@helix", "hx_x", "url: expected"),
+        (None, "hx_x", "url: expected"),
+        ("http://helix", "", "token: expected"),
+        ("http://helix", None, "token: expected"),
+        ("http://helix", "ä", "token: expected"),
+        ("http://helix", "a\nb", "token: expected"),
+    ],
+)
+def test_a_client_that_makes_no_sense_is_refused_at_once(url, token, words):
+    with pytest.raises(Refused, match=words) as refused:
+        HelixClient(url, token)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_setting_that_makes_no_sense_is_a_mistake_in_the_program():
+    with pytest.raises(TypeError, match="unknown setting 'actor'"):
+        HelixClient("http://helix", "hx_x", actor="me")
+    with pytest.raises(Refused, match="answer_seconds: expected"):
+        HelixClient("http://helix", "hx_x", answer_seconds=0)
+
+
+# Keys.
+
+
+def test_a_service_that_demands_keys_gets_them(database, queue):
+    policy = Policy(routes=(Route(required=True, methods=frozenset({"POST", "PUT"})),))
+    with (
+        serving(settings_for(database, policy=policy)) as url,
+        HelixClient(url, token=Site(database, url).token()) as helix,
+    ):
+        one = helix.submit(queue, identity="s", payload={})
+        assert helix.submit(queue, identity="s", payload={}).receipt == one.receipt
+        assert helix.cancel(one.receipt, reason="no") is State.CANCELLED
+
+
+def test_a_payload_that_fits_no_request_is_refused_alone(site, queue):
+    with HelixClient(site.url, token=site.token()) as helix:
+        rows = [Submission("big", "x" * 1_045_000), Submission("good", "y" * 1_000_000)]
+        big, good = helix.submit_many(queue, rows)
+        assert (big.decision, good.decision) == ("refused", "new")
+        assert isinstance(big.error, InvalidPayload)
+        with pytest.raises(InvalidPayload, match="over HTTP"):
+            helix.submit(queue, identity="big", payload="x" * 1_045_000)
+
+
+# Connections.
+
+
+def test_a_forked_child_has_connections_of_its_own(site, queue):
+    with HelixClient(site.url, token=site.token()) as helix:
+        helix.submit(queue, identity="parent", payload={})
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            told = helix.submit(queue, identity="child", payload={}).decision
+            os.write(writer, told.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reader, 100) == b"new"
+        assert helix.submit(queue, identity="parent", payload={}).decision == "duplicate"
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what an ended loop left open
+def test_event_loops_take_turns(site, queue):
+    helix = AsyncHelixClient(site.url, token=site.token())
+    for decision in ("new", "duplicate"):
+        told = asyncio.run(helix.submit(queue, identity="s", payload={}))
+        assert told.decision == decision
+    asyncio.run(helix.close())
+    with pytest.raises(Unavailable, match="closed"):
+        asyncio.run(helix.state(told.receipt))
+
+
+def test_many_tasks_share_few_connections(site, queue):
+    async def ask():
+        async with AsyncHelixClient(site.url, token=site.token(), connections=2) as helix:
+            asked = [helix.submit(queue, identity=f"s{n}", payload={}) for n in range(30)]
+            return [one.decision for one in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask()) == ["new"] * 30
+
+
+def test_a_story_and_queues_are_read_as_the_store_reads_them(site, lab, name):
+    from helixqueue.store import reads as direct  # noqa: PLC0415
+    from helixqueue.transport.http import reads  # noqa: PLC0415
+
+    [row] = lab.submit(("a", "b"), payload={"n": 1}, revision="2")
+    lab.complete(*lab.claim(), result='{"reads":7}')
+    with HelixClient(site.url, token=site.token()) as helix:
+        told = helix.run(reads.story(row.receipt.batch_id, payload=True))
+        assert told == lab.run(direct.story(row.receipt.batch_id, payload=True))
+        assert helix.run(reads.queues(queue=name)) == lab.run(direct.queues(tenant="a", queue=name))
+        assert helix.run(reads.queues(queue="nowhere")) == []
+        [mine] = helix.batches(queue=name)
+        assert mine == lab.run(direct.batches(tenant="a", queue=name)).rows[0]
+        assert helix.history(row.receipt) == list(told.events)
