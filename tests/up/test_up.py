@@ -113,6 +113,14 @@ def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
         assert f"{first.url} (process {first.facts['pid']})" in said
         assert httpx.get(f"{first.url}/health/live", verify=TLS).status_code == 200
 
+        another = subprocess.run(
+            [HELIXQ, "token", "link", "--data", tmp_path / "data", "--json"],
+            env=environment(tmp_path), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        code = json.loads(another.stdout)["login"].removeprefix(f"{first.url}/login?code=")
+        told = httpx.post(f"{first.url}/v1/login", json={"code": code}, verify=TLS)
+        assert (told.status_code, told.json()["tenant"]) == (201, "default")
+
         assert first.stopped() == (Exit.OK, first_words(tmp_path))
     with up(tmp_path) as again:
         spent = httpx.post(f"{again.url}/v1/login", json={"code": first.code}, verify=TLS)

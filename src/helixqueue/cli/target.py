@@ -117,6 +117,11 @@ def service(
     return url, token
 
 
+def data_directory(given: Path | None) -> Path:
+    """Of the embedded servers."""
+    return given or Path(os.environ.get("HELIX_DATA") or DEFAULT_DATA)
+
+
 @contextmanager
 def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Iterator[Target]:
     """The database to use; says on standard error which one it is.
@@ -131,7 +136,7 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
         show.progress(f"database: {_without_password(dsn)}")
         yield Target(dsn, dsn, None)
         return
-    directory = data or Path(os.environ.get("HELIX_DATA") or DEFAULT_DATA)
+    directory = data_directory(data)
     if not create and not (directory / "postgres").is_dir():
         raise typer.BadParameter(
             f"no database: expected --dsn, HELIX_DSN or embedded servers in {directory}/ and found "

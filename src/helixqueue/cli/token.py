@@ -1,4 +1,4 @@
-"""`helixq token create | list | rotate | revoke`."""
+"""`helixq token create | list | rotate | revoke | link`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from helixqueue.cli import show, target, times
 from helixqueue.cli.exits import Exit
 from helixqueue.identity import check_name
 from helixqueue.store import tokens
+from helixqueue.up.place import url_of
 
 if TYPE_CHECKING:
     from helixqueue.store.tokens import Fresh, TokenRow
@@ -166,6 +167,44 @@ def _revoke(
     else:
         show.line(f"{ended} tokens of the name {name} revoked")
     raise typer.Exit(Exit.OK if ended else Exit.NO)
+
+
+@app.command("link")
+def _link(
+    *,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="URL",
+            help="Where the service is, else that of `helixq up` in the directory.",
+            show_default=False,
+        ),
+    ] = None,
+    actor: target.Actor = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Make a link that logs a person in, once, within 15 minutes.
+
+    Its token has every scope of the tenant and is good for 12 hours.
+    """
+    if at is None and dsn is None:
+        at = url_of(target.data_directory(data))
+    if at is None:
+        raise typer.BadParameter("--at: expected the service's URL; no `helixq up` serves here")
+    code = tokens.fresh("hl_")
+    with target.opened(dsn, data) as database:
+        of = target.tenant_to_change(database, tenant)
+        until = database.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
+    link = f"{at.rstrip('/')}/login?code={code.token}"
+    if as_json:
+        show.as_json({"login": link, "tenant": of, "login_until": until})
+        return
+    show.progress(f"for tenant {of}; once, until {times.seconds(until)}")
+    show.line(link)
 
 
 def _in(days: int) -> datetime:

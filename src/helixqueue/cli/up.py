@@ -10,7 +10,6 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -31,6 +30,7 @@ from helixqueue.up.run import run
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
+    from pathlib import Path
 
     from helixqueue.up.home import Home
     from helixqueue.up.place import Place
@@ -161,7 +161,7 @@ def _up(
         dsn=dsn,
         owner_dsn=owner_dsn,
         work_dsn=work_dsn,
-        data=(data or Path(os.environ.get("HELIX_DATA") or target.DEFAULT_DATA)).resolve(),
+        data=target.data_directory(data).resolve(),
         redis=redis,
         host=host,
         port=port,

@@ -81,7 +81,7 @@ async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
     if session is None:
         return _page(
             f"<p>This link does not log in: {escape(NO_GOOD)}. "
-            "Restart <code>helixq up</code> for a new one.</p>",
+            "<code>helixq token link</code> makes a new one.</p>",
             GONE,
         )
     note.know(tenant=session.tenant, token=session.name)

@@ -43,7 +43,11 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "no-such-batch": (404, "The tenant has no such batch", "look at the receipt"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
     "no-such-fence": (404, "The tenant has no such fence", "look at the answer that named it"),
-    "no-such-login": (404, "The code does not log in", "ask for a new link: codes are good once"),
+    "no-such-login": (
+        404,
+        "The code does not log in",
+        "ask for a new link (helixq token link): codes are good once",
+    ),
     "no-such-token": (404, "The tenant has no such token to do this with", "list them"),
     "method-not-allowed": (405, "The path knows no such method", "see the header Allow"),
     "too-slow": (408, "The body did not come in time", "send it again"),

@@ -64,6 +64,18 @@ def taken(directory: Path) -> Iterator[Place]:
         os.close(handle)
 
 
+def url_of(directory: Path) -> str | None:
+    """Where the `helixq up` of a directory serves; None when none does."""
+    try:
+        handle = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _word(handle)[1]
+    finally:
+        os.close(handle)
+
+
 def _word(handle: int) -> tuple[int | None, str | None]:
     """What the other one left; it may be writing at this moment."""
     try:
