@@ -1,7 +1,8 @@
-"""The Python clients: `HelixQueue` and its async twin.
+"""The Python clients: `HelixQueue` of a database, `HelixClient` of a service, and their async twins.
 
-`desk` says what they do, as plans that know nothing of threads or event loops (`plans`); `sync` and
-`asynchronous` carry them out. `preparation` turns what a caller hands over into what the engine
+`desk` says what they do, as plans that know nothing of threads or event loops (`plans`), and a
+`book` which calls they make, statements or HTTP requests; `sync`, `asynchronous`, `http` and
+`http_async` carry them out, and `common` has what they share. `preparation` turns what a caller hands over into what the engine
 takes, `answers` are what comes back, `home` is where the database is.
 """
 
