@@ -1,9 +1,10 @@
-"""The Python clients: `HelixQueue` of a database, `HelixClient` of a service, and their async twins.
+"""The Python clients: `HelixQueue` of a database, `HelixClient` of a service, their async twins.
 
 `desk` says what they do, as plans that know nothing of threads or event loops (`plans`), and a
-`book` which calls they make, statements or HTTP requests; `sync`, `asynchronous`, `http` and
-`http_async` carry them out, and `common` has what they share. `preparation` turns what a caller hands over into what the engine
-takes, `answers` are what comes back, `home` is where the database is.
+`book` which calls they make, statements or HTTP requests. `hands` and `hands_async` are the methods
+that all have; `sync`, `asynchronous`, `http` and `http_async` perform the steps. `preparation`
+turns what a caller hands over into what the engine takes, `answers` are what comes back, `home` is
+where the database is.
 """
 
 from __future__ import annotations
