@@ -9,7 +9,9 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -30,7 +32,6 @@ from helixqueue.up.run import run
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
-    from pathlib import Path
 
     from helixqueue.up.home import Home
     from helixqueue.up.place import Place
@@ -157,6 +158,8 @@ def _up(
         raise typer.BadParameter("--workers: name what they do with --app MODULE")
     if workers != 0 and app is not None and dsn is not None and work_dsn is None:
         raise typer.BadParameter("--app with --dsn: give --work-dsn, the login of local workers")
+    if app is not None:
+        _demand_module(app)
     wanted = Wanted(
         dsn=dsn,
         owner_dsn=owner_dsn,
@@ -175,6 +178,18 @@ def _up(
     # Until the event loop has its own way, SIGTERM ends this as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise typer.Exit(_run(wanted))
+
+
+def _demand_module(app: str) -> None:
+    """Found, but not loaded: that is the workers' business. They would fail again and again."""
+    module = app.partition(":")[0]
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise Refused(f"--app: expected a module, found none called {module!r}")
 
 
 def _run(wanted: Wanted) -> Exit:
