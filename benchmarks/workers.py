@@ -221,9 +221,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small round")
     parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this page")
+    parser.add_argument("--jobs", type=int, help="of a drain; 20,000 unless said, 5,000 if quick")
     options = parser.parse_args()
     console = Console()
     rounds, jobs = (1, 5_000) if options.quick else (3, 20_000)
+    jobs = options.jobs or jobs
     there = _installed(console.print)
     with arena(console.print) as made:
         run = Bench(made, jobs=jobs, peers_there=there)
