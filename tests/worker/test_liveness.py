@@ -344,10 +344,10 @@ def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
     go, slow = threading.Event(), threading.Event()
 
     @queue.handler
-    def run(lease: Lease):
+    async def run(lease: AsyncLease):
         if lease.payload["slow"]:
             slow.set()
-            assert go.wait(60)
+            await asyncio.to_thread(go.wait, 60)
 
     count = 120
     made = helix.submit_many(
