@@ -50,7 +50,9 @@ class Line:
         return int(told.split(b" ", 2)[1]), await self._reader.readexactly(length)
 
 
-async def over_http(url: str, token: str, queue: str, mode: str, first: int, count: int) -> float:
+async def over_http(
+    url: str, token: str, queue: str, *, mode: str, first: int, count: int
+) -> float:
     lines = [Line(url, token) for _ in range(CONNECTIONS if mode == "single" else BULK_CONNECTIONS)]
     for line in lines:
         await line.open()
@@ -82,7 +84,9 @@ async def over_http(url: str, token: str, queue: str, mode: str, first: int, cou
     return count / (time.perf_counter() - began)
 
 
-def through_python(dsn: str, tenant: str, queue: str, mode: str, first: int, count: int) -> float:
+def through_python(
+    dsn: str, tenant: str, queue: str, *, mode: str, first: int, count: int
+) -> float:
     threads = CONNECTIONS if mode == "single" else BULK_CONNECTIONS
     with HelixQueue(dsn, tenant, connections=threads) as helix:
         step = 1 if mode == "single" else ROWS
@@ -136,9 +140,9 @@ def main() -> None:
         return
     mode, first, count = rest[0], int(rest[1]), int(rest[2])
     if kind == "http":
-        rate = asyncio.run(over_http(where, who, queue, mode, first, count))
+        rate = asyncio.run(over_http(where, who, queue, mode=mode, first=first, count=count))
     else:
-        rate = through_python(where, who, queue, mode, first, count)
+        rate = through_python(where, who, queue, mode=mode, first=first, count=count)
     print(rate)  # noqa: T201 - the answer
 
 

@@ -34,7 +34,8 @@ class Done:
 
     @property
     def lines(self):
-        return [line.split("\t") for line in self.out.splitlines()]
+        """The rows of a table; the names of its columns stand before them."""
+        return [line.split("\t") for line in self.out.splitlines()][1:]
 
 
 class Helixq:

@@ -311,6 +311,12 @@ def test_one_queue_alone_is_not_taken_for_its_letters(client, queues):
         client.claim("w", queues)
 
 
+@pytest.mark.parametrize("free", [{"nope": 1}, {"gpus": -1}, {"gpus": 1.5}, 7])
+def test_what_a_worker_has_free_is_said_in_known_words(client, free):
+    with pytest.raises(Refused, match=r"^free: "):
+        client.claim("w", [PLAIN], free=free)
+
+
 def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):
     with (
         HelixQueue(database.dsn("app_b"), tenant="a") as other,

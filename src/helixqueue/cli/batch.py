@@ -9,15 +9,13 @@ import typer
 from helixqueue.cli import refs, shapes, show, spelling, story, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.states import State  # noqa: TC001 - Typer reads it
-from helixqueue.store import calls, reads
+from helixqueue.store import reads
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from helixqueue.store.calls import Call
-    from helixqueue.store.database import Database
     from helixqueue.store.read_rows import BatchRow
     from helixqueue.store.rows import Verdict
 
@@ -43,6 +41,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
+@target.over_http
 def _list(
     *,
     queue: InQueue = None,
@@ -86,10 +85,10 @@ def _list(
     Finished states are ordered by when the batch finished, all else by when it was submitted;
     --since and --until mean that time. A page ends with the cursor of the next.
     """
-    with target.opened(dsn, data) as database:
-        page = database.run(
-            reads.batches(
-                tenant=target.tenant_to_read(database, tenant),
+    with target.reached(dsn, data) as there:
+        page = there.run(
+            there.reads.batches(
+                tenant=target.tenant_to_read(there, tenant),
                 queue=queue,
                 state=state,
                 identity=identity,
@@ -130,6 +129,7 @@ def _row(row: BatchRow) -> tuple[str, ...]:
 
 
 @app.command("show")
+@target.over_http
 def _show(
     batch: Ref,
     *,
@@ -148,9 +148,9 @@ def _show(
     Attempts and leases, events with their reasons and actors, refused writes with both workers,
     duplicates, and the identity in both spellings. Ends with 1 when there is no such batch.
     """
-    with target.opened(dsn, data) as database:
-        found = _found(database, batch, tenant, queue, revision)
-        told = database.run(reads.story(found, payload=payload))
+    with target.reached(dsn, data) as there:
+        found = _found(there, batch, tenant, queue, revision)
+        told = there.run(there.reads.story(found, payload=payload))
     if told is None:
         raise NoSuchBatch(f"no batch has the id {found}, among those this role may see")
     if as_json:
@@ -160,13 +160,14 @@ def _show(
 
 
 def _found(
-    database: Database, ref: str, tenant: str | None, queue: str | None, revision: str | None
+    there: target.Reached, ref: str, tenant: str | None, queue: str | None, revision: str | None
 ) -> uuid.UUID:
-    of = target.tenant_to_read(database, tenant)
-    return refs.find(database, ref, tenant=of, queue=queue, revision=revision)
+    of = target.tenant_to_read(there, tenant)
+    return refs.find(there, ref, tenant=of, queue=queue, revision=revision)
 
 
 @app.command("retry")
+@target.over_http
 def _retry(
     batches: Refs,
     *,
@@ -183,12 +184,13 @@ def _retry(
     Ends with 1 when one of them has not failed, or there is no such batch.
     """
     _decide(
-        calls.retry, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        "retry", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
         data=data, as_json=as_json,
     )  # fmt: skip
 
 
 @app.command("cancel")
+@target.over_http
 def _cancel(
     batches: Refs,
     *,
@@ -205,12 +207,13 @@ def _cancel(
     Ends with 1 when one of them has finished already, or there is no such batch.
     """
     _decide(
-        calls.cancel, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        "cancel", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
         data=data, as_json=as_json,
     )  # fmt: skip
 
 
 @app.command("erase")
+@target.over_http
 def _erase(
     batches: Refs,
     *,
@@ -227,13 +230,13 @@ def _erase(
     Ends with 1 when one of them has not finished, or there is no such batch.
     """
     _decide(
-        calls.erase, batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        "erase", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
         data=data, as_json=as_json,
     )  # fmt: skip
 
 
 def _decide(
-    verb: Callable[..., Call[list[Verdict]]],
+    verb: str,
     names: Sequence[str],
     *,
     reason: str,
@@ -246,9 +249,16 @@ def _decide(
 ) -> None:
     if not reason.strip():
         raise typer.BadParameter("--reason must say something: it is what the record keeps")
-    with target.opened(dsn, data) as database:
-        ids = [_found(database, name, tenant, queue, None) for name in names]
-        verdicts = database.run(verb(ids=ids, reason=reason, actor=actor))
+    with target.reached(dsn, data) as there:
+        ids = [_found(there, name, tenant, queue, None) for name in names]
+        decide = getattr(there.calls, verb)
+        # A service is asked about one batch at a time; a database about all at once.
+        several = [[one] for one in ids] if there.is_service else [ids]
+        verdicts = [
+            verdict
+            for some in several
+            for verdict in there.run(decide(ids=some, reason=reason, actor=actor))
+        ]
     if as_json:
         show.as_json({"verdicts": [shapes.verdict(verdict) for verdict in verdicts]})
     else:

@@ -14,7 +14,7 @@ from helixqueue.operate.check import Result, check
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(_check)
+    app.command("check")(target.in_database(_check))
 
 
 def _check(

@@ -14,7 +14,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(_doctor)
+    app.command("doctor")(target.in_database(_doctor))
 
 
 def _doctor(

@@ -56,6 +56,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
+@target.in_database
 def _list(
     *,
     name: Name = None,
@@ -86,6 +87,7 @@ def _list(
 
 
 @app.command("show")
+@target.in_database
 def _show(
     fence: Fence,
     *,
@@ -109,6 +111,7 @@ def _show(
 
 
 @app.command("explain")
+@target.in_database
 def _explain(
     fence: Fence,
     *,
@@ -136,6 +139,7 @@ def _explain(
 
 
 @app.command("resolve")
+@target.in_database
 def _resolve(
     fence: Fence,
     *,

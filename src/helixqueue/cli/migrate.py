@@ -12,7 +12,7 @@ from helixqueue.store.migrate import migrate, print_sql
 
 
 def register(app: typer.Typer) -> None:
-    app.command("migrate")(_migrate)
+    app.command("migrate")(target.in_database(_migrate))
 
 
 def _migrate(

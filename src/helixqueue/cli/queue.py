@@ -11,7 +11,6 @@ from helixqueue.cli.exits import Exit
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import PROFILES, check_name, loads
 from helixqueue.queues import checked_requires
-from helixqueue.store import calls, reads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +95,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
+@target.over_http
 def _list(
     *,
     tenant: target.Tenant = None,
@@ -104,9 +104,9 @@ def _list(
     as_json: target.AsJson = False,
 ) -> None:
     """List queues and how much stands where; nothing is counted past 10,000."""
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_read(database, tenant)
-        sights = database.run(reads.queues(tenant=of))
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_read(there, tenant)
+        sights = there.run(there.reads.queues(tenant=of))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
         return
@@ -131,6 +131,7 @@ def _open(sight: QueueSight) -> str:
 
 
 @app.command("show")
+@target.over_http
 def _show(
     queue: Name,
     *,
@@ -143,9 +144,9 @@ def _show(
 
     Without a tenant, every tenant's queue of that name. Ends with 1 when there is none.
     """
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_read(database, tenant)
-        sights = database.run(reads.queues(tenant=of, queue=queue))
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_read(there, tenant)
+        sights = there.run(there.reads.queues(tenant=of, queue=queue))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
     elif not sights:
@@ -170,6 +171,7 @@ def _value(value: object) -> str:
 
 
 @app.command("set")
+@target.over_http
 def _set(
     queue: Name,
     *,
@@ -224,6 +226,7 @@ def _requires(text: str) -> dict[str, Any]:
 
 
 @app.command("pause")
+@target.over_http
 def _pause(
     queue: Name,
     *,
@@ -240,6 +243,7 @@ def _pause(
 
 
 @app.command("resume")
+@target.over_http
 def _resume(
     queue: Name,
     *,
@@ -266,13 +270,16 @@ def _change(
     as_json: bool,
 ) -> None:
     check_name("queue", queue)
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_change(database, tenant)
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_change(there, tenant)
         # Pausing is of a queue that is there; `set` is what declares one.
-        if "paused" in settings and database.run(calls.queue(tenant=of, queue=queue)) is None:
-            show.progress(f"tenant {of} has no queue {queue}; declare it with helixq queue set")
+        if "paused" in settings and there.run(there.calls.queue(tenant=of, queue=queue)) is None:
+            show.progress(
+                f"{f'tenant {of}' if of else 'the tenant'} has no queue {queue}; "
+                "declare it with helixq queue set"
+            )
             raise typer.Exit(Exit.NO)
-        row = database.run(calls.set_queue(tenant=of, queue=queue, actor=actor, **settings))
+        row = there.run(there.calls.set_queue(tenant=of, queue=queue, actor=actor, **settings))
     if as_json:
         show.as_json(shapes.settings(row))
     else:

@@ -12,7 +12,7 @@ from helixqueue.operate.recover import recover
 
 
 def register(app: typer.Typer) -> None:
-    app.command("recover")(_recover)
+    app.command("recover")(target.in_database(_recover))
 
 
 def _recover(

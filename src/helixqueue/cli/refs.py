@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from helixqueue.cli import spelling
 from helixqueue.cli.exits import NoSuchBatch
-from helixqueue.identity import canonical_revision
-from helixqueue.store import reads
+from helixqueue.identity import canonical_revision, stored_public_id
 
 if TYPE_CHECKING:
-    from helixqueue.store.database import Database
+    from helixqueue.cli.target import Reached
 
 _NAMED_MAX = 20
 
 
 def find(
-    database: Database,
+    there: Reached,
     ref: str,
     *,
     tenant: str | None,
@@ -26,25 +25,35 @@ def find(
 ) -> uuid.UUID:
     """The id of the one batch that `ref` means."""
     if ref.startswith("v1:"):
-        story = database.run(reads.story_of_key(ref))
-        if story is None:
-            raise NoSuchBatch(f"no batch has the key {ref}, among those this role may see")
-        return story.batch_id
+        return _of_key(ref)
     try:
         return uuid.UUID(ref)
     except ValueError:
-        return _of_identity(database, ref, tenant=tenant, queue=queue, revision=revision)
+        return _of_identity(there, ref, tenant=tenant, queue=queue, revision=revision)
+
+
+def _of_key(ref: str) -> uuid.UUID:
+    try:
+        digest = bytes.fromhex(ref.removeprefix("v1:"))
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise NoSuchBatch(f"expected a key such as v1: and 64 hex digits, got {ref!a}")
+    return stored_public_id(b"\x01" + digest)
 
 
 def _of_identity(
-    database: Database, ref: str, *, tenant: str | None, queue: str | None, revision: str | None
+    there: Reached, ref: str, *, tenant: str | None, queue: str | None, revision: str | None
 ) -> uuid.UUID:
-    page = database.run(reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_NAMED_MAX))
+    page = there.run(
+        there.reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_NAMED_MAX)
+    )
     rows = page.rows
     if revision is not None:
         rows = tuple(row for row in rows if row.revision == canonical_revision(revision))
     if len(rows) == 1:
-        return rows[0].batch_id
+        found: uuid.UUID = rows[0].batch_id
+        return found
     if not rows:
         where = f" in queue {queue}" if queue else ""
         raise NoSuchBatch(

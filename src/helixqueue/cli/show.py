@@ -51,9 +51,12 @@ def table(
     rows: Sequence[Sequence[str]],
     styles: Sequence[str] = (),
 ) -> None:
-    """`styles` colours the rows; in a pipe a row is one line with tabs, and nothing is cut off."""
+    """`styles` colours the rows; in a pipe a row is one line with tabs, and nothing is cut off.
+
+    The first line of a pipe has the names of the columns; where there are no rows there is none.
+    """
     if not sys.stdout.isatty():
-        for row in rows:
+        for row in [columns, *rows] if rows else []:
             sys.stdout.write("\t".join(_one_line(cell) for cell in row) + "\n")
         return
     shown = Table()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helixqueue.client.answers import Accepted, Options
+    from helixqueue.client.http import HelixClient
 
 CHUNK_ROWS = 2_000
 PROBLEMS_SHOWN = 100  # on a terminal; `--json` has ten times as many
@@ -59,7 +60,7 @@ Create = Annotated[bool, typer.Option("--create", help="Declare the queue if the
 
 
 def register(app: typer.Typer) -> None:
-    app.command("submit")(_submit)
+    app.command("submit")(target.over_http(_submit))
 
 
 def _submit(
@@ -106,8 +107,9 @@ def _submit(
         ]
         if typed:
             raise typer.BadParameter(f"with --from the rows say everything; got also {typed[0]}")
-        with _helix(dsn, data, tenant, actor, needed) as helix:
-            _many(helix, queue, source, form, create=create, as_json=as_json)
+        # The file first: to start servers only to say that it is not there would be unkind.
+        with _opened(source) as stream, _helix(dsn, data, tenant, actor, needed) as helix:
+            _many(helix, queue, (source, stream), form, create=create, as_json=as_json)
         return
     if identity is None:
         raise typer.BadParameter("expected an identity, or --from FILE")
@@ -128,18 +130,32 @@ def _json(what: str, text: str) -> Any:  # noqa: ANN401 - any JSON
 @contextmanager
 def _helix(
     dsn: str | None, data: Path | None, tenant: str | None, actor: str | None, needed: str | None
-) -> Iterator[HelixQueue]:
+) -> Iterator[HelixQueue | HelixClient]:
     """A client of the target; where the queue that is `needed` is missing, this says so first."""
+    service = target.chosen_service()
+    if service is not None:
+        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
+        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415
+
+        with HelixClient(*service) as client:
+            if needed and client.run(http_calls.queue(tenant="", queue=needed)) is None:
+                raise _no_queue("the token's tenant", needed)
+            yield client
+        return
     with target.target(dsn, data) as found:
         with Database.connect(found.dsn) as database:
             of = target.tenant_to_change(database, tenant)
             if needed and database.run(calls.queue(tenant=of, queue=needed)) is None:
-                raise Refused(
-                    f"tenant {of} has no queue {needed!r}: declare it with "
-                    f"`helixq queue set {needed}`, or add --create"
-                )
+                raise _no_queue(f"tenant {of}", needed)
         with HelixQueue(found.dsn, of, actor=actor) as helix:
             yield helix
+
+
+def _no_queue(whose: str, queue: str) -> Refused:
+    return Refused(
+        f"{whose} has no queue {queue!r}: declare it with "
+        f"`helixq queue set {queue}`, or add --create"
+    )
 
 
 def _tell_one(one: Accepted[Any], *, as_json: bool) -> None:
@@ -183,30 +199,30 @@ class _Tally:
 
 
 def _many(
-    helix: HelixQueue,
+    helix: HelixQueue | HelixClient,
     queue: str,
-    source: str,
+    given: tuple[str, io.BufferedReader],
     form: str | None,
     *,
     create: bool,
     as_json: bool,
 ) -> None:
+    source, stream = given
     tally = _Tally()
-    with _opened(source) as stream:
-        rows = sheet.read(stream, _format(source, form, stream.peek(_PEEK_BYTES)))
-        with show.bar("submitting", "rows", _size(source)) as told:
-            try:
-                while chunk := list(islice(rows, CHUNK_ROWS)):
-                    _send(helix, queue, chunk, tally, create=create)
-                    told(stream.tell() if stream.seekable() else tally.rows, tally.rows)
-            except sheet.BadSheet as error:
-                tally.problem("bad", 1, str(error))
-            except (HelixError, KeyboardInterrupt):
-                show.progress(
-                    f"{tally.rows} rows were answered before this; submit the whole file again, "
-                    "what is there answers duplicate"
-                )
-                raise
+    rows = sheet.read(stream, _format(source, form, stream.peek(_PEEK_BYTES)))
+    with show.bar("submitting", "rows", _size(source)) as told:
+        try:
+            while chunk := list(islice(rows, CHUNK_ROWS)):
+                _send(helix, queue, chunk, tally, create=create)
+                told(stream.tell() if stream.seekable() else tally.rows, tally.rows)
+        except sheet.BadSheet as error:
+            tally.problem("bad", 1, str(error))
+        except (HelixError, KeyboardInterrupt):
+            show.progress(
+                f"{tally.rows} rows were answered before this; submit the whole file again, "
+                "what is there answers duplicate"
+            )
+            raise
     if not tally.rows and not tally.failed:
         show.progress(f"--from {source}: no rows")
     _tell_many(tally, as_json=as_json)
@@ -244,7 +260,12 @@ def _size(source: str) -> int | None:
 
 
 def _send(
-    helix: HelixQueue, queue: str, chunk: list[sheet.Read], tally: _Tally, *, create: bool
+    helix: HelixQueue | HelixClient,
+    queue: str,
+    chunk: list[sheet.Read],
+    tally: _Tally,
+    *,
+    create: bool,
 ) -> None:
     good = [row.submission for row in chunk if row.submission is not None]
     answers = iter(helix.submit_many(queue, good, create=create))

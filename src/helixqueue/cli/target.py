@@ -1,29 +1,32 @@
 """Which database or service and which tenant a command means.
 
 What is typed wins over what is set: `--url`, `--dsn` or `--data`, then HELIX_URL, then HELIX_DSN,
-then HELIX_DATA, then ./helix-data. A URL means a service; its token names the tenant. A directory
-means the embedded servers: they are started or joined for as long as the command runs. The tenant
-of a database is `--tenant`, then HELIX_TENANT, then the one that the role is bound to, then
-`default`.
+then HELIX_DATA, then what a file says (cli/config.py), then ./helix-data. A URL means a service;
+its token names the tenant. A directory means the embedded servers: they are started or joined for
+as long as the command runs. The tenant of a database is `--tenant`, then HELIX_TENANT, then the
+one that the role is bound to, then `default`.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import show
+from helixqueue.cli import config, show
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.identity import check_name
 from helixqueue.store import reads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helixqueue.embedded import Postgres
     from helixqueue.store.database import Database
@@ -91,6 +94,88 @@ Actor = Annotated[
 
 
 @dataclass(frozen=True)
+class Reached:
+    """A database or a service: the same calls and reads, and whoever runs them."""
+
+    run: Callable[[Any], Any]
+    calls: Any
+    reads: Any
+    is_service: bool
+
+
+# The service of the command that runs; `over_http` notes it, so that commands need not hand it on.
+_service: ContextVar[tuple[str, str] | None] = ContextVar("service", default=None)
+
+
+def over_http(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--url` and `--token`, and let `reached` know of them."""
+
+    @wraps(command)
+    def asked(*args: Any, url: str | None, token: str | None, **more: Any) -> None:  # noqa: ANN401
+        chosen = service(url, token, more.get("dsn"), more.get("data"))
+        if chosen is not None and more.get("actor") is not None:
+            raise typer.BadParameter(
+                "--actor: over HTTP the token's name stands in the record; leave it out"
+            )
+        _service.set(chosen)
+        command(*args, **more)
+
+    return _with_options(asked, command)
+
+
+def in_database(command: Callable[..., None]) -> Callable[..., None]:
+    """For a command that no service can do: say so to whoever names one."""
+
+    @wraps(command)
+    def asked(*args: Any, url: str | None, token: str | None, **more: Any) -> None:  # noqa: ANN401
+        if url is not None or token is not None:
+            raise Refused(
+                "this looks at the database itself, which no service lets anybody do; run it where "
+                "the database can be reached, with --dsn or --data"
+            )
+        command(*args, **more)
+
+    return _with_options(asked, command)
+
+
+def _with_options(asked: Callable[..., None], command: Callable[..., None]) -> Callable[..., None]:
+    """The signature that Typer reads: the command's, and the two options before the last."""
+    plain = inspect.signature(command, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in (("url", Url), ("token", Token))
+    ]
+    own = list(plain.parameters.values())
+    asked.__signature__ = plain.replace(  # type: ignore[attr-defined]
+        parameters=[*own[:-1], *more, own[-1]]
+    )
+    asked.__annotations__ = {one.name: one.annotation for one in [*own, *more]}
+    return asked
+
+
+@contextmanager
+def reached(dsn: str | None, data: Path | None) -> Iterator[Reached]:
+    """The service that was chosen, else a database."""
+    chosen = _service.get()
+    if chosen is not None:
+        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
+        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415
+        from helixqueue.transport.http import reads as http_reads  # noqa: PLC0415
+
+        with HelixClient(*chosen) as client:
+            yield Reached(client.run, http_calls, http_reads, is_service=True)
+        return
+    from helixqueue.store import calls  # noqa: PLC0415 - the other
+
+    with opened(dsn, data) as database:
+        yield Reached(database.run, calls, reads, is_service=False)
+
+
+def chosen_service() -> tuple[str, str] | None:
+    return _service.get()
+
+
+@dataclass(frozen=True)
 class Target:
     dsn: str
     owner_dsn: str  # of the role that migrates; the same for a server that others run
@@ -106,9 +191,11 @@ def service(
     if dsn is not None or data is not None:
         return None
     url = url or os.environ.get("HELIX_URL")
+    if not url and not os.environ.get("HELIX_DSN") and not os.environ.get("HELIX_DATA"):
+        url = config.value("url")
     if not url:
         return None
-    token = token or os.environ.get("HELIX_TOKEN")
+    token = token or os.environ.get("HELIX_TOKEN") or config.value("token")
     if not token:
         raise typer.BadParameter(
             "a service asks for a token: expected HELIX_TOKEN or --token, got neither"
@@ -119,7 +206,7 @@ def service(
 
 def data_directory(given: Path | None) -> Path:
     """Of the embedded servers."""
-    return given or Path(os.environ.get("HELIX_DATA") or DEFAULT_DATA)
+    return given or Path(os.environ.get("HELIX_DATA") or config.value("data") or DEFAULT_DATA)
 
 
 @contextmanager
@@ -132,6 +219,8 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
         raise typer.BadParameter("give --dsn or --data, not both")
     if dsn is None and data is None:
         dsn = os.environ.get("HELIX_DSN") or None
+        if dsn is None and not os.environ.get("HELIX_DATA"):
+            dsn = config.value("dsn")
     if dsn is not None:
         show.progress(f"database: {_without_password(dsn)}")
         yield Target(dsn, dsn, None)
@@ -162,13 +251,17 @@ def opened(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Ite
         yield database
 
 
-def tenant_to_read(database: Database, named: str | None) -> str | None:
-    """The tenant to look at; None for all that the role may see. A stranger's is refused."""
-    return None if named is None else _permitted(database, named)
+def tenant_to_read(database: Database | Reached, named: str | None) -> str | None:
+    """The tenant to look at; None for all that may be seen. A stranger's is refused."""
+    if named is None or _by_token(database):
+        return None
+    return _permitted(database, named)
 
 
-def tenant_to_change(database: Database, named: str | None) -> str:
+def tenant_to_change(database: Database | Reached, named: str | None) -> str:
     """The one tenant that a change is about, `default` for a role that acts for all of them."""
+    if _by_token(database):
+        return ""
     if named is not None:
         return _permitted(database, named)
     bound = database.run(reads.tenants())
@@ -182,7 +275,12 @@ def tenant_to_change(database: Database, named: str | None) -> str:
     return tenant
 
 
-def _permitted(database: Database, named: str) -> str:
+def _by_token(database: Database | Reached) -> bool:
+    """A service knows the tenant: it is the token's."""
+    return isinstance(database, Reached) and database.is_service
+
+
+def _permitted(database: Database | Reached, named: str) -> str:
     """Row-level security would give a stranger an empty answer; this is a clear one."""
     check_name("tenant", named)
     bound = database.run(reads.tenants())

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from helixqueue.cli import show, target, times
+from helixqueue.cli import http_tokens, show, target, times
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.http_tokens import Made
 from helixqueue.identity import check_name
 from helixqueue.store import tokens
 from helixqueue.up.place import url_of
 
 if TYPE_CHECKING:
-    from helixqueue.store.tokens import Fresh, TokenRow
+    from helixqueue.store.tokens import TokenRow
 
 app = typer.Typer(no_args_is_help=True, help="Tokens of the HTTP service.")
 
@@ -30,6 +31,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("create")
+@target.over_http
 def _create(
     name: Name,
     *,
@@ -56,28 +58,47 @@ def _create(
 
     Ends with 1 when the name was ever used: it stands for somebody in the ledger.
     """
-    made = tokens.fresh()
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_change(database, tenant)
-        created = database.run(
-            tokens.create(
-                tenant=of,
-                name=name,
-                token_hash=made.hash,
-                scopes=scope,
-                queues=queue,
-                expires_at=_in(days),
-                actor=actor,
-            )
-        )
-        rows = database.run(tokens.listed(tenant=of, name=name)) if created else []
-    if not created:
-        show.progress(f"tenant {of} has had a token {name}; rotate it, or take another name")
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_change(there, tenant)
+        made = _created(there, of, name, scopes=scope, queues=queue, days=days, actor=actor)
+    if made is None:
+        show.progress(f"{_whose(of)} has had a token {name}; rotate it, or take another name")
         raise typer.Exit(Exit.NO)
-    _tell(made, rows[-1], as_json=as_json)
+    _tell(made, as_json=as_json)
+
+
+def _created(
+    there: target.Reached,
+    of: str,
+    name: str,
+    *,
+    scopes: list[str],
+    queues: list[str] | None,
+    days: int,
+    actor: str | None,
+) -> Made | None:
+    if there.is_service:
+        asked = http_tokens.create(name=name, scopes=scopes, queues=queues, days=days)
+        return cast("Made | None", there.run(asked))
+    made = tokens.fresh()
+    created = there.run(
+        tokens.create(
+            tenant=of,
+            name=name,
+            token_hash=made.hash,
+            scopes=scopes,
+            queues=queues,
+            expires_at=_in(days),
+            actor=actor,
+        )
+    )
+    if not created:
+        return None
+    return Made(made.token, there.run(tokens.listed(tenant=of, name=name))[-1])
 
 
 @app.command("list")
+@target.over_http
 def _list(
     *,
     tenant: target.Tenant = None,
@@ -86,8 +107,9 @@ def _list(
     as_json: target.AsJson = False,
 ) -> None:
     """List tokens: what they allow, until when, and when they were last used."""
-    with target.opened(dsn, data) as database:
-        rows = database.run(tokens.listed(tenant=target.tenant_to_read(database, tenant)))
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_read(there, tenant)
+        rows = there.run(http_tokens.listed() if there.is_service else tokens.listed(tenant=of))
     if as_json:
         show.as_json({"tokens": [asdict(row) for row in rows]})
         return
@@ -99,6 +121,7 @@ def _list(
 
 
 @app.command("rotate")
+@target.over_http
 def _rotate(
     name: Name,
     *,
@@ -122,27 +145,42 @@ def _rotate(
 
     Ends with 1 when there is none to rotate.
     """
-    made = tokens.fresh()
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_change(database, tenant)
-        generation = database.run(
-            tokens.rotate(
-                tenant=of,
-                name=check_name("token", name),
-                token_hash=made.hash,
-                expires_at=_in(days),
-                overlap_seconds=overlap,
-                actor=actor,
-            )
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_change(there, tenant)
+        made = _rotated(
+            there, of, check_name("token", name), overlap=overlap, days=days, actor=actor
         )
-        rows = database.run(tokens.listed(tenant=of, name=name))
-    if generation is None:
-        show.progress(f"tenant {of} has no token {name} to rotate, or it was rotated just now")
+    if made is None:
+        show.progress(f"{_whose(of)} has no token {name} to rotate, or it was rotated just now")
         raise typer.Exit(Exit.NO)
-    _tell(made, next(row for row in rows if row.generation == generation), as_json=as_json)
+    _tell(made, as_json=as_json)
+
+
+def _rotated(
+    there: target.Reached, of: str, name: str, *, overlap: float, days: int, actor: str | None
+) -> Made | None:
+    if there.is_service:
+        asked = http_tokens.rotate(name=name, days=days, overlap_seconds=overlap)
+        return cast("Made | None", there.run(asked))
+    made = tokens.fresh()
+    generation = there.run(
+        tokens.rotate(
+            tenant=of,
+            name=name,
+            token_hash=made.hash,
+            expires_at=_in(days),
+            overlap_seconds=overlap,
+            actor=actor,
+        )
+    )
+    if generation is None:
+        return None
+    rows = there.run(tokens.listed(tenant=of, name=name))
+    return Made(made.token, next(row for row in rows if row.generation == generation))
 
 
 @app.command("revoke")
+@target.over_http
 def _revoke(
     name: Name,
     *,
@@ -159,9 +197,13 @@ def _revoke(
     """
     if not reason.strip():
         raise typer.BadParameter("--reason must say something: it is what the record keeps")
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_change(database, tenant)
-        ended = database.run(tokens.revoke(tenant=of, name=name, reason=reason, actor=actor))
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_change(there, tenant)
+        ended = there.run(
+            http_tokens.revoke(name=name, reason=reason)
+            if there.is_service
+            else tokens.revoke(tenant=of, name=name, reason=reason, actor=actor)
+        )
     if as_json:
         show.as_json({"tenant": of, "name": name, "revoked": ended})
     else:
@@ -211,9 +253,13 @@ def _in(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
-def _tell(made: Fresh, row: TokenRow, *, as_json: bool) -> None:
+def _whose(tenant: str) -> str:
+    return f"tenant {tenant}" if tenant else "the tenant"
+
+
+def _tell(made: Made, *, as_json: bool) -> None:
     if as_json:
-        show.as_json({"token": made.token, **asdict(row)})
+        show.as_json({"token": made.token, **asdict(made.row)})
         return
     show.progress("shown this once: keep it where secrets are kept")
     show.line(made.token)

@@ -22,7 +22,7 @@ from helixqueue.errors import (
     Retryable,
 )
 from helixqueue.identity import check_name
-from helixqueue.queues import Queue
+from helixqueue.queues import Queue, checked_requires
 from helixqueue.states import FINISHED, State
 from helixqueue.store.plans import Ask, Pause, Plan, repeated
 from helixqueue.store.rows import Held, LeaseRow, Receipt
@@ -249,7 +249,7 @@ class Desk:
                 request=uuid.uuid4(),  # one for all tries: a repeat gives the same leases
                 queues=names,
                 count=count,
-                free=None if free is None else dict(free),
+                free=None if free is None else checked_requires(free, "free"),
                 start=start,
             )
         )

@@ -21,44 +21,45 @@ MAX_AMOUNT = 1_000_000
 MAX_BYTES = 2048  # of the JSON, as the table has it
 
 
-def checked_requires(requires: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requirements as a plain dict, or raise `Refused` with what is wrong."""
+def checked_requires(requires: Mapping[str, Any], what: str = "requires") -> dict[str, Any]:
+    """Return the requirements as a plain dict, or raise `Refused` with what is wrong.
+
+    `what` a worker has free (`free`) is said in the same words.
+    """
     try:
         asked = dict(requires)
     except (TypeError, ValueError):
         raise Refused(
-            f'requires: expected a mapping such as {{"gpus": 1}}, got {type(requires).__name__}'
+            f'{what}: expected a mapping such as {{"gpus": 1}}, got {type(requires).__name__}'
         ) from None
     for name, value in asked.items():
         if name not in KNOWN:
-            raise Refused(f"requires: unknown {name!r}; known are {', '.join(KNOWN)}")
+            raise Refused(f"{what}: unknown {name!r}; known are {', '.join(KNOWN)}")
         if name == "labels":
-            _check_labels(value)
+            _check_labels(what, value)
         else:
-            _check_amount(name, value)
+            _check_amount(what, name, value)
     if len(json.dumps(asked, ensure_ascii=False).encode()) > MAX_BYTES:
-        raise Refused(f"requires: at most {MAX_BYTES} bytes of JSON; ask for fewer labels")
+        raise Refused(f"{what}: at most {MAX_BYTES} bytes of JSON; ask for fewer labels")
     return asked
 
 
-def _check_amount(name: str, value: object) -> None:
+def _check_amount(what: str, name: str, value: object) -> None:
     kinds = (int,) if name == "gpus" else (int, float)
     fits = isinstance(value, kinds) and not isinstance(value, bool)
     if not fits or not math.isfinite(value) or not 0 <= value <= MAX_AMOUNT:  # type: ignore[operator, arg-type]
         expected = "a whole number" if name == "gpus" else "a number"
-        raise Refused(
-            f"requires: {name}: expected {expected} from 0 to {MAX_AMOUNT}, got {value!r}"
-        )
+        raise Refused(f"{what}: {name}: expected {expected} from 0 to {MAX_AMOUNT}, got {value!r}")
 
 
-def _check_labels(labels: object) -> None:
+def _check_labels(what: str, labels: object) -> None:
     fits = isinstance(labels, dict) and all(
         isinstance(name, str) and isinstance(value, str) and _is_text(name + value)
         for name, value in labels.items()
     )
     if not fits:
         raise Refused(
-            'requires: labels: expected texts by name such as {"site": "berlin"}, '
+            f'{what}: labels: expected texts by name such as {{"site": "berlin"}}, '
             f"got {ascii(labels)[:80]}"
         )
 

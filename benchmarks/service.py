@@ -1,0 +1,275 @@
+"""The service against its budgets: `python -m benchmarks.service [--quick] [--write FILE]`.
+
+Every rate is a ratio of figures taken back to back on one server, in rounds: over HTTP, then the
+same through the Python API. Clients, service and PostgreSQL share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from operator import ge, lt
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+from benchmarks import workload
+from benchmarks.arena import QUEUE, Arena, arena, tenant
+from benchmarks.rounds import load_average
+from benchmarks.service_client import BULK_CONNECTIONS, CONNECTIONS
+from helixqueue.store import reads as store_reads
+from helixqueue.store import tokens
+from helixqueue.store.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TENANT = tenant(0)
+BEGIN, END = "<!-- service: begin -->", "<!-- service: end -->"
+READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int
+    singles: int
+    bulk: int
+    pending: int  # batches that are there when reads are timed
+    reads: int
+
+
+FULL = Size(rounds=3, singles=6_000, bulk=40_000, pending=1_000_000, reads=2_000)
+QUICK = Size(rounds=1, singles=2_000, bulk=10_000, pending=20_000, reads=400)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One service at work."""
+
+    url: str
+    token: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One round."""
+
+    http_single: float
+    python_single: float
+    http_bulk: float
+    python_bulk: float
+    load: float
+
+
+@contextmanager
+def served(arena: Arena, database: str) -> Iterator[Served]:
+    """A service on its own login, and a token that no rate holds back."""
+    with arena.admin(database) as connection:
+        connection.execute(
+            "do $$ begin create role service login; exception when duplicate_object then end $$"
+        )
+        connection.execute("grant helix_client to service")
+        connection.execute("select helix.bind_v1('service', '*', true)")
+    made = tokens.fresh()
+    with Database.connect(arena.dsn(database)) as store:
+        store.run(
+            tokens.create(
+                tenant=TENANT,
+                name="bench",
+                token_hash=made.hash,
+                scopes=tokens.SCOPES,
+                queues=None,
+                expires_at=datetime.now(UTC) + timedelta(days=1),
+            )
+        )
+    command = ["serve", "--dsn", arena.dsn(database, "service"), "--port", "0", "--rate", "1000000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "helixqueue.cli.main", *command, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            url = json.loads((process.stdout.readline() if process.stdout else "") or "{}")["url"]
+            _ready(url)
+            yield Served(url, made.token, process.pid)
+        finally:
+            process.terminate()
+
+
+def _ready(url: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        try:
+            with urlopen(f"{url}/health/ready", timeout=5) as told:  # noqa: S310 - our own
+                if told.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError(f"{url} was not ready in {READY_S:g} s")
+
+
+def _asked(*words: object, lines: str = "") -> list[float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.service_client", *map(str, words)],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return [float(line) for line in done.stdout.split()]
+
+
+def _round(arena: Arena, size: Size, number: int) -> Figures:
+    with arena.database() as database, served(arena, database) as service:
+        dsn = arena.dsn(database)
+        places = iter(range(0, 10**9, 10**7))
+        _asked("http", service.url, service.token, QUEUE, "single", next(places), 200)
+
+        def http(mode: str, count: int) -> float:
+            first = next(places)
+            return _asked("http", service.url, service.token, QUEUE, mode, first, count)[0]
+
+        def python(mode: str, count: int) -> float:
+            return _asked("python", dsn, TENANT, QUEUE, mode, next(places), count)[0]
+
+        rates = []
+        for mode, count in (("single", size.singles), ("bulk", size.bulk)):
+            arena.settle_down()
+            if number % 2:
+                ours, reference = http(mode, count), python(mode, count)
+            else:
+                reference, ours = python(mode, count), http(mode, count)
+            rates += [ours, reference]
+        return Figures(*rates, load_average())
+
+
+def _reads(arena: Arena, size: Size) -> tuple[float, float]:
+    """The 99th percentile of reads in milliseconds, and an idle service's memory in MiB."""
+    with arena.database() as database:
+        workload.load(arena.dsn(database), size.pending, tenants=range(1))
+        arena.analyze(database)
+        with Database.connect(arena.dsn(database)) as store:
+            page = store.run(store_reads.batches(tenant=TENANT, queue=QUEUE, limit=100))
+        with served(arena, database) as service:
+            memory = _resident(service.pid)
+            kinds: list[Callable[[int], str]] = [
+                lambda n: f"/v1/batches/{page.rows[n % 100].batch_id}",
+                lambda n: f"/v1/batches/{page.rows[n % 100].batch_id}/outcome",
+                lambda _: f"/v1/batches?queue={QUEUE}&limit=50",
+                lambda _: "/v1/batches?state=PENDING&limit=50",
+                lambda n: f"/v1/batches?identity={workload.identity(n)}&queue={QUEUE}",
+                lambda _: f"/v1/queues/{QUEUE}",
+            ]
+            paths = [kinds[n % len(kinds)](n) for n in range(size.reads)]
+            _asked("read", service.url, service.token, QUEUE, lines="\n".join(paths[:60]))
+            took = _asked("read", service.url, service.token, QUEUE, lines="\n".join(paths))
+    return quantiles(took, n=100)[98] * 1000, memory
+
+
+def _resident(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def _up() -> float:
+    """Seconds from nothing to a service that is ready: new servers, schema, service."""
+    with tempfile.TemporaryDirectory(prefix="helix-bench-up-") as directory:
+        began = time.monotonic()
+        command = ["up", "--data", f"{directory}/lab", "--port", "0", "--json"]
+        with subprocess.Popen(
+            [sys.executable, "-m", "helixqueue.cli.main", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                told = json.loads((process.stdout.readline() if process.stdout else "") or "{}")
+                _ready(told["url"])
+                return time.monotonic() - began
+            finally:
+                process.terminate()
+
+
+def _row(what: str, figures: list[float], form: str, sign: str, bar: float) -> str:
+    holds = {">=": ge, "<": lt}[sign]
+    middle = median(figures)
+    shown = (form.format(n) for n in (middle, min(figures), max(figures)))
+    verdict = "met" if holds(middle, bar) else "missed"
+    return f"| {' | '.join([what, *shown, f'{sign} {form.format(bar)}', verdict])} |"
+
+
+def _told(
+    rounds: list[Figures], reads: tuple[float, float], up: list[float], conditions: dict[str, str],
+    size: Size,
+) -> str:  # fmt: skip
+    single = [one.http_single / one.python_single for one in rounds]
+    bulk = [one.http_bulk / one.python_bulk for one in rounds]
+    lines = [
+        *(f"- {name}: {value}" for name, value in conditions.items()),
+        "",
+        "| what | median | lowest | highest | must | |",
+        "|---|---|---|---|---|---|",
+        _row(
+            f"single submits, {CONNECTIONS} connections vs. {CONNECTIONS} threads in Python",
+            single, "{:.2f}x", ">=", 0.5,
+        ),
+        _row(
+            f"chunks of 1,000, {BULK_CONNECTIONS} at a time vs. submit_many",
+            bulk, "{:.2f}x", ">=", 0.6,
+        ),
+        _row(
+            f"reads, 99th percentile, {size.pending:,} batches (the budget says 10,000,000)",
+            [reads[0]], "{:.1f} ms", "<", 50,
+        ),
+        _row("resident memory of an idle service", [reads[1]], "{:.0f} MiB", "<", 150),
+        _row("`helixq up` to ready, new directory", up, "{:.1f} s", "<", 15),
+        "",
+        "Each round, in batches a second:",
+        "",
+        "| single, HTTP | Python | chunks, HTTP | Python | load |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {r.http_single:,.0f} | {r.python_single:,.0f} | {r.http_bulk:,.0f} "
+            f"| {r.python_bulk:,.0f} | {r.load:.1f} |"
+            for r in rounds
+        ),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--write", type=Path, help="put the table into this document")
+    chosen = parser.parse_args()
+    size = QUICK if chosen.quick else FULL
+    with arena(print) as found:
+        rounds = [_round(found, size, number) for number in range(size.rounds)]
+        reads = _reads(found, size)
+        conditions = found.conditions()
+    conditions["run"] = f"{size.rounds} rounds{', quick sizes' if chosen.quick else ''}"
+    table = _told(rounds, reads, [_up() for _ in range(size.rounds)], conditions, size)
+    print(table)  # noqa: T201 - the answer
+    if chosen.write is not None:
+        text = chosen.write.read_text(encoding="utf-8")
+        if BEGIN not in text:
+            text += f"\n## Service\n\n{BEGIN}\n{END}\n"
+        head, _, rest = text.partition(BEGIN)
+        tail = rest.partition(END)[2]
+        chosen.write.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The same commands, over HTTP: with a token and no database, and the same answers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from helixqueue.cli.exits import Exit
+from helixqueue.store import tokens
+from tests.cli.conftest import Helixq
+from tests.service.conftest import Site, serving, settings_for
+
+NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
+
+
+@pytest.fixture(scope="module")
+def site(database):
+    with serving(settings_for(database)) as url:
+        yield Site(database, url)
+
+
+@pytest.fixture
+def over_http(site, database):
+    """`helixq` with nothing but a URL and a token in its environment."""
+    helixq = Helixq(database)
+    token = site.token()
+
+    def run(*arguments, **more):
+        environment = {**NOWHERE, "HELIX_URL": site.url, "HELIX_TOKEN": token, **more}
+        return helixq(*arguments, **environment)
+
+    run.q, run.url, run.token, run.direct = helixq.q, site.url, token, helixq
+    return run
+
+
+def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
+    q = over_http.q
+    assert over_http("submit", q, "S-1").code == Exit.REFUSED
+    assert over_http("queue", "set", q, "--max-attempts", "2").code == Exit.OK
+    done = over_http("submit", q, "S-1", '{"n": 1}', "--json")
+    assert (done.code, done.json["decision"]) == (Exit.OK, "new")
+    assert f"service: {over_http.url}" in done.err
+    assert over_http("submit", q, "S-1", '{"n": 1}', "--json").json["decision"] == "duplicate"
+    assert over_http("submit", q, "S-1", '{"n": 2}').code == Exit.REFUSED
+    rows = tmp_path / "rows.csv"
+    rows.write_text("identity,payload.n\nS-1,1\nS-2,2\n")
+    many = over_http("submit", q, "--from", rows, "--json").json
+    # In CSV a payload's members are texts, so S-1 comes with another payload.
+    assert (many["rows"], many["new"], many["conflict"]) == (2, 1, 1)
+    [row] = over_http("batch", "list", "--queue", q, "--identity", "S-1", "--json").json["batches"]
+    for ref in (row["batch_id"], row["key"], "S-1"):
+        told = over_http("batch", "show", ref, "--queue", q, "--payload", "--json").json
+        assert (told["batch_id"], told["payload"]) == (row["batch_id"], {"n": 1})
+    cancelled = over_http("batch", "cancel", row["batch_id"], "S-2", "--queue", q, "--reason", "x")
+    assert [line[1:3] for line in cancelled.lines] == [["ok", "CANCELLED"]] * 2
+    assert over_http("batch", "retry", "S-2", "--queue", q, "--reason", "x").code == Exit.NO
+    assert over_http("batch", "show", uuid.uuid4()).code == Exit.NO
+
+
+def test_what_is_answered_is_the_same_both_ways(over_http):
+    q = over_http.q
+    over_http("queue", "set", q, "--lease", "60")
+    over_http("submit", q, "S-1", '{"n": 1}')
+    for words in (
+        ("queue", "show", q),
+        ("batch", "list", "--queue", q),
+        ("batch", "show", "S-1", "--queue", q, "--payload"),
+    ):
+        assert over_http(*words, "--json").json == over_http.direct(*words, "--json").json
+
+
+def test_queues_are_paused_and_listed(over_http):
+    q = over_http.q
+    assert over_http("queue", "pause", q).code == Exit.NO
+    over_http("queue", "set", q)
+    assert over_http("queue", "pause", q, "--json").json["paused"] is True
+    assert over_http("queue", "resume", q, "--json").json["paused"] is False
+    names = {one["name"] for one in over_http("queue", "list", "--json").json["queues"]}
+    assert q in names
+
+
+def test_tokens_are_made_rotated_and_revoked(over_http):
+    name = f"t-{over_http.q}"
+    made = over_http("token", "create", name, "--scope", "read", "--json")
+    assert tokens.TOKEN.fullmatch(made.json["token"])
+    assert over_http("token", "create", name, "--scope", "read").code == Exit.NO
+    assert over_http("batch", "list", "--token", made.json["token"]).code == Exit.OK
+    rotated = over_http("token", "rotate", name, "--overlap", "0", "--json").json
+    assert rotated["generation"] == 2
+    listed = over_http("token", "list", "--json").json["tokens"]
+    assert [one["good"] for one in listed if one["name"] == name] == [False, True]
+    assert over_http("token", "revoke", name, "--reason", "x").code == Exit.OK
+    assert over_http("batch", "list", "--token", rotated["token"]).code == Exit.REFUSED
+    assert over_http("token", "rotate", f"{name}-none").code == Exit.NO
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("check",), ("replay",), ("doctor",), ("migrate",), ("recover", "--reason", "x")],
+    ids=lambda words: words[0],
+)
+def test_what_needs_the_database_says_so_kindly(over_http, words):
+    done = over_http(*words, "--url", over_http.url)
+    assert done.code == Exit.REFUSED
+    assert "with --dsn or --data" in done.err
+
+
+def test_a_url_that_is_only_set_does_not_keep_a_command_from_its_database(over_http, database):
+    done = over_http("replay", "--dsn", database.dsn("helix_bootstrap"))
+    assert done.code == Exit.OK, done.err
+
+
+def test_what_is_typed_wins_and_two_places_are_none(over_http, database):
+    done = over_http("queue", "list", "--dsn", database.dsn("pool"), HELIX_TENANT="a")
+    assert "database: " in done.err
+    assert "service" not in done.err
+    both = over_http("queue", "list", "--dsn", database.dsn("pool"), "--url", over_http.url)
+    assert both.code == Exit.USAGE
+    assert over_http("queue", "list", HELIX_TOKEN="").code == Exit.USAGE
+    assert over_http("queue", "set", "x", "--actor", "ann").code == Exit.USAGE
+
+
+def test_a_file_says_where_it_is_when_nobody_else_does(over_http, database, tmp_path):
+    file = tmp_path / "helixq.toml"
+    file.write_text(f'url = "{over_http.url}"\ntoken = "{over_http.token}"\n')
+    environment = {**NOWHERE, "HELIX_URL": "", "HELIX_TOKEN": "", "HELIX_CONFIG": str(file)}
+    assert f"service: {over_http.url}" in over_http.direct("queue", "list", **environment).err
+    typed = over_http.direct("queue", "list", "--dsn", database.dsn("pool"), **environment)
+    assert "database: " in typed.err
+    file.write_text('urll = "x"')
+    assert over_http.direct("queue", "list", **environment).code == Exit.REFUSED
+    environment["HELIX_CONFIG"] = str(tmp_path / "none")
+    assert "expected a file" in over_http.direct("queue", "list", **environment).err
+
+
+def test_a_service_that_is_away_is_no_bug(over_http):
+    done = over_http("queue", "list", "--url", "http://127.0.0.1:9")
+    assert done.code == Exit.UNAVAILABLE
+    assert over_http.token not in done.out + done.err
+
+
+def test_a_missing_file_is_told_before_anything_is_started(over_http, tmp_path):
+    done = over_http("submit", "q", "--from", tmp_path / "none.csv", "--url", "http://127.0.0.1:9")
+    assert done.code == Exit.USAGE
+    assert "No such file" in done.err
+
+
+BEGINS = """
+import sys
+from helixqueue.cli import entry
+load = entry.signal.signal
+def ready(*given):
+    load(*given)
+    entry.signal.signal = load
+    sys.stdout.write(".")
+    sys.stdout.flush()
+entry.signal.signal = ready  # says when Ctrl-C is looked after
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.08, 0.2])
+def test_ctrl_c_while_it_loads_shows_no_traceback(seconds):
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGINS, "queue", "list", "--dsn", "host=192.0.2.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.read(1) == "."
+        time.sleep(seconds)  # that is what this is about
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == Exit.INTERRUPTED
+
+
+def test_a_table_in_a_pipe_names_its_columns(over_http):
+    over_http("queue", "set", over_http.q)
+    first = over_http("queue", "list").out.splitlines()[0].split("\t")
+    assert first[:3] == ["tenant", "queue", "open"]
