@@ -168,6 +168,7 @@ def test_a_request_belongs_to_the_trace_that_its_client_named(http, caplog):
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         http.get("/v1/batches", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
         http.get("/v1/batches", headers={"traceparent": "canary"})
+        until(lambda: len(caplog.messages) >= 2)  # a line is written after its answer was sent
     assert [json.loads(line).get("trace") for line in caplog.messages] == [trace, None]
 
 

@@ -32,8 +32,8 @@ GUARDED: Final = ("unauthenticated", "forbidden", "too-many-requests", "not-read
 PROBLEM_JSON: Final = "application/problem+json"
 _ABOUT = """\
 Work is submitted to queues, workers claim it, and each piece takes effect once. The answers to \
-refusals are problems (RFC 9457) with stable types. Every operation but health and login needs a token \
-(`Authorization: Bearer hx_...`), which names the tenant; `x-scope` is the scope it must have.
+refusals are problems (RFC 9457) with stable types. Every operation but health and login needs a \
+token (`Authorization: Bearer hx_...`), which names the tenant; `x-scope` is the scope it must have.
 """
 
 
