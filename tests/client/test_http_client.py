@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import traceback
 import uuid
 
@@ -245,8 +246,10 @@ def test_event_loops_take_turns(site, queue):
         told = asyncio.run(helix.submit(queue, identity="s", payload={}))
         assert told.decision == decision
     asyncio.run(helix.close())
+    begun = time.monotonic()
     with pytest.raises(Unavailable, match="closed"):
         asyncio.run(helix.state(told.receipt))
+    assert time.monotonic() - begun < 10  # no patience with what cannot change
 
 
 def test_many_tasks_share_few_connections(site, queue):

@@ -97,7 +97,7 @@ class Problem(HTTPException):
         self.told = {"expected": expected, "got": got, "remedy": remedy or usual, **more}
         self.extra = dict(headers or {})
         if retry_after is not None:
-            self.extra["Retry-After"] = str(min(max(math.ceil(retry_after), 1), 60))
+            self.extra["Retry-After"] = str(math.ceil(min(max(retry_after, 1), 60)))
 
     def response(self, request_id: str) -> JSONResponse:
         body = {

@@ -12,6 +12,7 @@ its server would hear that from the wrong side of the fork.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from contextlib import asynccontextmanager, contextmanager
@@ -48,7 +49,7 @@ class Pool:
     def database(self) -> Iterator[Database]:
         """Lend a connection; one that failed is not lent again."""
         if self._closed:
-            raise Unavailable(CLOSED)
+            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         shelf = self._shelves.get(os.getpid())
         if shelf is None:
             shelf = self._shelves.setdefault(os.getpid(), _Shelf(self._size))
@@ -110,7 +111,7 @@ class AsyncPool:
     @asynccontextmanager
     async def database(self) -> AsyncIterator[AsyncDatabase]:
         if self._closed:
-            raise Unavailable(CLOSED)
+            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         shelf = self._shelf()
         if shelf.places.locked():
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from dataclasses import dataclass, field
@@ -143,7 +144,7 @@ class Link(_Common):
 
     def _client(self) -> httpx.Client:
         if self._closed:
-            raise Unavailable(CLOSED)
+            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         with self._lock:
             mine = self._clients.get(os.getpid())
             if mine is None:
@@ -181,17 +182,19 @@ class AsyncLink(_Common):
 
     def _client(self) -> Any:
         if self._closed:
-            raise Unavailable(CLOSED)
+            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         loop = asyncio.get_running_loop()
         place = (os.getpid(), id(loop))
         found = self._clients.get(place)
         # A new loop may stand where an ended one stood, under the same id.
         if found is None or found[0] is not loop:
+            # What an ended one left behind can be closed by nobody; let it go.
+            self._clients = {k: v for k, v in self._clients.items() if not v[0].is_closed()}
             found = self._clients[place] = (loop, library().AsyncClient(**self.where.options()))
         return found[1]
 
 
-CLOSED = "this client is closed; make another"
+CLOSED = "this client was closed; make another one"
 
 
 def _trouble(where: Where, error: Exception) -> Unavailable:
