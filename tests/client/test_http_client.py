@@ -239,7 +239,6 @@ def test_a_forked_child_has_connections_of_its_own(site, queue):
         os.close(writer)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of what an ended loop left open
 def test_event_loops_take_turns(site, queue):
     helix = AsyncHelixClient(site.url, token=site.token())
     for decision in ("new", "duplicate"):

@@ -14,6 +14,8 @@ from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.problem import kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     import httpx
 
     from helixqueue.transport.http.call import HttpCall
@@ -153,11 +155,11 @@ class Link(_Common):
 
 
 class AsyncLink(_Common):
-    """For tasks; each event loop has connections of its own."""
+    """For tasks; each event loop has connections of its own, and closes them when it ends."""
 
     def __init__(self, where: Where) -> None:
         super().__init__(where)
-        self._clients: dict[tuple[int, int], tuple[asyncio.AbstractEventLoop, Any]] = {}
+        self._keepers: dict[tuple[int, int], _Keeper] = {}
 
     async def run(self, call: HttpCall[T]) -> T:
         reply = await self._send(call)
@@ -166,7 +168,7 @@ class AsyncLink(_Common):
         return call.read(reply)
 
     async def _send(self, call: HttpCall[Any]) -> Reply:
-        client = self._client()
+        client = await self._client()
         try:
             answer = await client.send(client.build_request(**self._request(call)))
         except library().HTTPError as error:
@@ -176,22 +178,39 @@ class AsyncLink(_Common):
     async def close(self) -> None:
         self._closed = True
         loop = asyncio.get_running_loop()
-        found = self._clients.pop((os.getpid(), id(loop)), None)
-        if found is not None and found[0] is loop:
-            await found[1].aclose()
+        keeper = self._keepers.pop((os.getpid(), id(loop)), None)
+        if keeper is not None and keeper.loop is loop:
+            await keeper.life.aclose()
 
-    def _client(self) -> Any:
+    async def _client(self) -> httpx.AsyncClient:
         if self._closed:
             raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         loop = asyncio.get_running_loop()
         place = (os.getpid(), id(loop))
-        found = self._clients.get(place)
+        keeper = self._keepers.get(place)
         # A new loop may stand where an ended one stood, under the same id.
-        if found is None or found[0] is not loop:
-            # What an ended one left behind can be closed by nobody; let it go.
-            self._clients = {k: v for k, v in self._clients.items() if not v[0].is_closed()}
-            found = self._clients[place] = (loop, library().AsyncClient(**self.where.options()))
-        return found[1]
+        if keeper is None or keeper.loop is not loop:
+            self._keepers = {k: v for k, v in self._keepers.items() if not v.loop.is_closed()}
+            keeper = self._keepers[place] = _Keeper(
+                loop, library().AsyncClient(**self.where.options())
+            )
+            await anext(keeper.life)
+        return keeper.client
+
+
+class _Keeper:
+    """One loop's connections. A loop that ends closes the generators it has seen: `life` is one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+        self.loop = loop
+        self.client = client
+        self.life = self._live()
+
+    async def _live(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.client.aclose()
 
 
 CLOSED = "this client was closed; make another one"
