@@ -307,6 +307,9 @@ CASES = {
         "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
         "actor": "eve", "nonce": 1, "start": True, "lease_seconds": 60, "quiet_seconds": 60,
     },
+    "foresee_fence_v1": lambda _: {
+        "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
+    },
     "seal_fence_v1": lambda loot: {
         **fence_token(loot, "EFFECT_STARTED"), "actor": "eve", "effect": "e", "form": "json",
         "answer": b"1", "omitted": False, "answer_seconds": 1, "tombstone_seconds": 1,
@@ -366,7 +369,7 @@ PURE = {
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
     "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
-    "resolve_fence_v1", "tend_fences_v1", "authenticate_v1", "assume_v1",
+    "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1", "authenticate_v1", "assume_v1",
     "redeem_login_v1", "tend_v1",
 }  # fmt: skip
 
