@@ -244,7 +244,11 @@ def test_a_worker_that_brings_its_stale_and_its_new_token_together_uses_the_new_
     stale = frozen(database, db, started=write != "start")
     until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
     [lease] = claim(db, 1, "A", start=write != "start")
-    db.run(both(write, stale, lease))
+    answers = db.run(both(write, stale, lease))
+    assert sorted(answer.answer for answer in answers) == ["ok", "refused"]
+    assert database.rows("select number, owner_number from helix.refusal") == [
+        (stale.token.number, lease.token.number)
+    ]
     last = database.rows("select number, reason::text from helix.event order by version desc")[0]
     expected = {"start": "started", "renew": "started", "complete": "completed", "fail": "failed"}
     assert last == (lease.token.number, expected.get(write, "released"))

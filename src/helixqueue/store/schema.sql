@@ -1868,7 +1868,10 @@ CREATE FUNCTION helix.judge_rest(p_operation text, p_worker text, p_done bigint[
            array_agg(u.number) as number, array_agg(u.reason) as reason
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
-    where u.batch <> all (p_done)) rest
+    where u.batch <> all (p_done)
+       or (u.epoch, u.number) <> (
+            select e.epoch, e.number from helix.event e
+            where e.batch = u.batch order by e.version desc limit 1)) rest
   cross join lateral helix.judge(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
                                  rest.number, rest.reason) j
 $$;

@@ -32,7 +32,8 @@ begin
 end
 $$;
 
--- judge, for what is not among the done.
+-- judge, for what is not among the done. Two attempts at one batch may come in one call, and then only
+-- one of them did it: the one whose token the batch's last event has.
 create function helix.judge_rest(
   p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch int[],
   p_nonce bigint[], p_number bigint[], p_reason helix.reason[]
@@ -43,7 +44,10 @@ language sql volatile as $$
            array_agg(u.number) as number, array_agg(u.reason) as reason
     from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason)
       as u (batch, epoch, nonce, number, reason)
-    where u.batch <> all (p_done)) rest
+    where u.batch <> all (p_done)
+       or (u.epoch, u.number) <> (
+            select e.epoch, e.number from helix.event e
+            where e.batch = u.batch order by e.version desc limit 1)) rest
   cross join lateral helix.judge(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
                                  rest.number, rest.reason) j
 $$;
