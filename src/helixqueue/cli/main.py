@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "work": ("helixqueue.cli.work", "Do the work of a queue, by Python handlers or any program."),
     "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, erase."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
-    "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, resolve."),
+    "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal ends it."),
     "token": ("helixqueue.cli.token", "Tokens of the HTTP service."),
