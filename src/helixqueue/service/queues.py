@@ -15,6 +15,9 @@ from helixqueue.service.routing import Asker, Note, QueueName, demands, router
 from helixqueue.store import calls, reads, serving
 
 routes = router("queues")
+CountTo = Annotated[
+    int, Query(ge=0, le=10_000, description="Nothing is counted further than this.")
+]
 
 
 @routes.get(
@@ -26,9 +29,7 @@ routes = router("queues")
 )
 async def queues(
     asker: Asker,
-    count_to: Annotated[
-        int, Query(ge=0, le=10_000, description="Nothing is counted further than this.")
-    ] = 1_000,
+    count_to: CountTo = 1_000,
 ) -> answers.QueuesAnswer:
     """Counts stop at `count_to` and say so: what is deep is not counted to its end."""
     sights = await asker.ask(reads.queues(tenant=asker.tenant, bound=count_to))
@@ -42,10 +43,12 @@ async def queues(
     summary="One queue",
     **demands("read", "no-such-queue"),
 )
-async def queue(queue: QueueName, asker: Asker, note: Note) -> answers.QueueAnswer:
+async def queue(
+    queue: QueueName, asker: Asker, note: Note, count_to: CountTo = 1_000
+) -> answers.QueueAnswer:
     """Its settings and schemas, and how much of its work stands where."""
     note.know(queue=queue)
-    sights = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue))
+    sights = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue, bound=count_to))
     if not sights:
         raise _no_such_queue(queue)
     return answers.queue(sights[0].settings, sights[0])

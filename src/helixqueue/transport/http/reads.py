@@ -130,15 +130,11 @@ def queues(
     bound: int = COUNT_BOUND,
 ) -> HttpCall[list[QueueSight]]:
     """Queues with their settings and counts, none counted past `bound` (at most 10,000)."""
+    count = [("count_to", str(bound))]
     if queue is None:
-        return get(
-            at("queues"),
-            lambda told: [_read_sight(one) for one in told["queues"]],
-            [("count_to", str(bound))],
-        )
-    return unless(
-        "no-such-queue", get(at("queues", queue), lambda told: [_read_sight(told)]), lambda _: []
-    )
+        return get(at("queues"), lambda told: [_read_sight(one) for one in told["queues"]], count)
+    one = get(at("queues", queue), lambda told: [_read_sight(told)], count)
+    return unless("no-such-queue", one, lambda _: [])
 
 
 def _read_sight(told: dict[str, Any]) -> QueueSight:
