@@ -151,7 +151,8 @@ def _word(form: str, option: str, value: str) -> str:
 
 
 def _this_program() -> str:
-    found = shutil.which(sys.argv[0]) or shutil.which("helixq")
+    beside = Path(sys.executable).with_name("helixq")  # where pip puts it
+    found = shutil.which(sys.argv[0]) or shutil.which("helixq") or shutil.which(beside)
     if found is None:
         raise Refused("expected helixq in the PATH; name it with --helixq")
     return str(Path(found).absolute())
