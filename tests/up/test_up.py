@@ -217,7 +217,11 @@ def test_the_demo_keeps_a_lab_running_in_which_nothing_is_done_twice(tmp_path):
 
 def test_make_run_is_up_with_the_demo():
     done = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", "run"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--no-print-directory", "run"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1].endswith("bin/helixq up --demo")
 
