@@ -19,7 +19,7 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("max_replication_slots", "4", "one per sender"),
     ("hot_standby", "on", "a standby answers reads, so that tests can look at it"),
     ("max_connections", "120", "workers and services of one machine; each costs about 2 MB"),
-    ("shared_buffers", "128MB", "the hot tables of a small machine; the page cache does the rest"),
+    ("shared_buffers", "256MB", "the hot tables of a small machine; taken as they are touched"),
     ("work_mem", "8MB", "set-based calls sort some hundred rows, never a table"),
     ("maintenance_work_mem", "64MB", "vacuum and index builds beside other work"),
     ("effective_cache_size", "1GB", "what a small machine can cache; costs nothing"),

@@ -1707,19 +1707,20 @@ ALTER FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integ
 
 -- Name: hold(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) RETURNS record
+CREATE FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT tuple tid[], OUT limited boolean) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
   -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
   -- hundred with a hundred.
   with locked as materialized (
-    select a.batch, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
+    select a.batch, a.ctid, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
     where a.batch = any (p_batch) order by a.batch for update
   )
   select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}'),
+         array_agg((select l.ctid from locked l where l.batch = m.batch)),
          exists (select from locked l where l.limit_key is not null)
-  into place, batch, limited
+  into place, batch, tuple, limited
   from (select distinct on (u.batch) u.place::integer, u.batch
         from (select g.batch, g.place,
                      (g.batch, g.epoch, g.nonce, g.number) in (
@@ -1731,7 +1732,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) OWNER TO helix_engine;
+ALTER FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT tuple tid[], OUT limited boolean) OWNER TO helix_engine;
 
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3381,7 +3382,7 @@ CREATE FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch integer[],
     AS $$
 declare
   v_now     timestamptz := clock_timestamp();
-  v_held    record;      -- the tokens that own their batch: place and batch, in parallel
+  v_held    record;      -- the tokens that own their batch: place, batch and tuple, in parallel
   v_late    boolean;
   v_done    bigint[];
   v_answers helix.answer[] := '{}';
@@ -3399,9 +3400,12 @@ begin
   end if;
   if 'completed' = any (p_outcome) then
     with completed as (
-      delete from helix.active a using unnest(v_held.batch, v_held.place) as u (batch, place)
-      where a.batch = u.batch and a.state = 'RUNNING' and p_outcome[u.place] = 'completed'
-      returning a.*, p_result[u.place] as given
+      -- Straight to the rows, which are locked and cannot move. Joined by batch, a plan made while the
+      -- table was empty would read all of its index, and what was deleted since.
+      delete from helix.active a using unnest(v_held.tuple, v_held.place) as u (tuple, place)
+      where a.ctid = u.tuple and a.state = 'RUNNING' and p_outcome[u.place] = 'completed'
+      returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.deadline, a.lane,
+                a.queue, p_result[u.place] as given
     ),
     kept as (
       insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
@@ -6241,9 +6245,9 @@ GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_clien
 
 REVOKE ALL ON FUNCTION helix.hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer) FROM PUBLIC;
 
--- Name: FUNCTION hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT tuple tid[], OUT limited boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT limited boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.hold(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], OUT place integer[], OUT batch bigint[], OUT tuple tid[], OUT limited boolean) FROM PUBLIC;
 
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 

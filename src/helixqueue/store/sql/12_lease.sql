@@ -189,22 +189,23 @@ $$;
 
 -- The rows of these batches, locked in the common order (by batch, waiting: whoever holds several has
 -- taken them in this order), and which of the tokens own theirs: their places in the arrays, each
--- batch once, and the batches; and whether any has a limit key. From here to the end of the
--- transaction nobody can change that.
+-- batch once, the batches, and where their rows stand; and whether any has a limit key. From here to
+-- the end of the transaction nobody can change that.
 create function helix.hold(
   p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
-  out place integer[], out batch bigint[], out limited boolean
+  out place integer[], out batch bigint[], out tuple tid[], out limited boolean
 ) language plpgsql as $$
 begin
   -- IN in the select list is a hash look-up; a join would be planned for ten rows, and compare a
   -- hundred with a hundred.
   with locked as materialized (
-    select a.batch, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
+    select a.batch, a.ctid, a.epoch, a.nonce, a.number, a.limit_key from helix.active a
     where a.batch = any (p_batch) order by a.batch for update
   )
   select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}'),
+         array_agg((select l.ctid from locked l where l.batch = m.batch)),
          exists (select from locked l where l.limit_key is not null)
-  into place, batch, limited
+  into place, batch, tuple, limited
   from (select distinct on (u.batch) u.place::integer, u.batch
         from (select g.batch, g.place,
                      (g.batch, g.epoch, g.nonce, g.number) in (

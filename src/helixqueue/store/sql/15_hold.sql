@@ -148,7 +148,7 @@ create function helix.settle(
 language plpgsql as $$
 declare
   v_now     timestamptz := clock_timestamp();
-  v_held    record;      -- the tokens that own their batch: place and batch, in parallel
+  v_held    record;      -- the tokens that own their batch: place, batch and tuple, in parallel
   v_late    boolean;
   v_done    bigint[];
   v_answers helix.answer[] := '{}';
@@ -166,9 +166,12 @@ begin
   end if;
   if 'completed' = any (p_outcome) then
     with completed as (
-      delete from helix.active a using unnest(v_held.batch, v_held.place) as u (batch, place)
-      where a.batch = u.batch and a.state = 'RUNNING' and p_outcome[u.place] = 'completed'
-      returning a.*, p_result[u.place] as given
+      -- Straight to the rows, which are locked and cannot move. Joined by batch, a plan made while the
+      -- table was empty would read all of its index, and what was deleted since.
+      delete from helix.active a using unnest(v_held.tuple, v_held.place) as u (tuple, place)
+      where a.ctid = u.tuple and a.state = 'RUNNING' and p_outcome[u.place] = 'completed'
+      returning a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.deadline, a.lane,
+                a.queue, p_result[u.place] as given
     ),
     kept as (
       insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
