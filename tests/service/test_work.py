@@ -7,6 +7,7 @@ import logging
 import uuid
 
 from helixqueue.store import calls
+from tests.lab import until
 from tests.service.conftest import Site, serving, settings_for
 
 
@@ -83,6 +84,7 @@ def test_a_frozen_worker_is_refused_and_both_names_are_logged(http, lab, caplog)
     claimed(http, lab, worker="ada")
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         [answer] = settled(http, "bo", frozen)
+        until(lambda: len(logged(caplog)) >= 2)  # they are written after the answer was sent
     assert (answer["answer"], answer["owner"]) == ("refused", "ada")
     step, request = (json.loads(line) for line in logged(caplog))
     assert (step["operation"], step["worker"], step["conflicting_worker"]) == (
@@ -121,6 +123,7 @@ def test_one_batchs_story_is_a_search_for_its_id(site, http, lab, caplog):
             settled(other, "bo", one)
             settled(other, "ada", two)
         http.get(f"/v1/batches/{batch_id}/outcome")
+        until(lambda: any("show_outcome" in line for line in logged(caplog)))
     lines = [json.loads(line) for line in logged(caplog) if batch_id in line]
     assert [
         (line["operation"], line.get("worker"), line.get("attempt"), line.get("decision"))

@@ -99,7 +99,7 @@ ENDS = {
     "exit 3": ("executor", "exit code 3"),
     "kill -SEGV $$": ("executor", "SIGSEGV"),
     "kill -KILL $$": ("out of memory", "SIGKILL"),
-    "kill -HUP $$": ("system", "SIGHUP"),
+    "kill -TERM $$": ("system", "SIGTERM"),
     "echo {broken > $HELIX_RESULT": ("result", "no JSON"),
     r"printf 'a\0b\377' >&2; exit 1": ("executor", "a\\0b\\xff"),
     "sleep 30": ("timeout", "longer than 6 s"),
