@@ -160,6 +160,19 @@ def test_a_list_is_walked_in_pages_and_filtered(http, lab):
     assert http.get("/v1/batches", params={"after": "x"}).status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/batches?stat=FAILED"), ("GET", "/v1/batches?queue=q&run=7"),
+     ("POST", "/v1/queues/{q}/batches?dry_run=1"), ("GET", "/v1/queues?%71ueue=x")],
+)  # fmt: skip
+def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method, path):
+    body = {"identity": "S-1", "payload": 1} if method == "POST" else None
+    told = http.request(method, path.format(q=lab.q), json=body)
+    assert (told.status_code, kind(told)) == (422, "invalid-request")
+    assert told.json()["got"] in {"stat", "run", "dry_run", "queue"}
+    assert lab.rows("select from helix.batch b where b.queue = %s", lab.q) == []
+
+
 def test_an_identity_is_found_in_any_spelling(http, lab):
     key = submit(http, lab, NFC).json()["receipt"]["key"]
     found = http.get("/v1/batches", params={"identity": NFD, "queue": lab.q}).json()["batches"]

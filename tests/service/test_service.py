@@ -154,7 +154,13 @@ def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path
 
 @pytest.mark.parametrize(
     "secret",
-    ["hx_" + "x" * 43, "postgresql://ann:canary@db/lab", "password=canary", "PASSWORD = 'can ary'"],
+    [
+        "hx_" + "x" * 43,
+        "hl_" + "x" * 43,
+        "postgresql://ann:canary@db/lab",
+        "password=canary",
+        "PASSWORD = 'can ary'",
+    ],
 )
 def test_whatever_anybody_logs_loses_its_secrets(secret):
     record = logging.LogRecord("any", logging.INFO, __file__, 1, "was: %s", (secret,), None)

@@ -28,7 +28,9 @@ ALWAYS: Final = (
     "not-found", "method-not-allowed", "too-slow", "body-too-large", "internal", "unavailable",
     "retryable",
 )  # fmt: skip
-GUARDED: Final = ("unauthenticated", "forbidden", "too-many-requests", "not-ready")
+GUARDED: Final = (
+    "unauthenticated", "forbidden", "too-many-requests", "not-ready", "invalid-request",
+)  # fmt: skip
 PROBLEM_JSON: Final = "application/problem+json"
 _ABOUT = """\
 Work is submitted to queues, workers claim it, and each piece takes effect once. The answers to \

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_plus
 
 from fastapi.routing import APIRoute
 
@@ -62,6 +63,7 @@ class Operation:
     method: str
     scope: str | None
     fenced: bool
+    query: frozenset[str]  # the names that it reads there
 
 
 def operations(document: dict[str, Any]) -> list[Operation]:
@@ -73,7 +75,10 @@ def operations(document: dict[str, Any]) -> list[Operation]:
         for method, told in methods.items():
             fenced = bool(told.get("x-fenced"))
             name, scope = told["operationId"], told.get("x-scope")
-            found.append(Operation(name, path, pattern, method.upper(), scope, fenced))
+            query = frozenset(
+                one["name"] for one in told.get("parameters", ()) if one["in"] == "query"
+            )
+            found.append(Operation(name, path, pattern, method.upper(), scope, fenced, query))
     return found
 
 
@@ -87,6 +92,7 @@ def pages(router: APIRouter) -> list[Operation]:
             method=method,
             scope=(one.openapi_extra or {}).get("x-scope"),
             fenced=False,
+            query=frozenset(parameter.alias for parameter in one.dependant.query_params),
         )
         for one in router.routes
         if isinstance(one, APIRoute) and not one.include_in_schema
@@ -173,6 +179,7 @@ class Gate:
             if operation.scope != ANY:
                 principal.demand(operation.scope)
             principal.allowance.take()
+            _demand_known_query(operation, scope["query_string"])
         body = await self._body(receive)
         given = _Given(body, receive)
         scope[OPERATION_KEY] = operation
@@ -278,6 +285,21 @@ def _trace(scope: Scope) -> str | None:
     said = values(scope["headers"], "traceparent")
     found = _TRACEPARENT.fullmatch(said[0]) if len(said) == 1 else None
     return found[1].decode("ascii") if found else None
+
+
+def _demand_known_query(operation: Operation, query: bytes) -> None:
+    """A filter that is misspelt would be no filter, and what seems a rehearsal the real thing."""
+    for part in filter(None, query.split(b"&")):
+        name = unquote_plus(part.partition(b"=")[0].decode("latin-1"))
+        if name not in operation.query:
+            known = ", ".join(sorted(operation.query))
+            raise Problem(
+                "invalid-request",
+                "the query has a name that the operation does not know",
+                expected=f"any of {known}" if known else "no query",
+                got=masked(name)[:60],
+                remedy="leave it out, or correct it",
+            )
 
 
 def _nowhere(scope: Scope, allowed: list[str]) -> Problem:

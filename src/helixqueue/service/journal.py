@@ -36,7 +36,7 @@ _SECRETS: Final = (
     (re.compile(r"(password\s*=\s*)('[^']*'|[^\s\"']+)", re.IGNORECASE), r"\1(masked)"),
 )
 # Without any of these there is none of them, which is quicker to see.
-_SIGNS: Final = ("hx_", "://", "assword", "ASSWORD")
+_SIGNS: Final = ("hx_", "hl_", "://", "assword", "ASSWORD")
 
 
 class Journal:
