@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import uuid
 
 import pytest
 
+from helixqueue import HelixQueue
 from helixqueue.cli.exits import Exit
-from helixqueue.store import tokens
+from helixqueue.identity import key_text
+from helixqueue.store import fences, tokens
 from tests.cli.conftest import Helixq
+from tests.lab import POOLED
 from tests.service.conftest import Site, serving, settings_for
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
@@ -106,8 +110,10 @@ def test_tokens_are_made_rotated_and_revoked(over_http):
 )
 def test_what_needs_the_database_says_so_kindly(over_http, words):
     done = over_http(*words, "--url", over_http.url)
-    assert done.code == Exit.REFUSED
-    assert "with --dsn or --data" in done.err
+    assert done.code == Exit.USAGE
+    assert "run it with" in done.err
+    assert over_http(*words).code == Exit.USAGE
+    assert "a service is all that is set" in over_http(*words).err
 
 
 def test_a_url_that_is_only_set_does_not_keep_a_command_from_its_database(over_http, database):
@@ -184,3 +190,123 @@ def test_a_table_in_a_pipe_names_its_columns(over_http):
     over_http("queue", "set", over_http.q)
     first = over_http("queue", "list").out.splitlines()[0].split("\t")
     assert first[:3] == ["tenant", "queue", "open"]
+
+
+@pytest.fixture
+def doubted(database, over_http):
+    """The name of a fence in doubt, of tenant a; and its key."""
+    name = f"refund-{over_http.q}"
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+
+        @helix.fence(name, key=lambda: ("order", 7), payload=lambda: {"cents": 5})
+        def act() -> dict[str, str]:
+            raise TimeoutError("the bank did not answer")
+
+        with pytest.raises(TimeoutError):
+            act()
+        [row] = helix.run(fences.listed(name=name))
+    return name, key_text(row.key)
+
+
+def test_fences_are_told_of_the_same_both_ways(over_http, doubted):
+    name, key = doubted
+    for words in (
+        ("list", "--name", name, "--state", "in_doubt"),
+        ("show", key),
+        ("show", "order\x1f7", "--name", name),
+        ("explain", key),
+    ):
+        told = over_http("fence", *words, "--json")
+        assert told.code == Exit.OK, told.err
+        assert told.json == over_http.direct("fence", *words, "--json").json
+    assert over_http("fence", "show", key[:-2] + "00").code == Exit.NO
+
+
+def test_a_doubt_is_decided_by_the_token_and_its_name_is_kept(over_http, site, doubted, tmp_path):
+    _, key = doubted
+    said = ["--applied", "--effect", "re_1", "--result", '{"id": 1}', "--reason", "looked"]
+    reader = site.token("read", "payloads")
+    assert over_http("fence", "resolve", key, *said, "--token", reader).code == Exit.REFUSED
+    assert over_http("fence", "resolve", key, *said, "--actor", "ann").code == Exit.USAGE
+    ann = site.token(name=f"ann-{over_http.q}")
+    done = over_http("fence", "resolve", key, *said, "--json", "--token", ann)
+    assert (done.code, done.json["resolved"]) == (Exit.OK, True), done.err
+    told = (done.json["state"], done.json["actor"], done.json["detail"], done.json["effect"])
+    assert told == ("SEALED", f"ann-{over_http.q}", "looked", "re_1")
+    story = over_http.direct("fence", "show", key, "--json").json
+    assert [step["actor"] for step in story["story"]][-1] == f"ann-{over_http.q}"
+    assert over_http("fence", "resolve", key, *said).code == Exit.NO
+    # Its receipt is the same both ways, is verified offline, and is on record.
+    (tmp_path / "receipt.json").write_text(done.out)
+    assert done.json["receipt"] == story["receipt"]
+    verify = ("receipt", "verify", tmp_path / "receipt.json")
+    assert over_http.direct(*verify, HELIX_DSN="").code == Exit.OK
+    assert over_http(*verify, "--recorded").code == Exit.OK
+    assert over_http.direct(*verify, "--recorded").code == Exit.OK
+    assert over_http(*verify, "--url", over_http.url).code == Exit.USAGE
+    stranger = site.token(tenant="b")
+    unseen = over_http(*verify, "--recorded", "--token", stranger)
+    assert (unseen.code, unseen.out[:25]) == (Exit.NO, "no fence has this key, am")
+    # Whoever may not read payloads is told of the receipt, and not what proves the answer.
+    hidden = over_http("fence", "show", key, "--json", "--token", site.token("read"))
+    assert (hidden.json["receipt"], hidden.json["state"]) == (None, "SEALED")
+    assert "scope payloads" in hidden.err
+
+
+def test_what_was_not_applied_is_done_by_the_next_call(over_http, doubted):
+    _, key = doubted
+    done = over_http("fence", "resolve", key, "--not-applied", "--reason", "looked", "--json")
+    assert (done.code, done.json["state"]) == (Exit.OK, "RELEASED")
+
+
+def test_a_rehearsal_says_the_same_both_ways(over_http, doubted, tmp_path, site):
+    name, _ = doubted
+    new = [{"name": name, "key": f"new-{n % 600}", "payload": {"cents": n}} for n in range(1200)]
+    calls = [
+        {"name": name, "key": ["order", 7]},
+        {"name": name, "key": ["order", "7"], "payload": {"cents": 6}},
+        {"name": name},
+        *new,
+    ]
+    (tmp_path / "calls").write_text("\n".join(json.dumps(one) for one in calls))
+    told = over_http("fence", "rehearse", tmp_path / "calls", "--json")
+    assert told.code == Exit.NO
+    assert told.json == over_http.direct("fence", "rehearse", tmp_path / "calls", "--json").json
+    assert told.json["counts"] == {"in doubt": 1, "refused": 601, "unreadable": 1, "runs": 600}
+    reader = site.token("read", "operate")
+    denied = over_http("fence", "rehearse", tmp_path / "calls", "--token", reader)
+    assert denied.code == Exit.REFUSED
+    assert "scope payloads" in denied.err
+
+
+def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):
+    assert over_http("queue", "list", "--tenant", "a").code == Exit.OK
+    for words in (
+        ("queue", "list"),
+        ("submit", over_http.q, "S-1", "--create"),
+        ("work", over_http.q, "--exec", "true", "--until-idle"),
+        ("token", "list"),
+        ("fence", "list"),
+    ):
+        done = over_http(*words, "--tenant", "b")
+        assert done.code == Exit.REFUSED, done.err
+        assert "the token is of tenant 'a'" in done.err
+    assert over_http("queue", "list", HELIX_TENANT="b").code == Exit.REFUSED
+    assert database.value("select count(*) from helix.queue where name = %s", over_http.q) == 0
+
+
+def test_tokens_are_listed_page_by_page(over_http, monkeypatch):
+    monkeypatch.setattr(tokens, "TOKENS_MAX", 2)
+    for n in range(5):
+        over_http("token", "create", f"page-{over_http.q}-{n}", "--scope", "read")
+    for run in (over_http, over_http.direct):
+        names = [one["name"] for one in run("token", "list", "--json").json["tokens"]]
+        assert len(names) == len(set(names))
+        assert len([name for name in names if name.startswith(f"page-{over_http.q}-")]) == 5
+
+
+def test_a_login_link_is_made_over_http(over_http, site):
+    told = over_http("token", "link", "--json").json
+    assert told["tenant"] == "a"
+    assert told["login"].startswith(f"{over_http.url}/login?code=hl_")
+    assert over_http("token", "link", "--token", site.token("operate")).code == Exit.REFUSED

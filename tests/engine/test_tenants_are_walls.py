@@ -328,6 +328,10 @@ CASES = {
         "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False, "actor": "eve",
         "reason": "x",
     },
+    "resolve_by_token_v1": lambda loot: {
+        "hash": b"x" * 32, "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False,
+        "reason": "x",
+    },
     "tend_fences_v1": lambda _: {"actor": "eve"},
     "take_back_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
     "note_reason_v1": lambda _: {
@@ -370,7 +374,7 @@ IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
     "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
     "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1", "authenticate_v1", "assume_v1",
-    "redeem_login_v1", "tend_v1",
+    "resolve_by_token_v1", "redeem_login_v1", "tend_v1",
 }  # fmt: skip
 
 # A login that serves all tenants does the duties for all; what they do, time alone decides.

@@ -56,7 +56,7 @@ class Desk:
 
     def story(self, held):
         [row] = self.run(fences.listed(key=held.key))
-        return [told.what for told in self.run(fences.story(row.life))]
+        return [told.what for told in self.run(fences.story(row.key))]
 
     def pass_time(self, held, **moments):
         let_time_pass(self.database, held.key, **moments)

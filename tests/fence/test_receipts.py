@@ -53,7 +53,10 @@ def test_equal_work_has_an_equal_receipt_whenever_it_is_done(database, sealed):
                begin perform helix.enter(); perform helix.forget_fences(array[p_life]); end $$;
                alter function helix.test_forget owner to helix_engine"""
         )
-        connection.execute("select helix.test_forget(%s)", (row.life,))
+        connection.execute(
+            "select helix.test_forget((select f.life from helix.fence f where f.key = %s))",
+            (row.key,),
+        )
         connection.execute("drop function helix.test_forget")
     with (
         HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix,

@@ -6,7 +6,7 @@ import jsonschema_rs
 import pytest
 
 from helixqueue.fence.http.problem import PREFIX
-from helixqueue.service import examples
+from helixqueue.service import examples, problem_examples
 from helixqueue.service.problems import PROBLEMS
 from tests.service.test_access import DOCUMENT, OPERATIONS
 
@@ -101,7 +101,7 @@ def test_every_problem_is_listed_and_shown_under_its_status(told):
 
 def test_every_problem_that_a_route_can_raise_has_an_example():
     # Those of results and of waiting come from clients of the engine, not from routes.
-    assert set(PROBLEMS) - set(examples.PROBLEMS) == {"in-progress", "no-result"}
+    assert set(PROBLEMS) - set(problem_examples.PROBLEMS) == {"in-progress", "no-result"}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from helixqueue.operate.check import Result, check
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(target.in_database(_check))
+    app.command("check")(target.without_service("run it with --dsn or --data")(_check))
 
 
 def _check(

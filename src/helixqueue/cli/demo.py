@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from helixqueue.cli import show, story
+from helixqueue.cli import show, story, target
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.target import AsJson  # noqa: TC001 - Typer reads it
 from helixqueue.client.prepare import prepare
 from helixqueue.demo.run import FROZEN, KILLED, run
 from helixqueue.embedded import Servers
@@ -22,12 +21,14 @@ if TYPE_CHECKING:
 
     from helixqueue.demo.run import Sample, Shown
 
+WHY = "demo runs on servers of its own, in a directory that it removes"
+
 
 def register(app: typer.Typer) -> None:
-    app.command("demo")(_demo)
+    app.command("demo")(target.without_service(WHY)(_demo))
 
 
-def _demo(*, as_json: AsJson = False) -> None:
+def _demo(*, as_json: target.AsJson = False) -> None:
     """Watch a lab's sheet take effect once, though workers are killed and frozen.
 
     Runs on embedded servers in a temporary directory, in under a minute, and leaves nothing behind.

@@ -12,9 +12,14 @@ from helixqueue.operate.doctor import examine
 
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
+WHY = (
+    "doctor is about the settings of a database and of the login that programs use: run it with "
+    "--dsn or --data"
+)
+
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(target.in_database(_doctor))
+    app.command("doctor")(target.without_service(WHY)(_doctor))
 
 
 def _doctor(

@@ -10,16 +10,21 @@ from helixqueue.cli import show, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.errors import Refused
-from helixqueue.fence.http.stored import FORM, Stored
-from helixqueue.fence.receipt import fence_key, key_bytes, key_text, receipt_of
-from helixqueue.identity import PART_SEPARATOR, canonical_text, canonicalize, loads
+from helixqueue.fence.receipt import fence_key, receipt_of
+from helixqueue.fence.resolution import answer_of
+from helixqueue.identity import (
+    PART_SEPARATOR,
+    canonical_text,
+    canonicalize,
+    key_bytes,
+    key_text,
+    loads,
+)
 from helixqueue.states import FenceState
-from helixqueue.store import fences
-from helixqueue.store.fences import Answer, Times
+from helixqueue.store.fences import Times
 
 if TYPE_CHECKING:
-    from helixqueue.store.database import Database
-    from helixqueue.store.fences import FenceRow, Told
+    from helixqueue.store.fence_rows import FenceRow, Told
 
 app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, rehearse, resolve.")
 
@@ -56,7 +61,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
-@target.in_database
+@target.over_http
 def _list(
     *,
     name: Name = None,
@@ -73,9 +78,9 @@ def _list(
 
     `--state IN_DOUBT` shows what waits for a person.
     """
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_read(database, tenant)
-        rows = database.run(fences.listed(tenant=of, name=name, state=state, limit=limit))
+    with target.reached(dsn, data) as there:
+        of = target.tenant_to_read(there, tenant)
+        rows = there.run(there.fences.listed(tenant=of, name=name, state=state, limit=limit))
     if as_json:
         show.as_json({"fences": [_facts(row) for row in rows]})
         return
@@ -87,7 +92,7 @@ def _list(
 
 
 @app.command("show")
-@target.in_database
+@target.over_http
 def _show(
     fence: Fence,
     *,
@@ -101,9 +106,9 @@ def _show(
 
     Ends with 1 when there is no such fence.
     """
-    with target.opened(dsn, data) as database:
-        row = _found(database, fence, name, tenant)
-        story = database.run(fences.story(row.life))
+    with target.reached(dsn, data) as there:
+        row = _found(there, fence, name, tenant)
+        story = there.run(there.fences.story(row.key))
     if as_json:
         show.as_json({**_facts(row), "story": [_step(told) for told in story]})
     else:
@@ -111,7 +116,7 @@ def _show(
 
 
 @app.command("explain")
-@target.in_database
+@target.over_http
 def _explain(
     fence: Fence,
     *,
@@ -122,8 +127,8 @@ def _explain(
     as_json: target.AsJson = False,
 ) -> None:
     """Say why a fence stands where it does, and what the next call will get."""
-    with target.opened(dsn, data) as database:
-        row = _found(database, fence, name, tenant)
+    with target.reached(dsn, data) as there:
+        row = _found(there, fence, name, tenant)
     told = {
         "state": row.state,
         "because": f"{row.actor} ({row.reason}): {row.detail or row.reason}",
@@ -139,7 +144,7 @@ def _explain(
 
 
 @app.command("resolve")
-@target.in_database
+@target.over_http
 def _resolve(
     fence: Fence,
     *,
@@ -148,7 +153,10 @@ def _resolve(
         typer.Option("--applied/--not-applied", help="Did it happen?", show_default=False),
     ],
     reason: Annotated[str, typer.Option("--reason", help="How you know.", show_default=False)],
-    actor: Annotated[str, typer.Option("--actor", help="Who decides.", show_default=False)],
+    actor: Annotated[
+        str | None,
+        typer.Option("--actor", help="Who decides; over HTTP it is the token.", show_default=False),
+    ] = None,
     effect: Annotated[
         str | None, typer.Option("--effect", help="Its id where it happened.", show_default=False)
     ] = None,
@@ -169,41 +177,41 @@ def _resolve(
     """Decide a doubt, by name and for a reason, which are kept.
 
     Look first where the effect would be. With --applied it is sealed, and repeats get --result (or
-    are told that it happened); with --not-applied the next call does it. Needs an operator's role.
-    Ends with 1 when the fence is not in doubt.
+    are told that it happened); with --not-applied the next call does it. Needs an operator's role,
+    or a token with the scope operate. Ends with 1 when the fence is not in doubt.
     """
     if not applied and (effect or result or http_status):
         raise typer.BadParameter("--effect, --result and --http-status go with --applied")
-    if not reason.strip() or not actor.strip():
+    if not reason.strip() or (actor is not None and not actor.strip()):
         raise typer.BadParameter("--reason and --actor must say something: they are kept")
-    answer = _answer(effect, result, http_status) if applied else None
-    with target.opened(dsn, data, as_owner=True) as database:
-        row = _found(database, fence, name, tenant)
-        told = database.run(
-            fences.resolve(row.key, row.version, Times(), actor=actor, reason=reason, answer=answer)
-        )
-        now = _found(database, fence, name, tenant)
-    if as_json:
-        show.as_json({"resolved": told.decision != "stale", **_facts(now)})
-    elif told.decision == "stale":
-        show.line(f"not in doubt: it is {now.state}; nothing was changed")
-    else:
-        show.line(f"{now.state}; the next call {_NEXT[now.state]}")
-    raise typer.Exit(Exit.NO if told.decision == "stale" else Exit.OK)
-
-
-def _answer(effect: str | None, result: str | None, http_status: int | None) -> Answer:
+    if actor is None and target.chosen_service() is None:
+        raise typer.BadParameter("--actor: expected who decides; it is kept")
     text = None if result is None else canonical_text(loads(result))
-    if http_status is not None:
-        headers = [(b"content-type", b"application/json")]
-        stored = Stored.of(http_status, headers, None if text is None else text.encode())
-        return Answer(FORM, stored.write(), effect=effect)
-    if text is None:
-        return Answer("omitted", b"", omitted=True, effect=effect)
-    return Answer("json", text.encode(), effect=effect)
+    said: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
+    with target.reached(dsn, data, as_owner=True) as there:
+        row = _found(there, fence, name, tenant)
+        if there.is_service:
+            asked = there.fences.resolve(
+                row.key, row.version, reason=reason, applied=applied, **said
+            )
+            resolved = there.run(asked)
+        else:
+            answer = answer_of(**said) if applied else None
+            asked = there.fences.resolve(
+                row.key, row.version, Times(), actor=actor, reason=reason, answer=answer
+            )
+            resolved = there.run(asked).decision != "stale"
+        now = _found(there, fence, name, tenant)
+    if as_json:
+        show.as_json({"resolved": resolved, **_facts(now)})
+    elif resolved:
+        show.line(f"{now.state}; the next call {_NEXT[now.state]}")
+    else:
+        show.line(f"not in doubt: it is {now.state}; nothing was changed")
+    raise typer.Exit(Exit.OK if resolved else Exit.NO)
 
 
-def _found(database: Database, ref: str, name: str | None, tenant: str | None) -> FenceRow:
+def _found(there: target.Reached, ref: str, name: str | None, tenant: str | None) -> FenceRow:
     try:
         key = key_bytes(ref)
     except ValueError:
@@ -211,12 +219,13 @@ def _found(database: Database, ref: str, name: str | None, tenant: str | None) -
             raise Refused(
                 f"expected a key such as v1:..., or --name with an identity; got {ref!r}"
             ) from None
-        of = target.tenant_to_change(database, tenant)
+        of = target.tenant_named(there, tenant)
         key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
-    rows = database.run(fences.listed(key=key, limit=1))
+    rows = there.run(there.fences.listed(key=key, limit=1))
     if not rows:
         raise NoSuchFence(f"no fence has the key {key_text(key)}, among those this role may see")
-    return rows[0]
+    found: FenceRow = rows[0]
+    return found
 
 
 def _identity(row: FenceRow) -> str:
@@ -232,7 +241,6 @@ def _row(row: FenceRow) -> tuple[str, ...]:
 
 
 def _facts(row: FenceRow) -> dict[str, Any]:
-    sealed = row.state is FenceState.SEALED
     return {
         "fence": key_text(row.key),
         "tenant": row.tenant,
@@ -249,8 +257,17 @@ def _facts(row: FenceRow) -> dict[str, Any]:
         "answer_kept": row.answer_kept,
         "answer_until": row.answer_until,
         "until": row.until,
-        "receipt": receipt_of(row).document() if sealed else None,
+        "receipt": _receipt(row),
     }
+
+
+def _receipt(row: FenceRow) -> dict[str, Any] | None:
+    if row.state is not FenceState.SEALED:
+        return None
+    if row.digest is None:
+        show.progress("the receipt is for tokens with the scope payloads")
+        return None
+    return receipt_of(row).document()
 
 
 def _step(told: Told) -> dict[str, Any]:
@@ -275,7 +292,7 @@ def _clocks(row: FenceRow) -> str:
 
 def _tell(row: FenceRow, story: list[Told]) -> None:
     show.line(f"{key_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
-    receipt = f"; receipt {receipt_of(row).id}" if row.state is FenceState.SEALED else ""
+    receipt = "" if row.receipt is None else f"; receipt r1:{row.receipt.hex()}"
     show.line(f"{row.state} since {times.shown(row.changed_at)}; {_clocks(row)}{receipt}")
     show.table(
         ("at", "what", "from", "to", "try", "who", "detail"),

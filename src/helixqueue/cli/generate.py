@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from helixqueue import __version__
-from helixqueue.cli import show
+from helixqueue.cli import show, target
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 
@@ -40,12 +40,15 @@ Grace = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The files as JSON: name and text.")]
 
+WHY = "generate writes files, and asks no service and no database"
+
 
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="generate")
 
 
 @app.command("systemd")
+@target.without_service(WHY)
 def _systemd(
     *,
     helixq: Annotated[
@@ -81,6 +84,7 @@ def _systemd(
 
 
 @app.command("kubernetes")
+@target.without_service(WHY)
 def _kubernetes(
     *,
     image: Annotated[str, typer.Option("--image", help="An image that has helixq in its PATH.")],

@@ -10,9 +10,11 @@ from helixqueue.cli import show, target
 from helixqueue.client.prepare import prepare
 from helixqueue.store.migrate import migrate, print_sql
 
+WHY = "migrate changes the schema of a database, as its owner: run it with --dsn or --data"
+
 
 def register(app: typer.Typer) -> None:
-    app.command("migrate")(target.in_database(_migrate))
+    app.command("migrate")(target.without_service(WHY)(_migrate))
 
 
 def _migrate(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import show
+from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.target import AsJson  # noqa: TC001 - Typer reads it
 from helixqueue.errors import Refused
 from helixqueue.fence.receipt import HmacSigner, verify
+from helixqueue.identity import key_bytes
+from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
     from helixqueue.fence.receipt import Signer
@@ -52,20 +53,35 @@ def _verify(
         typer.Option("--secret", metavar="FILE", help="HMAC secret, bytes.", show_default=False),
     ] = None,
     key_id: Annotated[str, typer.Option("--key-id", help="Of the signature's key.")] = "1",
-    as_json: AsJson = False,
+    recorded: Annotated[
+        bool,
+        typer.Option("--recorded", help="Also look whether it is on record, at --url or another."),
+    ] = False,
+    url: target.Url = None,
+    token: target.Token = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
 ) -> None:
-    """Verify that a receipt proves what it says; needs no database.
+    """Verify that a receipt proves what it says; offline, unless --recorded.
 
     Ends with 1 when it does not.
     """
     if public_key is not None and secret is not None:
         raise typer.BadParameter("give --public-key or --secret, not both")
+    if not recorded and (url or token or dsn or data):
+        raise typer.BadParameter(
+            "a receipt is verified offline; add --recorded to look at --url, --dsn or --data, too"
+        )
     document = _document(receipt)
     faults = verify(
         document,
         signer=_signer(public_key, secret, key_id),
         answer=None if answer is None else answer.read_bytes(),
     )
+    if recorded and not faults:
+        with target.use(target.service(url, token, dsn, data)):
+            faults = _not_on_record(document, dsn, data)
     if as_json:
         show.as_json({"ok": not faults, "id": document.get("id"), "faults": faults})
     elif faults:
@@ -74,6 +90,20 @@ def _verify(
     else:
         show.line(f"{document['id']} proves the effect of {document['name']}", "green")
     raise typer.Exit(Exit.NO if faults else Exit.OK)
+
+
+def _not_on_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
+    """What a database or a service says of the fence that the receipt is about."""
+    with target.reached(dsn, data) as there:
+        rows = there.run(there.fences.listed(key=key_bytes(document["key"]), limit=1))
+    if not rows:
+        return ["no fence has this key, among those that may be seen there: forgotten, or never"]
+    [row] = rows
+    if row.state is not FenceState.SEALED or row.receipt is None:
+        return [f"on record the fence is {row.state}, and has no receipt"]
+    if f"r1:{row.receipt.hex()}" != document["id"]:
+        return ["on record the fence has another receipt"]
+    return []
 
 
 def _document(receipt: str) -> dict[str, Any]:

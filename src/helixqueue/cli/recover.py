@@ -10,9 +10,11 @@ import typer
 from helixqueue.cli import show, target
 from helixqueue.operate.recover import recover
 
+WHY = "recover ends the leases of every tenant, which no token may: run it with --dsn or --data"
+
 
 def register(app: typer.Typer) -> None:
-    app.command("recover")(target.in_database(_recover))
+    app.command("recover")(target.without_service(WHY)(_recover))
 
 
 def _recover(

@@ -7,39 +7,25 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
 from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.sheet import MAX_LINE_BYTES
-from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused
-from helixqueue.fence.call import identity_text
-from helixqueue.fence.receipt import key_text
-from helixqueue.identity import canonical_text, loads
-from helixqueue.store import fences
+from helixqueue.errors import Refused
+from helixqueue.fence.rehearsal import MEANS, WORDS, call_of
+from helixqueue.identity import key_text, loads
+from helixqueue.store.fence_rows import Foreseen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from helixqueue.store.database import Database
-
-MEANS: Final = {
-    "repeats": "it was done, and its kept answer is given again",
-    "done": "it was done; its answer is no longer kept, its receipt is",
-    "runs": "nothing is known of it: it takes effect",
-    "in progress": "somebody is at it",
-    "in doubt": "nobody knows whether it was done: a probe or a person decides",
-    "refused": "the key stands for another request",
-    "unreadable": "the line is no call",
-}
-_BY_DECISION: Final = {
-    "granted": "runs", "repeated": "repeats", "expired": "done", "in_progress": "in progress",
-    "mismatch": "refused", "in_doubt": "in doubt",
-}  # fmt: skip
-_MEMBERS: Final = {"name", "key", "payload"}
 SHOWN_MAX: Final = 1000
+# Asked at a time; a request takes no more.
+CHUNK_LINES: Final = 500
+CHUNK_BYTES: Final = 256 * 1024
 
 
 class Rehearsed(NamedTuple):
@@ -53,24 +39,44 @@ class Rehearsed(NamedTuple):
 class Rehearsal:
     """Calls in the order of the file: what one would do counts for those behind it."""
 
-    def __init__(self, database: Database, tenant: str) -> None:
-        self._database = database
+    def __init__(self, there: target.Reached, tenant: str) -> None:
+        self._there = there
         self._tenant = tenant
         # Keys that would run, and what they would stand for then; digests, for files may be long.
         self._would_run: dict[bytes, bytes | None] = {}
 
-    def of(self, number: int, line: bytes) -> Rehearsed:
-        try:
-            name, identity, request = _call(line)
-        except Refused as error:
-            return Rehearsed(number, "unreadable", None, None, str(error))
-        told = self._database.run(
-            fences.foresee(tenant=self._tenant, name=name, identity=identity, request=request)
+    def of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Rehearsed]:
+        """Asks for many at a time; the answers come in the order of the lines."""
+        chunk: list[tuple[int, Foreseen | Refused]] = []
+        weight = 0
+        for number, line in lines:
+            try:
+                one: Foreseen | Refused = _call(line)
+            except Refused as error:
+                one = error
+            if chunk and (len(chunk) == CHUNK_LINES or weight + len(line) > CHUNK_BYTES):
+                yield from self._told(chunk)
+                chunk, weight = [], 0
+            chunk.append((number, one))
+            weight += len(line)
+        yield from self._told(chunk)
+
+    def _told(self, chunk: list[tuple[int, Foreseen | Refused]]) -> Iterator[Rehearsed]:
+        asked = [one for _, one in chunk if isinstance(one, Foreseen)]
+        told = iter(
+            self._there.run(self._there.fences.foresee(tenant=self._tenant, asked=asked))
+            if asked
+            else ()
         )
-        what = _BY_DECISION[told.decision]
-        if what == "runs":
-            what = self._after_those_before(told.key, request)
-        return Rehearsed(number, what, name, key_text(told.key), MEANS[what])
+        for number, one in chunk:
+            if isinstance(one, Refused):
+                yield Rehearsed(number, "unreadable", None, None, str(one))
+                continue
+            key, decision = next(told)
+            what = WORDS[decision]
+            if what == "runs":
+                what = self._after_those_before(key, one.request)
+            yield Rehearsed(number, what, one.name, key_text(key), MEANS[what])
 
     def _after_those_before(self, key: bytes, request: str | None) -> str:
         asked = None if request is None else hashlib.sha256(request.encode()).digest()
@@ -81,23 +87,10 @@ class Rehearsal:
         return "refused" if None not in {first, asked} and first != asked else "repeats"
 
 
-def _call(line: bytes) -> tuple[str, str, str | None]:
-    """Name, identity and, if it is given, the canonical payload of one line."""
+def _call(line: bytes) -> Foreseen:
     if len(line) > MAX_LINE_BYTES:
         raise Refused(f"expected at most {MAX_LINE_BYTES} bytes a line, got more")
-    told: Any = loads(line)
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or "key" not in told:
-        raise Refused('expected {"name": "refund", "key": "order-7", "payload": ...}')
-    if told.keys() - _MEMBERS:
-        unknown = ", ".join(sorted(told.keys() - _MEMBERS))
-        raise Refused(f"expected the members name, key and payload, got {unknown}")
-    key = tuple(told["key"]) if isinstance(told["key"], list) else told["key"]
-    try:
-        identity = identity_text(key, told["name"], "refuse")
-    except (InvalidIdentity, InvalidPayload) as error:
-        raise Refused(str(error)) from error
-    assert identity is not None  # noqa: S101 - refused above
-    return told["name"], identity, canonical_text(told["payload"]) if "payload" in told else None
+    return call_of(loads(line))
 
 
 @contextmanager
@@ -112,6 +105,7 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         raise Refused(f"expected a file of calls, got {error}") from error
 
 
+@target.over_http
 def rehearse(
     file: Annotated[
         str,
@@ -138,12 +132,10 @@ def rehearse(
     safe = {"repeats", "done", *(["runs"] if may_run else [])}
     counts: Counter[str] = Counter()
     unsafe: list[Rehearsed] = []
-    with target.opened(dsn, data) as database, _opened(file) as lines:
-        rehearsal = Rehearsal(database, target.tenant_to_change(database, tenant))
-        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 2), b""), 1):
-            if not line.strip():
-                continue
-            told = rehearsal.of(number, line)
+    with target.reached(dsn, data) as there, _opened(file) as stream:
+        rehearsal = Rehearsal(there, target.tenant_to_change(there, tenant))
+        read = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
+        for told in rehearsal.of(line for line in read if line[1].strip()):
             counts[told.what] += 1
             if told.what not in safe and len(unsafe) < SHOWN_MAX:
                 unsafe.append(told)

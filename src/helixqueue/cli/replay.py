@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay")(target.in_database(_replay))
+    app.command("replay")(target.without_service("run it with --dsn or --data")(_replay))
 
 
 def _replay(

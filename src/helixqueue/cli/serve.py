@@ -9,18 +9,20 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import show
+from helixqueue.cli import show, target
 from helixqueue.errors import Refused
+
+WHY = "serve is a service itself, and is about the database behind it: run it with --dsn"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve")(_serve)
+    app.command("serve")(target.without_service(WHY)(_serve))
 
 
 def _serve(
     *,
     dsn: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--dsn",
             envvar="HELIX_DSN",
@@ -28,7 +30,7 @@ def _serve(
             help="The database, as the service's own role; else HELIX_DSN.",
             show_default=False,
         ),
-    ],
+    ] = None,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 8080,
     pooled: Annotated[
@@ -53,6 +55,11 @@ def _serve(
 
     The DSN's role must be bound by setting, so that each request sees its token's tenant alone.
     """
+    if dsn is None:
+        raise typer.BadParameter(
+            "--dsn or HELIX_DSN: expected the database of the service, as the service's own role; "
+            "`helixq up` makes one if there is none"
+        )
     try:
         from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - not in every
         from helixqueue.service.run import serve  # noqa: PLC0415 - installation

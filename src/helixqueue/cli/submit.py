@@ -134,10 +134,9 @@ def _helix(
     """A client of the target; where the queue that is `needed` is missing, this says so first."""
     service = target.chosen_service()
     if service is not None:
-        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
-        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415
+        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
 
-        with HelixClient(*service) as client:
+        with target.client_of(service) as client:
             if needed and client.run(http_calls.queue(tenant="", queue=needed)) is None:
                 raise _no_queue("the token's tenant", needed)
             yield client

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -28,6 +28,7 @@ from helixqueue.store import reads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from helixqueue.client.http import HelixClient
     from helixqueue.embedded import Postgres
     from helixqueue.store.database import Database
 
@@ -93,6 +94,14 @@ Actor = Annotated[
 ]
 
 
+class Service(NamedTuple):
+    """A service that was chosen, and the tenant that was named beside it, if one was."""
+
+    url: str
+    token: str
+    tenant: str | None
+
+
 @dataclass(frozen=True)
 class Reached:
     """A database or a service: the same calls and reads, and whoever runs them."""
@@ -100,11 +109,12 @@ class Reached:
     run: Callable[[Any], Any]
     calls: Any
     reads: Any
+    fences: Any
     is_service: bool
 
 
 # The service of the command that runs; `over_http` notes it, so that commands need not hand it on.
-_service: ContextVar[tuple[str, str] | None] = ContextVar("service", default=None)
+_service: ContextVar[Service | None] = ContextVar("service", default=None)
 
 
 def over_http(command: Callable[..., None]) -> Callable[..., None]:
@@ -112,38 +122,47 @@ def over_http(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def asked(*args: Any, url: str | None, token: str | None, **more: Any) -> None:  # noqa: ANN401
-        chosen = service(url, token, more.get("dsn"), more.get("data"))
+        chosen = service(url, token, more.get("dsn"), more.get("data"), more.get("tenant"))
         if chosen is not None and more.get("actor") is not None:
             raise typer.BadParameter(
                 "--actor: over HTTP the token's name stands in the record; leave it out"
             )
-        _service.set(chosen)
-        command(*args, **more)
+        with use(chosen):
+            command(*args, **more)
 
-    return _with_options(asked, command)
-
-
-def in_database(command: Callable[..., None]) -> Callable[..., None]:
-    """For a command that no service can do: say so to whoever names one."""
-
-    @wraps(command)
-    def asked(*args: Any, url: str | None, token: str | None, **more: Any) -> None:  # noqa: ANN401
-        if url is not None or token is not None:
-            raise Refused(
-                "this looks at the database itself, which no service lets anybody do; run it where "
-                "the database can be reached, with --dsn or --data"
-            )
-        command(*args, **more)
-
-    return _with_options(asked, command)
+    return _with_options(asked, command, [("url", Url), ("token", Token)])
 
 
-def _with_options(asked: Callable[..., None], command: Callable[..., None]) -> Callable[..., None]:
-    """The signature that Typer reads: the command's, and the two options before the last."""
+def without_service(why: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command that no service can do: say so to whoever names one, before all else."""
+
+    def refuse(given: str | None) -> None:
+        if given is not None:
+            raise typer.BadParameter(f"{why}; leave --url and --token out")
+
+    def option(name: str) -> Any:  # noqa: ANN401 - an annotation
+        hidden = typer.Option(name, hidden=True, is_eager=True, callback=refuse)
+        return Annotated[str | None, hidden]
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def asked(*args: Any, url: None, token: None, **more: Any) -> None:  # noqa: ANN401, ARG001
+            command(*args, **more)
+
+        more = [("url", option("--url")), ("token", option("--token"))]
+        return _with_options(asked, command, more)
+
+    return decorated
+
+
+def _with_options(
+    asked: Callable[..., None], command: Callable[..., None], options: list[tuple[str, Any]]
+) -> Callable[..., None]:
+    """The signature that Typer reads: the command's, and these options before the last."""
     plain = inspect.signature(command, eval_str=True)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in (("url", Url), ("token", Token))
+        for name, kind in options
     ]
     own = list(plain.parameters.values())
     asked.__signature__ = plain.replace(  # type: ignore[attr-defined]
@@ -154,25 +173,52 @@ def _with_options(asked: Callable[..., None], command: Callable[..., None]) -> C
 
 
 @contextmanager
-def reached(dsn: str | None, data: Path | None) -> Iterator[Reached]:
-    """The service that was chosen, else a database."""
+def reached(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Iterator[Reached]:
+    """The service that was chosen, else a database, as `opened` has it."""
     chosen = _service.get()
     if chosen is not None:
-        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
-        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415
+        from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
+        from helixqueue.transport.http import fences as http_fences  # noqa: PLC0415
         from helixqueue.transport.http import reads as http_reads  # noqa: PLC0415
 
-        with HelixClient(*chosen) as client:
-            yield Reached(client.run, http_calls, http_reads, is_service=True)
+        with client_of(chosen) as client:
+            yield Reached(client.run, http_calls, http_reads, http_fences, is_service=True)
         return
-    from helixqueue.store import calls  # noqa: PLC0415 - the other
+    from helixqueue.store import calls, fences  # noqa: PLC0415 - the other
 
-    with opened(dsn, data) as database:
-        yield Reached(database.run, calls, reads, is_service=False)
+    with opened(dsn, data, as_owner=as_owner) as database:
+        yield Reached(database.run, calls, reads, fences, is_service=False)
 
 
-def chosen_service() -> tuple[str, str] | None:
+@contextmanager
+def use(chosen: Service | None) -> Iterator[None]:
+    """Let `reached` lead there, inside."""
+    before = _service.set(chosen)
+    try:
+        yield
+    finally:
+        _service.reset(before)
+
+
+def chosen_service() -> Service | None:
     return _service.get()
+
+
+@contextmanager
+def client_of(chosen: Service) -> Iterator[HelixClient]:
+    """A client of a service. A tenant that was named beside it must be the token's."""
+    from helixqueue.client.http import HelixClient  # noqa: PLC0415 - a database needs none
+    from helixqueue.transport.http import tokens  # noqa: PLC0415
+
+    with HelixClient(chosen.url, chosen.token) as client:
+        if chosen.tenant is not None:
+            own = client.run(tokens.own_tenant())
+            if own != chosen.tenant:
+                raise NotPermitted(
+                    f"--tenant or HELIX_TENANT says {chosen.tenant!r}, and the token is of tenant "
+                    f"{own!r}; leave it out, or ask with a token of {chosen.tenant!r}"
+                )
+        yield client
 
 
 @dataclass(frozen=True)
@@ -183,16 +229,18 @@ class Target:
 
 
 def service(
-    url: str | None, token: str | None, dsn: str | None, data: Path | None
-) -> tuple[str, str] | None:
-    """URL and token of the service to use; None for a database. What is typed wins."""
+    url: str | None,
+    token: str | None,
+    dsn: str | None,
+    data: Path | None,
+    tenant: str | None = None,
+) -> Service | None:
+    """The service to use; None for a database. What is typed wins."""
     if url is not None and (dsn is not None or data is not None):
         raise typer.BadParameter("give --url, --dsn or --data, one of them")
     if dsn is not None or data is not None:
         return None
-    url = url or os.environ.get("HELIX_URL")
-    if not url and not os.environ.get("HELIX_DSN") and not os.environ.get("HELIX_DATA"):
-        url = config.value("url")
+    url = url or _set_url()
     if not url:
         return None
     token = token or os.environ.get("HELIX_TOKEN") or config.value("token")
@@ -201,7 +249,15 @@ def service(
             "a service asks for a token: expected HELIX_TOKEN or --token, got neither"
         )
     show.progress(f"service: {url}")
-    return url, token
+    return Service(url, token, tenant)
+
+
+def _set_url() -> str | None:
+    """The service that the environment names, or the file where the environment names nothing."""
+    url = os.environ.get("HELIX_URL")
+    if not url and not os.environ.get("HELIX_DSN") and not os.environ.get("HELIX_DATA"):
+        url = config.value("url")
+    return url or None
 
 
 def data_directory(given: Path | None) -> Path:
@@ -221,6 +277,12 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
         dsn = os.environ.get("HELIX_DSN") or None
         if dsn is None and not os.environ.get("HELIX_DATA"):
             dsn = config.value("dsn")
+            if dsn is None and config.value("data") is None and _set_url() is not None:
+                raise typer.BadParameter(
+                    "a service is all that is set (HELIX_URL, or url in the file), and this is "
+                    "about the database itself, which no service hands out; name it with --dsn "
+                    "or --data"
+                )
     if dsn is not None:
         show.progress(f"database: {_without_password(dsn)}")
         yield Target(dsn, dsn, None)
@@ -253,7 +315,7 @@ def opened(dsn: str | None, data: Path | None, *, as_owner: bool = False) -> Ite
 
 def tenant_to_read(database: Database | Reached, named: str | None) -> str | None:
     """The tenant to look at; None for all that may be seen. A stranger's is refused."""
-    if named is None or _by_token(database):
+    if named is None or _by_token(database):  # of a service, `client_of` has looked
         return None
     return _permitted(database, named)
 
@@ -273,6 +335,15 @@ def tenant_to_change(database: Database | Reached, named: str | None) -> str:
     tenant = DEFAULT_TENANT if bound == [EVERY_TENANT] else bound[0]
     show.progress(f"tenant: {tenant}")
     return tenant
+
+
+def tenant_named(database: Database | Reached, named: str | None) -> str:
+    """The one tenant that something is about, by name; a service says whose the token is."""
+    if isinstance(database, Reached) and database.is_service:
+        from helixqueue.transport.http import tokens  # noqa: PLC0415 - a database needs none
+
+        return str(database.run(tokens.own_tenant()))
+    return tenant_to_change(database, named)
 
 
 def _by_token(database: Database | Reached) -> bool:

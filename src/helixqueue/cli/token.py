@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from helixqueue.cli import http_tokens, show, target, times
+from helixqueue.cli import show, target, times
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.http_tokens import Made
 from helixqueue.identity import check_name
 from helixqueue.store import tokens
+from helixqueue.transport.http import tokens as http_tokens
+from helixqueue.transport.http.tokens import Login, Made
 from helixqueue.up.place import url_of
 
 if TYPE_CHECKING:
-    from helixqueue.store.tokens import TokenRow
+    from collections.abc import Iterator
+
+    from helixqueue.store.token_rows import TokenRow
 
 app = typer.Typer(no_args_is_help=True, help="Tokens of the HTTP service.")
 
@@ -109,7 +112,7 @@ def _list(
     """List tokens: what they allow, until when, and when they were last used."""
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
-        rows = there.run(http_tokens.listed() if there.is_service else tokens.listed(tenant=of))
+        rows = list(_all(there, of))
     if as_json:
         show.as_json({"tokens": [asdict(row) for row in rows]})
         return
@@ -118,6 +121,19 @@ def _list(
         [_row(row) for row in rows],
         ["" if row.good else "dim" for row in rows],
     )
+
+
+def _all(there: target.Reached, of: str | None) -> Iterator[TokenRow]:
+    """Page by page."""
+    listed: Any = http_tokens.listed if there.is_service else tokens.listed
+    after = None
+    while True:
+        page = there.run(listed(tenant=of, after=after, limit=tokens.TOKENS_MAX))
+        yield from page
+        if len(page) < tokens.TOKENS_MAX:
+            return
+        last = page[-1]
+        after = (last.tenant, last.name, last.generation)
 
 
 @app.command("rotate")
@@ -212,6 +228,7 @@ def _revoke(
 
 
 @app.command("link")
+@target.over_http
 def _link(
     *,
     at: Annotated[
@@ -219,7 +236,7 @@ def _link(
         typer.Option(
             "--at",
             metavar="URL",
-            help="Where the service is, else that of `helixq up` in the directory.",
+            help="Where people reach the service, else --url, else that of `helixq up`.",
             show_default=False,
         ),
     ] = None,
@@ -233,19 +250,26 @@ def _link(
 
     Its token has every scope of the tenant and is good for 12 hours.
     """
-    if at is None and dsn is None:
+    chosen = target.chosen_service()
+    if at is None and chosen is not None:
+        at = chosen.url
+    elif at is None and dsn is None:
         at = url_of(target.data_directory(data))
     if at is None:
         raise typer.BadParameter("--at: expected the service's URL; no `helixq up` serves here")
-    code = tokens.fresh("hl_")
-    with target.opened(dsn, data) as database:
-        of = target.tenant_to_change(database, tenant)
-        until = database.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
-    link = f"{at.rstrip('/')}/login?code={code.token}"
+    with target.reached(dsn, data) as there:
+        if there.is_service:
+            login = there.run(http_tokens.offer_login())
+        else:
+            code = tokens.fresh("hl_")
+            of = target.tenant_to_change(there, tenant)
+            until = there.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
+            login = Login(code.token, of, until)
+    link = f"{at.rstrip('/')}/login?code={login.code}"
     if as_json:
-        show.as_json({"login": link, "tenant": of, "login_until": until})
+        show.as_json({"login": link, "tenant": login.tenant, "login_until": login.until})
         return
-    show.progress(f"for tenant {of}; once, until {times.seconds(until)}")
+    show.progress(f"for tenant {login.tenant}; once, until {times.seconds(login.until)}")
     show.line(link)
 
 

@@ -103,9 +103,11 @@ Seconds = Annotated[
     typer.Option("--for", metavar="SECONDS", min=0, help="Stop by itself.", show_default=False),
 ]
 
+WHY = "up runs a service of its own, on embedded servers or on --dsn"
+
 
 def register(app: typer.Typer) -> None:
-    app.command("up")(_up)
+    app.command("up")(target.without_service(WHY)(_up))
 
 
 @dataclass(frozen=True)

@@ -158,14 +158,12 @@ def _client(
         with given:
             yield given
         return
-    reached = target.service(*service, dsn, data)
+    reached = target.service(*service, dsn, data, tenant)
     if reached is not None:
-        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - one of the two
-
-        with HelixClient(*reached) as client:
+        with target.client_of(reached) as client:
             yield client
         return
-    from helixqueue.client.sync import HelixQueue  # noqa: PLC0415
+    from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - a service needs no driver
     from helixqueue.store.database import Database  # noqa: PLC0415
 
     with target.target(dsn, data) as found:

@@ -11,7 +11,8 @@ from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import call, plan
 from helixqueue.fence.counters import word_of
 from helixqueue.fence.plan import Nest
-from helixqueue.fence.receipt import downstream_key, key_text
+from helixqueue.fence.receipt import downstream_key
+from helixqueue.identity import key_text
 
 if TYPE_CHECKING:
     from contextvars import Token as ContextToken

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
 from helixqueue.failpoints import failpoint
-from helixqueue.fence.receipt import key_text
-from helixqueue.identity import diff, loads
+from helixqueue.identity import diff, key_text, loads
 from helixqueue.store import fences
 from helixqueue.store.fences import Answer, Fenced, Finding, Hold, Times
 from helixqueue.store.plans import Ask, Pause, repeated

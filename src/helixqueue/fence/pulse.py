@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from helixqueue.fence.receipt import key_text
+from helixqueue.identity import key_text
 from helixqueue.store import fences
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from helixqueue.errors import Refused
-from helixqueue.identity import PART_SEPARATOR
+from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from helixqueue.store.fences import FenceRow
+    from helixqueue.store.fence_rows import FenceRow
 
 _MEMBERS = ("tenant", "name", "key", "fingerprint", "form", "digest", "id")
 
@@ -187,20 +187,6 @@ class HmacSigner:
 
     def verify(self, message: bytes, signature: bytes) -> bool:
         return hmac.compare_digest(self.sign(message), signature)
-
-
-def key_text(key: bytes) -> str:
-    """As people see a key: v1:<hex>."""
-    return f"v{key[0]}:{key[1:].hex()}"
-
-
-def key_bytes(text: str) -> bytes:
-    """A key that people saw; raises `ValueError` for other texts."""
-    version, _, digits = text.partition(":")
-    key = bytes.fromhex(digits)
-    if version not in {"v0", "v1"} or len(key) != 32:
-        raise ValueError("not a key")
-    return bytes([int(version[1:])]) + key
 
 
 def _field(text: str) -> bytes:

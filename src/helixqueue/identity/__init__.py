@@ -19,6 +19,8 @@ from helixqueue.identity.keys import (
     check_name,
     derive_key,
     fingerprint,
+    key_bytes,
+    key_text,
     public_id,
     stored_public_id,
 )
@@ -41,6 +43,8 @@ __all__ = [
     "escaped",
     "find_twins",
     "fingerprint",
+    "key_bytes",
+    "key_text",
     "loads",
     "public_id",
     "skeleton",

@@ -59,6 +59,20 @@ def stored_public_id(key: bytes) -> uuid.UUID:
     return uuid.UUID(int=number)
 
 
+def key_text(key: bytes) -> str:
+    """As people see a key: v1:<hex>."""
+    return f"v{key[0]}:{key[1:].hex()}"
+
+
+def key_bytes(text: str) -> bytes:
+    """A key that people saw, of a batch or of a fence; raises `ValueError` for other texts."""
+    version, _, digits = text.partition(":")
+    key = bytes.fromhex(digits)
+    if version not in {"v0", "v1"} or len(key) != 32:
+        raise ValueError("not a key")
+    return bytes([int(version[1:])]) + key
+
+
 def fingerprint(canonical_text: str, secret: bytes) -> str:
     """Compute a payload's fingerprint as the database does, to verify a receipt offline."""
     return hmac.new(secret, canonical_text.encode(), hashlib.sha256).hexdigest()

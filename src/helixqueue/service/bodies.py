@@ -27,7 +27,7 @@ TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - the
 _INT4, _INT8 = 2**31, 2**63
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     if not text.strip() or any(ord(char) < 32 for char in text):
         raise ValueError("expected some text without control characters")
     return text
@@ -37,7 +37,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
 Worker = Annotated[
     str,
     Field(min_length=1, max_length=MAX_WORKER_CHARS, examples=["gpu-1"]),
-    AfterValidator(_printable),
+    AfterValidator(printable),
 ]
 Reason = Annotated[
     str,
@@ -47,7 +47,7 @@ Reason = Annotated[
         description="Why, for the record.",
         examples=["reads were contaminated"],
     ),
-    AfterValidator(_printable),
+    AfterValidator(printable),
 ]
 IdentityText = Annotated[str, Field(max_length=1024)]
 Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
@@ -83,7 +83,7 @@ class RefusedOne(Body):
     """An identity that broke its profile."""
 
     raw: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,4096}$", examples=["53e28eb031"])]
-    why: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_printable)]
+    why: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(printable)]
 
 
 class RefusedBody(Body):
@@ -156,7 +156,7 @@ class LeasesBody(Body):
 
 
 class ReleaseBody(LeasesBody):
-    detail: Annotated[str, Field(max_length=1_000), AfterValidator(_printable)] | None = None
+    detail: Annotated[str, Field(max_length=1_000), AfterValidator(printable)] | None = None
 
 
 class SettlementBody(LeaseRef):

@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from helixqueue.fence.http import describe
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
-from helixqueue.service import examples
+from helixqueue.service import examples, problem_examples
 from helixqueue.service.problems import PROBLEMS, ProblemAnswer
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _problem_examples(policy: Policy) -> dict[str, Any]:
     for kind, (usual, title) in FENCE_PROBLEMS.items():
         status = policy.on_conflict.status if kind == "key-reused" else usual
         found[kind] = _example(kind, status, title, {"detail": title})
-    for kind, more in examples.PROBLEMS.items():
+    for kind, more in problem_examples.PROBLEMS.items():
         status, title, remedy = PROBLEMS[kind]
         said = {"request": examples.REQUEST, "remedy": remedy, **more}
         found[kind] = _example(kind, status, title, said)

@@ -9,18 +9,33 @@ _BEGAN = "2026-09-01T08:00:00Z"
 
 FENCED: Final[dict[str, Any]] = {
     "fence": FENCE,
+    "tenant": "lab",
     "name": "http /v1/queues/{queue}/batches",
     "identity": ["uploader", "upload-2026-09-01-S-1"],
     "state": "SEALED",
     "means": "it took effect; send the same request again for its answer",
+    "version": 2,
     "attempt": 1,
     "actor": "uploader",
     "reason": "sealed",
     "detail": None,
     "first_at": _BEGAN,
     "changed_at": _BEGAN,
+    "deadline": "2026-09-01T08:00:30Z",
+    "quiet_seconds": 90.0,
     "effect": None,
     "receipt": "r1:" + "5e" * 32,
+    "receipt_document": {
+        "tenant": "lab",
+        "name": "http /v1/queues/{queue}/batches",
+        "identity": ["uploader", "upload-2026-09-01-S-1"],
+        "key": FENCE,
+        "fingerprint": "6f" * 32,
+        "effect": None,
+        "form": "http",
+        "digest": "1b" * 32,
+        "id": "r1:" + "5e" * 32,
+    },
     "answer_kept": True,
     "answer_until": "2026-09-02T08:00:00Z",
     "until": "2026-10-01T08:00:00Z",
@@ -33,6 +48,23 @@ FENCE_STEP: Final[dict[str, Any]] = {
     "attempt": 1,
     "actor": "uploader",
     "detail": None,
+}
+RESOLVE: Final[dict[str, Any]] = {
+    "reason": "found in the bank's ledger",
+    "version": 2,
+    "applied": True,
+    "effect": "re_77",
+    "result": {"id": "re_77"},
+}
+FENCE_CALL: Final[dict[str, Any]] = {
+    "name": "refund",
+    "key": ["order-7", 2],
+    "payload": {"cents": 500},
+}
+FORESEEN: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "decision": "repeated",
+    "means": "it was done, and its kept answer is given again",
 }
 FENCE_PARAMETERS: Final[dict[str, Any]] = {
     "fence": FENCE,

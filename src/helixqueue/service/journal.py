@@ -19,7 +19,7 @@ from helixqueue.store.tokens import LOGIN, TOKEN
 log = logging.getLogger("helixqueue.service.request")
 
 FIELDS: Final = (
-    "tenant", "token", "queue", "batch", "run", "attempt", "worker", "conflicting_worker",
+    "tenant", "token", "queue", "batch", "fence", "run", "attempt", "worker", "conflicting_worker",
     "decision", "count", "reason", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)

@@ -47,7 +47,7 @@ class Principal:
         self.tenant = grant.tenant
         self.read_at = time.monotonic()
         self._served = served
-        self._hash = token_hash
+        self.token_hash = token_hash
         self._counters = counters
         self.desk = Desk(
             BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
@@ -57,7 +57,7 @@ class Principal:
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
         """Make a call for the token's tenant; `more` in the same transaction."""
-        return await self._served.run(self._hash, call, *more)
+        return await self._served.run(self.token_hash, call, *more)
 
     async def do(self, plan: Plan[T]) -> T:
         return await carry_out_async(plan, self._perform)

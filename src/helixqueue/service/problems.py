@@ -60,6 +60,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "in-progress": (409, "It is not finished", "ask again after Retry-After seconds"),
     "no-result": (409, "The batch ended without a result", "look at its story"),
     "queue-closed": (409, "The queue takes no new work", "an operator opens it"),
+    "not-in-doubt": (409, "The fence is not in doubt (any more)", "look at it again"),
     "name-taken": (409, "The name was used before", "rotate that token, or take another name"),
     "body-too-large": (413, "The body is too large", "send less, or in several requests"),
     "invalid-request": (422, "The request is not what the operation takes", "see the faults"),

@@ -19,13 +19,13 @@ from helixqueue.service.bodies import (
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.store import tokens
-from helixqueue.store.tokens import TokenRow
 
 routes = router("tokens")
 TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="A token's name.")]
 
 
 class TokenAnswer(BaseModel):
+    tenant: str
     name: str
     generation: int
     scopes: list[str]
@@ -40,6 +40,15 @@ class TokenAnswer(BaseModel):
     good: bool
 
 
+class AskerAnswer(BaseModel):
+    tenant: str
+    name: str
+    generation: int
+    scopes: list[str]
+    queues: list[str] | None
+    expires_at: datetime
+
+
 class FreshTokenAnswer(TokenAnswer):
     token: str
 
@@ -51,6 +60,32 @@ class TokensAnswer(BaseModel):
 
 class RevokedAnswer(BaseModel):
     revoked: int
+
+
+class LoginAnswer(BaseModel):
+    code: str
+    tenant: str
+    until: datetime
+
+
+@routes.get(
+    "/v1/token",
+    response_model=AskerAnswer,
+    name="show_token",
+    summary="The token that asks: whose it is and what it allows",
+    **demands("any"),
+)
+async def own(asker: Asker) -> AskerAnswer:
+    """For whoever holds a token and is not sure for which tenant."""
+    grant = asker.grant
+    return AskerAnswer(
+        tenant=grant.tenant,
+        name=grant.name,
+        generation=grant.generation,
+        scopes=sorted(grant.scopes),
+        queues=None if grant.queues is None else sorted(grant.queues),
+        expires_at=grant.expires_at,
+    )
 
 
 @routes.get(
@@ -75,7 +110,7 @@ async def listed(
     rows = await asker.ask(tokens.listed(tenant=asker.tenant, after=behind, limit=limit))
     last = rows[-1] if len(rows) == limit else None
     return TokensAnswer(
-        tokens=[TokenAnswer(**_told(row)) for row in rows],
+        tokens=[TokenAnswer(**asdict(row)) for row in rows],
         next=None if last is None else f"{last.name}~{last.generation}",
     )
 
@@ -153,10 +188,31 @@ async def revoke(name: TokenName, body: ReasonBody, asker: Asker, note: Note) ->
     return RevokedAnswer(revoked=ended)
 
 
+@routes.post(
+    "/v1/links",
+    response_model=LoginAnswer,
+    status_code=201,
+    name="offer_login",
+    summary="Make the code of a link that logs a person in, once",
+    **demands("admin"),
+)
+async def offer_login(asker: Asker, note: Note) -> LoginAnswer:
+    """Good for 15 minutes; `POST /v1/login` exchanges it. Its token has every scope, for 12 hours.
+
+    Not more than the asker could give: admin makes tokens of any scope.
+    """
+    code = tokens.fresh("hl_")
+    until = await asker.run(
+        tokens.offer_login(tenant=asker.tenant, code_hash=code.hash, actor=asker.grant.name)
+    )
+    note.know(decision="offered")
+    return LoginAnswer(code=code.token, tenant=asker.tenant, until=until)
+
+
 async def _shown(asker: Asker, name: str, generation: int, token: str) -> FreshTokenAnswer:
     rows = await asker.ask(tokens.listed(tenant=asker.tenant, name=name))
     found: dict[str, Any] | None = next(
-        (_told(row) for row in rows if row.generation == generation), None
+        (asdict(row) for row in rows if row.generation == generation), None
     )
     if found is None:
         raise Refused(f"expected the token {name} that was just made, got none")
@@ -165,7 +221,3 @@ async def _shown(asker: Asker, name: str, generation: int, token: str) -> FreshT
 
 def _in(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
-
-
-def _told(row: TokenRow) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name != "tenant"}

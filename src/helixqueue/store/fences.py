@@ -12,6 +12,7 @@ from helixqueue.errors import Refused
 from helixqueue.states import FenceState
 from helixqueue.store.arrays import plain, texts
 from helixqueue.store.calls import Call, Row
+from helixqueue.store.fence_rows import FenceRow, Foreseen, Told
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
@@ -200,6 +201,27 @@ def resolve(
     )
 
 
+def resolve_by_token(
+    token_hash: bytes,
+    key: bytes,
+    version: int,
+    times: Times,
+    *,
+    reason: str,
+    answer: Answer | None,
+) -> Call[Fenced]:
+    """The same for whoever holds a token with the scope operate: its name is on record."""
+    return Call(
+        _SQL["resolve_by_token"],
+        (
+            *(_bytes(token_hash), _bytes(key), version, answer is not None, reason),
+            *_answer(answer),
+            *(times.answer, times.tombstone),
+        ),
+        _read_fenced,
+    )
+
+
 def renew(held: Sequence[Hold]) -> Call[list[bytes]]:
     """Heartbeats of many fences; returns the keys that are no longer ours."""
     return Call(
@@ -234,37 +256,6 @@ def peek(key: bytes) -> Call[tuple[int, bool] | None]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FenceRow:
-    """A fence as people look at it."""
-
-    key: bytes
-    tenant: str
-    name: str
-    identity: str | None
-    life: int
-    state: FenceState
-    version: int
-    attempt: int
-    actor: str
-    reason: str
-    detail: str | None
-    first_at: datetime
-    changed_at: datetime
-    deadline: datetime
-    effect: str | None
-    form: str | None
-    digest: bytes | None
-    omitted: bool
-    answer_kept: bool
-    sealed_at: datetime | None
-    answer_until: datetime | None
-    until: datetime | None
-    quiet_seconds: float
-    fingerprint: bytes
-    receipt: bytes | None
-
-
 def listed(
     *,
     tenant: str | None = None,
@@ -282,27 +273,24 @@ def listed(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One line of a fence's story."""
-
-    at: datetime
-    what: str
-    from_state: str | None
-    to_state: str | None
-    attempt: int | None
-    actor: str
-    detail: str | None
-
-
-def story(life: int) -> Call[list[Told]]:
+def story(key: bytes) -> Call[list[Told]]:
     """Steps and decisions of one fence, in their order; the first thousand."""
-    return Call(_SQL["story"], (life, life), lambda rows: [Told(*row) for row in rows])
+    args = (_bytes(key), _bytes(key))
+    return Call(_SQL["story"], args, lambda rows: [Told(*row) for row in rows])
 
 
-def foresee(*, tenant: str, name: str, identity: str, request: str | None = None) -> Call[Fenced]:
-    """What a claim would be told now; nothing is claimed. Without `request`, none is compared."""
-    return Call(_SQL["foresee"], (tenant, name, identity, request), _read_fenced)
+def foresee(*, tenant: str, asked: Sequence[Foreseen]) -> Call[list[tuple[bytes, DecisionWord]]]:
+    """What claims would be told now, each by itself, and their keys; nothing is claimed."""
+    return Call(
+        _SQL["foresee"],
+        (
+            texts([one.name for one in asked]),
+            texts([one.identity for one in asked]),
+            texts([one.request for one in asked]),
+            tenant,
+        ),
+        lambda rows: [(key, word) for key, word in rows],
+    )
 
 
 @dataclass(frozen=True, slots=True)

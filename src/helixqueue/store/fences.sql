@@ -35,6 +35,13 @@ select decision, key, life, version, state::text, attempt, epoch, number, finger
 from helix.resolve_fence_v1(%s::bytea, %s::int, %s::boolean, %s::text, %s::text, %s::text, %s::text,
                             %s::bytea, %s::boolean, %s::float8, %s::float8);
 
+-- name: resolve_by_token
+-- A person decides, over HTTP: the token says who.
+select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
+       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
+from helix.resolve_by_token_v1(%s::bytea, %s::bytea, %s::int, %s::boolean, %s::text, %s::text,
+                               %s::text, %s::bytea, %s::boolean, %s::float8, %s::float8);
+
 -- name: renew
 -- Heartbeats; returns the keys that were lost.
 select helix.renew_fences_v1(%s::bytea[], %s::int[], %s::bigint[], %s::bigint[]);
@@ -50,10 +57,10 @@ from helix.fence f where f.key = %s::bytea;
 
 -- name: list
 -- Newest first, from a life on; null means any.
-select f.key, f.tenant, f.name, f.identity, f.life, f.state::text, f.version, f.attempt, f.actor,
+select f.key, f.tenant, f.name, f.identity, f.state::text, f.version, f.attempt, f.actor,
        f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
-       f.omitted, f.answer is not null and f.answer_until > clock_timestamp(), f.sealed_at,
-       f.answer_until, f.until, f.quiet_seconds, f.fingerprint,
+       f.answer is not null and f.answer_until > clock_timestamp(), f.answer_until, f.until,
+       f.quiet_seconds, f.fingerprint,
        case when f.state = 'SEALED'
             then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
 from helix.fence f
@@ -67,17 +74,20 @@ order by f.life desc limit %s::int;
 select told.at, told.what, told.from_state, told.to_state, told.attempt, told.actor, told.detail
 from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text, e.attempt, e.actor,
              e.detail, e.version::bigint as place
-      from helix.fence_event e where e.life = %s::bigint
+      from helix.fence_event e
+      where e.life = (select f.life from helix.fence f where f.key = %s::bytea)
       union all
       select d.at, d.kind::text, null, null, null, d.actor, d.detail, d.id
-      from helix.fence_decision d where d.life = %s::bigint) told
+      from helix.fence_decision d
+      where d.life = (select f.life from helix.fence f where f.key = %s::bytea)) told
 order by told.at, told.place limit 1000;
 
 -- name: foresee
--- What would a claim be told? Writes nothing.
-select decision, key, life, version, state::text, attempt, epoch, number, fingerprint, holder,
-       retry_after, request, effect, form, answer, omitted, digest, receipt, sealed_at, note
-from helix.foresee_fence_v1(%s::text, %s::text, %s::text, %s::text);
+-- What would claims be told, each by itself? In the order of the input; writes nothing.
+select told.key, told.decision
+from unnest(%s::text[], %s::text[], %s::text[]) with ordinality asked (name, identity, request, place)
+cross join lateral helix.foresee_fence_v1(%s::text, asked.name, asked.identity, asked.request) told
+order by asked.place;
 
 -- name: count
 -- For gauges: what has not ended, by name and state, and for how many seconds the oldest

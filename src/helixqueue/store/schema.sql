@@ -2853,6 +2853,29 @@ $$;
 
 ALTER FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
 
+-- Name: resolve_by_token_v1(bytea, bytea, integer, boolean, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fenced
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_token helix.api_token;
+begin
+  perform helix.enter();
+  v_token := helix.find_token(p_hash);
+  if v_token.tenant is null or not 'operate' = any (v_token.scopes) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = 'only a good token with the scope operate decides a doubt';
+  end if;
+  perform set_config('helix.tenant', v_token.tenant, true);
+  return helix.resolve_fence_v1(p_key, p_version, p_applied, v_token.name, p_reason, p_effect, p_form,
+                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+end
+$$;
+
+ALTER FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
 -- Name: resolve_fence_v1(bytea, integer, boolean, text, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fenced
@@ -6449,6 +6472,12 @@ GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_
 REVOKE ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+
+-- Name: FUNCTION resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
 
 -- Name: FUNCTION resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -17,6 +17,7 @@ from helixqueue.identity import check_name
 from helixqueue.store.arrays import texts
 from helixqueue.store.calls import Call, Row
 from helixqueue.store.statements import statements
+from helixqueue.store.token_rows import TokenRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,25 +67,6 @@ class Grant:
     scopes: frozenset[str]
     queues: frozenset[str] | None  # None: every queue
     expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """A token as people see it."""
-
-    tenant: str
-    name: str
-    generation: int
-    scopes: list[str]
-    queues: list[str] | None
-    created_at: datetime
-    created_by: str
-    expires_at: datetime
-    revoked_at: datetime | None
-    revoked_by: str | None
-    reason: str | None
-    last_used_at: datetime | None
-    good: bool
 
 
 def authenticate(token_hash: bytes) -> Call[Grant | None]:

@@ -13,8 +13,8 @@ from helixqueue.errors import HelixError
 from helixqueue.fence.http.asgi import Scope, Send, respond
 from helixqueue.fence.http.problem import Problem
 from helixqueue.fence.http.refusal import problem_of
-from helixqueue.fence.receipt import key_bytes, key_text, receipt_of
-from helixqueue.identity import PART_SEPARATOR
+from helixqueue.fence.receipt import receipt_of
+from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 from helixqueue.states import FenceState
 from helixqueue.store import fences
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.http.keyed import Owners
     from helixqueue.fence.http.middleware import IdempotencyMiddleware
     from helixqueue.fence.policy import Policy
-    from helixqueue.store.fences import FenceRow
+    from helixqueue.store.fence_rows import FenceRow
 
 # What the state means for whoever sent the request.
 MEANS: Final[dict[FenceState, str]] = {

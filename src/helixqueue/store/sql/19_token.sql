@@ -164,6 +164,30 @@ begin
 end
 $$;
 
+-- A person decides a doubt over HTTP. What operators call is closed to clients, and so to the service's
+-- login; here the token itself must allow it, and its name is who decided.
+create function helix.resolve_by_token_v1(
+  p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text,
+  p_effect text default null, p_form text default null, p_answer bytea default null,
+  p_omitted boolean default false, p_answer_seconds double precision default 86400,
+  p_tombstone_seconds double precision default 2592000
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_token helix.api_token;
+begin
+  perform helix.enter();
+  v_token := helix.find_token(p_hash);
+  if v_token.tenant is null or not 'operate' = any (v_token.scopes) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = 'only a good token with the scope operate decides a doubt';
+  end if;
+  perform set_config('helix.tenant', v_token.tenant, true);
+  return helix.resolve_fence_v1(p_key, p_version, p_applied, v_token.name, p_reason, p_effect, p_form,
+                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+end
+$$;
+
 -- Why a queue was changed, beside the decision row that says how, in the same transaction.
 create function helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text)
 returns void

@@ -6,12 +6,13 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from helixqueue.store.tokens import TokenRow
+from helixqueue.store.token_rows import TokenRow
 from helixqueue.transport.http.call import HttpCall, at, get, post, unless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PAGE_ROWS = 1_000  # the most that the service gives
 _FIELDS = [one.name for one in fields(TokenRow)]
 _TIMES = {"created_at", "expires_at", "revoked_at", "last_used_at"}
 
@@ -22,6 +23,22 @@ class Made(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Made(hx_..., {self.row!r})"
+
+
+class Login(NamedTuple):
+    """The code of a link, which logs in once."""
+
+    code: str
+    tenant: str
+    until: datetime
+
+    def __repr__(self) -> str:
+        return f"Login(hl_..., {self.tenant!r})"
+
+
+def own_tenant() -> HttpCall[str]:
+    """Whose the token is that asks."""
+    return get(at("token"), lambda told: str(told["tenant"]))
 
 
 def create(
@@ -46,10 +63,25 @@ def revoke(*, name: str, reason: str) -> HttpCall[int]:
     return unless("no-such-token", call, lambda _: 0)
 
 
-def listed() -> HttpCall[list[TokenRow]]:
-    """The first thousand."""
-    return get(
-        at("tokens"), lambda told: [_row(one) for one in told["tokens"]], [("limit", "1000")]
+def listed(
+    *,
+    tenant: str | None = None,  # noqa: ARG001 - the token's
+    after: tuple[str, str, int] | None = None,
+    limit: int = PAGE_ROWS,
+) -> HttpCall[list[TokenRow]]:
+    """By name and generation, from behind `after` on: tenant, name and generation of a row."""
+    query = [("limit", str(limit))]
+    if after is not None:
+        _, name, generation = after
+        query.append(("after", f"{name}~{generation}"))
+    return get(at("tokens"), lambda told: [_row(one) for one in told["tokens"]], query)
+
+
+def offer_login() -> HttpCall[Login]:
+    return post(
+        at("links"),
+        b"",
+        lambda told: Login(told["code"], told["tenant"], datetime.fromisoformat(told["until"])),
     )
 
 
@@ -61,6 +93,6 @@ def _row(told: dict[str, Any]) -> TokenRow:
     return TokenRow(**{name: _value(name, told) for name in _FIELDS})
 
 
-def _value(name: str, told: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    value = told.get(name, "")  # the tenant is the token's, and not said
+def _value(name: str, told: dict[str, Any]) -> Any:
+    value = told[name]
     return datetime.fromisoformat(value) if name in _TIMES and value is not None else value

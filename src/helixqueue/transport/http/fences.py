@@ -1,0 +1,132 @@
+"""Fences, as `helixqueue.store.fences` has them, over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.errors import InvalidPayload
+from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
+from helixqueue.states import FenceState
+from helixqueue.store.fence_rows import FenceRow, Told
+from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
+from helixqueue.transport.http.calls import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from helixqueue.store.fence_rows import Foreseen
+
+
+def listed(
+    *,
+    tenant: str | None = None,  # noqa: ARG001 - the token's
+    name: str | None = None,
+    state: FenceState | None = None,
+    key: bytes | None = None,
+    limit: int = 100,
+) -> HttpCall[list[FenceRow]]:
+    """Fences, newest first, or the one with this key."""
+    if key is not None:
+        one = get(at("fences", key_text(key)), lambda told: [_row(told)])
+        return unless("no-such-fence", one, lambda _: [])
+    asked = [("fence_name", name), ("fence_state", state), ("limit", str(limit))]
+    return get(
+        at("fences"),
+        lambda told: [_row(one) for one in told["fences"]],
+        [(word, value) for word, value in asked if value is not None],
+    )
+
+
+def story(key: bytes) -> HttpCall[list[Told]]:
+    """Steps and decisions of one fence, in their order."""
+    return get(at("fences", key_text(key)), lambda told: [_step(one) for one in told["story"]])
+
+
+def resolve(
+    key: bytes,
+    version: int,
+    *,
+    reason: str,
+    applied: bool,
+    effect: str | None,
+    result: str | None,
+    http_status: int | None,
+) -> HttpCall[bool]:
+    """Decide a doubt; False when it is none (any more). `result` is JSON text."""
+    told = {"reason": reason, "version": version, "applied": applied}
+    more = {"effect": effect, "http_status": http_status}
+    body = to_json(told | {name: one for name, one in more.items() if one is not None})
+    if result is not None:
+        body = body[:-1] + b',"result":' + result.encode() + b"}"
+    call = post(at("fences", key_text(key), "resolve"), body, lambda _: True, keyed=True)
+    return unless("not-in-doubt", call, lambda _: False)
+
+
+def foresee(
+    *,
+    tenant: str,  # noqa: ARG001 - the token's
+    asked: Sequence[Foreseen],
+) -> HttpCall[list[tuple[bytes, str]]]:
+    """What claims would be told now, each by itself, and their keys; nothing is claimed."""
+    body = b'{"calls":[' + b",".join(write_call(one) for one in asked) + b"]}"
+    return post(
+        at("rehearse"),
+        body,
+        lambda told: [(key_bytes(one["fence"]), one["decision"]) for one in told["calls"]],
+    )
+
+
+def write_call(one: Foreseen) -> bytes:
+    told = to_json({"name": one.name, "key": one.identity.split(PART_SEPARATOR)})
+    if one.request is not None:  # JSON text already
+        told = told[:-1] + b',"payload":' + one.request.encode() + b"}"
+    if len(told) > BODY_BYTES_MAX // 2:
+        raise InvalidPayload(
+            f"payload: expected at most {BODY_BYTES_MAX // 2} bytes over HTTP, got {len(told)}; "
+            "leave it out, and none is compared",
+            code="too_large",
+        )
+    return told
+
+
+def _row(told: dict[str, Any]) -> FenceRow:
+    identity = told["identity"]
+    # Only whoever may read payloads is told what proves the answer.
+    proof = told["receipt_document"] or {"form": None, "digest": None, "fingerprint": ""}
+    digest, receipt = proof["digest"], told["receipt"]
+    return FenceRow(
+        key=key_bytes(told["fence"]),
+        tenant=told["tenant"],
+        name=told["name"],
+        identity=None if identity is None else PART_SEPARATOR.join(identity),
+        state=FenceState(told["state"]),
+        version=told["version"],
+        attempt=told["attempt"],
+        actor=told["actor"],
+        reason=told["reason"],
+        detail=told["detail"],
+        first_at=datetime.fromisoformat(told["first_at"]),
+        changed_at=datetime.fromisoformat(told["changed_at"]),
+        deadline=datetime.fromisoformat(told["deadline"]),
+        effect=told["effect"],
+        form=proof["form"],
+        digest=None if digest is None else bytes.fromhex(digest),
+        answer_kept=told["answer_kept"],
+        answer_until=_time(told["answer_until"]),
+        until=_time(told["until"]),
+        quiet_seconds=told["quiet_seconds"],
+        fingerprint=bytes.fromhex(proof["fingerprint"]),
+        receipt=None if receipt is None else bytes.fromhex(receipt.partition(":")[2]),
+    )
+
+
+def _step(told: dict[str, Any]) -> Told:
+    return Told(
+        datetime.fromisoformat(told["at"]),
+        *(told[name] for name in ("what", "from_state", "to_state", "attempt", "actor", "detail")),
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
