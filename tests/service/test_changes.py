@@ -14,6 +14,7 @@ import pytest
 from helixqueue.identity import canonical_text
 from helixqueue.service import changes
 from helixqueue.service.marks import Marks
+from helixqueue.states import State
 from helixqueue.store import calls, serving, tokens
 from helixqueue.store.database import Database as Store
 from helixqueue.store.rows import SubmissionRow
@@ -72,6 +73,29 @@ def test_who_comes_back_goes_on_where_it_was_cut_off(http, lab):
         all_of_them = [next(told)[2]["batch_id"] for _ in range(4)]
     assert all_of_them[1:] == rest
     assert len(set(all_of_them)) == 4
+
+
+def test_who_comes_back_after_retention_is_told_that_changes_are_gone(http, lab):
+    def retired():
+        before = datetime.now(UTC) + timedelta(minutes=1)
+        return lab.run(calls.retire(tenant="a", queue=lab.q, state=State.COMPLETED, before=before))
+
+    lab.submit("seen")
+    lab.complete(*lab.claim())
+    with following(http, queue=lab.q) as told:
+        place, _, _ = next(told)
+    assert retired() == 1
+    with following(http, after=place, queue=lab.q) as told:
+        next(told)
+        lab.submit("unseen")
+        assert next(told)[1] == "change", "nothing that it had not seen is gone"
+    lab.complete(*lab.claim())
+    assert retired() == 1
+    lab.submit("left")
+    with following(http, after=place, queue=lab.q) as told:
+        found = [next(told) for _ in range(3)]
+    assert [kind for _, kind, _ in found] == ["begin", "gap", "change"]
+    assert found[1][2]["remedy"]
 
 
 def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):

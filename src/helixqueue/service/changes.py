@@ -39,6 +39,10 @@ QUIET_SECONDS: Final = 10.0  # then a comment is sent, so that nobody takes sile
 OLDEST: Final = timedelta(hours=1)
 # A clock may be set back a little.
 SLACK: Final = timedelta(seconds=5)
+GAP: Final = {
+    "detail": "batches that finished since you were here are past their queue's retention",
+    "remedy": "what is left is told; read GET /v1/batches anew if you keep a copy",
+}
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
 
 # Of one server-sent event.
@@ -47,7 +51,7 @@ _SCHEMA = {
     "required": ["event", "data"],
     "properties": {
         "id": {"type": "string", "description": "The place; come back with it."},
-        "event": {"type": "string", "enum": ["begin", "change", "end"]},
+        "event": {"type": "string", "enum": ["begin", "gap", "change", "end"]},
         "data": {"type": "string", "description": "JSON: of a change, the step and its batch."},
         "retry": {"type": "integer"},
     },
@@ -80,8 +84,8 @@ async def changes(
 ) -> StreamingResponse:
     """In the order of their transactions, none left out; only payloads are not told.
 
-    Come back with the last `id` in Last-Event-ID and nothing is missing. The stream ends by itself
-    after `seconds`.
+    Come back with the last `id` in Last-Event-ID and nothing is missing, or `gap` says so: the
+    queue's retention took away what had finished since. The stream ends by itself after `seconds`.
     """
     note.know(queue=queue)
     if here.metrics.streams >= here.settings.max_streams:
@@ -105,10 +109,12 @@ class _Reader:
         self._principal = principal
         self._queue = queue
         self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        self.missed = False  # what retention took away before it was told
 
     async def begin(self, last_event_id: str | None) -> None:
         if last_event_id is not None:
             self._cursor = read_id(last_event_id)
+            self.missed = await self._principal.ask(serving.gone(self._cursor))
             return
         # One look in the future tells where now is, and gives no rows.
         never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
@@ -168,6 +174,8 @@ async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterat
     try:
         # The place at once: who is cut off before the first event can come back to it.
         yield f"retry: 1000\nid: {reader.place}\nevent: begin\ndata: {{}}\n\n"
+        if reader.missed:
+            yield f"event: gap\ndata: {json.dumps(GAP)}\n\n"
         while time.monotonic() < until and not await request.is_disconnected():
             told = await reader.more()
             if told:

@@ -2924,8 +2924,8 @@ CREATE FUNCTION helix.retire(p_batch bigint[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 begin
-  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
-  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
+  insert into helix.retired (batch, tenant, state, version, attempt, hash, xid, finished_at)
+  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, e.xid, o.finished_at
   from helix.outcome o
   join helix.event e on e.batch = o.batch and e.version = o.version
   where o.batch = any (p_batch);
@@ -4750,6 +4750,7 @@ CREATE TABLE helix.retired (
     version integer NOT NULL,
     attempt smallint NOT NULL,
     hash bytea NOT NULL,
+    xid xid8 NOT NULL,
     finished_at timestamp with time zone NOT NULL,
     retired_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
@@ -5095,6 +5096,10 @@ CREATE INDEX ready_expiry ON helix.ready USING btree (expires_at) WHERE (expires
 -- Name: ready_turn_of_tenant; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX ready_turn_of_tenant ON helix.ready USING btree (lane, tenant, turn);
+
+-- Name: retired_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX retired_age ON helix.retired USING brin (retired_at) WITH (autosummarize='on');
 
 -- Name: waiting_delay; Type: INDEX; Schema: helix; Owner: helix_owner
 

@@ -262,6 +262,12 @@ def changes(cursor: Cursor, *, queue: str | None = None, limit: int = 500) -> Ca
     return Call(_SQL["changes"], args, read)
 
 
+def gone(cursor: Cursor) -> Call[bool]:
+    """Whether retention took away what stood behind a cursor."""
+    args = cursor._asdict() | {"xid": str(cursor.xid)}
+    return Call(_SQL["gone"], args, lambda rows: bool(rows[0][0]))
+
+
 class Mark(NamedTuple):
     """Every transaction behind `xid` began to write after `at`."""
 

@@ -56,6 +56,14 @@ left join lateral (
   order by e.xid, e.batch, e.version limit %(limit)s::int) e on true
 order by e.xid, e.batch, e.version;
 
+-- name: gone
+-- Whether retention took events away behind a cursor: a batch goes with all of its events, so the last
+-- one tells. It went later than it happened, which is what the index knows.
+select exists (
+  select from helix.retired r
+  where r.retired_at >= %(since)s::timestamptz
+    and (r.xid, r.batch, r.version) > (%(xid)s::text::xid8, %(batch)s::bigint, %(version)s::int));
+
 -- name: mark
 -- A point in both orders, of transactions and of time: every later transaction began to write after
 -- now(). It takes a transaction's number to know that. A snapshot does not tell: its xmax is behind the

@@ -84,6 +84,10 @@ create table helix.retired (
   version     integer not null,
   attempt     smallint not null,
   hash        bytea not null,
+  xid         xid8 not null,       -- of its last event: who had read so far missed nothing
   finished_at timestamptz not null,
   retired_at  timestamptz not null default clock_timestamp()
 );
+-- For a reader of changes that comes back, and must be told that some are gone: it asks for what went
+-- since it was here, and rows arrive in that order.
+create index retired_age on helix.retired using brin (retired_at) with (autosummarize = on);

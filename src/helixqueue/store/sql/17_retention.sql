@@ -8,8 +8,8 @@
 create function helix.retire(p_batch bigint[]) returns integer
 language plpgsql as $$
 begin
-  insert into helix.retired (batch, tenant, state, version, attempt, hash, finished_at)
-  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, o.finished_at
+  insert into helix.retired (batch, tenant, state, version, attempt, hash, xid, finished_at)
+  select o.batch, o.tenant, o.state, o.version, o.attempt, e.hash, e.xid, o.finished_at
   from helix.outcome o
   join helix.event e on e.batch = o.batch and e.version = o.version
   where o.batch = any (p_batch);
