@@ -145,6 +145,65 @@ def test_a_time_that_is_none_is_refused(lab, seconds):
         lab.queue(keep_completed_seconds=seconds)
 
 
+def decisions(lab):
+    return lab.rows(
+        "select d.kind, count(*) from helix.decision d where d.queue = %s group by 1 order by 1",
+        lab.q,
+    )
+
+
+def test_a_sender_that_repeats_itself_for_ever_leaves_no_rows_for_ever(lab):
+    lab.queue(keep_decisions_seconds=1e6)
+    told = finished(lab, 1)
+    for _ in range(5):
+        lab.submit("s00000")
+    lab.submit("s00000", payload={"n": 2})
+    lab.run(
+        calls.note_refused(tenant="a", queue=lab.q, refused=[(b"\xff", "not Unicode")], actor="ann")
+    )
+    lab.decide("erase", told[0].receipt.batch_id)
+    retired(lab)
+    before = [("conflict", 1), ("duplicate", 5), ("erased", 1), ("refused", 1), ("setting", 1)]
+    assert decisions(lab) == before, "their time has not come"
+    lab.queue(keep_decisions_seconds=0.001)
+    assert retired(lab, limit=2)[:3] == [2, 2, 2], "in bounded steps"
+    # What explains why a payload is gone, and what the queue was told, stays.
+    assert decisions(lab) == [("erased", 1), ("setting", 2)]
+    lab.queue(keep_decisions_seconds=0)  # for ever: other tests count what goes
+    assert [one.decision for one in lab.submit("s00000")] == ["duplicate"]
+    proven(lab.database)
+
+
+def test_one_queues_decisions_are_not_anothers(lab):
+    lab.queue()
+    lab.submit("a")
+    lab.submit("a")
+    with Lab(lab.database) as other:
+        other.queue(keep_decisions_seconds=0.001)
+        other.submit("a")
+        other.submit("a")
+        assert sum(retired(other)) == 1
+        assert decisions(other) == [("setting", 1)]
+    assert decisions(lab) == [("duplicate", 1), ("setting", 1)]
+
+
+def test_refusals_go_with_their_batch(lab):
+    lab.queue(keep_completed_seconds=1e6)
+    lab.submit("a")
+    [zombie] = lab.claim()
+    lab.pass_time(zombie.batch)
+    lab.run(calls.reap(actor="reaper"))
+    lab.run(calls.promote())
+    lab.complete(*lab.claim())
+    assert [one.answer for one in lab.complete(zombie)] == ["refused"]
+    refusals = "select count(*) from helix.refusal r where r.batch = %s"
+    assert lab.value(refusals, zombie.batch) == 1
+    lab.queue(keep_completed_seconds=0.001)
+    retired(lab)
+    assert lab.value(refusals, zombie.batch) == 0
+    proven(lab.database)
+
+
 def test_no_hand_but_retentions_takes_events_away(lab):
     lab.queue()
     told = finished(lab, 1)

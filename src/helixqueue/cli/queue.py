@@ -74,20 +74,22 @@ Requires = Annotated[
 ]
 
 
-def _kept(state: str) -> Any:  # noqa: ANN401 - an option
-    """How long batches stay that ended so."""
+def _kept(name: str, what: str) -> Any:  # noqa: ANN401 - an option
     return typer.Option(
-        f"--keep-{state}",
+        f"--keep-{name}",
         metavar="SPAN",
         parser=times.span,
-        help=f"How long {state} batches stay: 30d, ever.",
+        help=f"How long {what} stay: 30d, ever.",
         show_default=False,
     )
 
 
-KeepCompleted = Annotated[float | None, _kept("completed")]
-KeepFailed = Annotated[float | None, _kept("failed")]
-KeepCancelled = Annotated[float | None, _kept("cancelled")]
+KeepCompleted = Annotated[float | None, _kept("completed", "completed batches")]
+KeepFailed = Annotated[float | None, _kept("failed", "failed batches")]
+KeepCancelled = Annotated[float | None, _kept("cancelled", "cancelled batches")]
+KeepDecisions = Annotated[
+    float | None, _kept("decisions", "answers to duplicates, conflicts and refused submissions")
+]
 
 
 def register(parent: typer.Typer) -> None:
@@ -187,6 +189,7 @@ def _set(
     keep_completed: KeepCompleted = None,
     keep_failed: KeepFailed = None,
     keep_cancelled: KeepCancelled = None,
+    keep_decisions: KeepDecisions = None,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
@@ -211,6 +214,7 @@ def _set(
         "keep_completed_seconds": keep_completed,
         "keep_failed_seconds": keep_failed,
         "keep_cancelled_seconds": keep_cancelled,
+        "keep_decisions_seconds": keep_decisions,
     }
     _change(queue, settings, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json)
 

@@ -204,6 +204,7 @@ class QueueAnswer(BaseModel):
     keep_completed_seconds: float
     keep_failed_seconds: float
     keep_cancelled_seconds: float
+    keep_decisions_seconds: float
     counts: dict[str, CountAnswer] | None = None
 
 

@@ -135,6 +135,7 @@ class QueueBody(Body):
     keep_completed_seconds: Kept | None = None
     keep_failed_seconds: Kept | None = None
     keep_cancelled_seconds: Kept | None = None
+    keep_decisions_seconds: Kept | None = None
 
 
 assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them

@@ -132,17 +132,14 @@ _QUEUE = {
     "keep_completed_seconds": 7_776_000.0,
     "keep_failed_seconds": 0.0,
     "keep_cancelled_seconds": 0.0,
+    "keep_decisions_seconds": 0.0,
     "counts": None,
 }
 _NONE_THERE = {"number": 0, "more": False}
-_COUNTS = {
+_COUNTS = dict.fromkeys(("waiting", "assigned", "failed", "cancelled"), _NONE_THERE) | {
     "ready": {"number": 1_000, "more": True},
-    "waiting": _NONE_THERE,
-    "assigned": _NONE_THERE,
     "running": {"number": 4, "more": False},
     "completed": {"number": 212, "more": False},
-    "failed": _NONE_THERE,
-    "cancelled": _NONE_THERE,
 }
 _TOKEN = {
     "tenant": "lab",

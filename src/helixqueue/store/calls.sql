@@ -90,10 +90,10 @@ select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_s
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
        helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
        q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds
+       q.keep_cancelled_seconds, q.keep_decisions_seconds
 from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
                         %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb,
-                        %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8) q;
+                        %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8, %s::float8) q;
 
 -- name: queue
 -- A queue's settings, as its tenant sees them.
@@ -101,6 +101,6 @@ select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_s
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
        helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
        q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds
+       q.keep_cancelled_seconds, q.keep_decisions_seconds
 from helix.queue q
 where q.tenant = %s::text and q.name = %s::text;

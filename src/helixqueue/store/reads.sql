@@ -171,7 +171,7 @@ select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_s
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
        helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
        q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds,
+       q.keep_cancelled_seconds, q.keep_decisions_seconds,
        c.ready, c.waiting, c.assigned, c.running, c.completed, c.failed, c.cancelled
 from helix.queue_counts_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int) c
 join helix.queue q on q.tenant = c.tenant and q.name = c.queue

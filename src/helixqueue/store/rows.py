@@ -164,6 +164,7 @@ class QueueRow:
     keep_completed_seconds: float = 0
     keep_failed_seconds: float = 0
     keep_cancelled_seconds: float = 0
+    keep_decisions_seconds: float = 0  # of submissions that made no batch
 
 
 class QueueSettings(TypedDict, total=False):
@@ -184,3 +185,4 @@ class QueueSettings(TypedDict, total=False):
     keep_completed_seconds: float | None
     keep_failed_seconds: float | None
     keep_cancelled_seconds: float | None
+    keep_decisions_seconds: float | None

@@ -1042,7 +1042,7 @@ begin
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.tend_fences(p_actor, p_limit) t)
-    when 'retire' then helix.retire_due(p_limit)
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.forget_decisions(p_limit))
     when 'sweep' then helix.sweep(p_limit)
   end;
 end
@@ -1512,6 +1512,34 @@ end
 $$;
 
 ALTER FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) OWNER TO helix_engine;
+
+-- Name: forget_decisions(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_decisions(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_gone integer;
+begin
+  delete from helix.decision d
+  where d.id = any (array(
+    select o.id
+    from helix.queue q
+    cross join lateral (
+      select d.id from helix.decision d
+      where d.tenant = q.tenant and d.queue = q.name
+        and d.kind in ('duplicate', 'conflict', 'refused')
+        and d.at < v_now - make_interval(secs => q.keep_decisions_seconds)
+      order by d.at limit p_limit) o
+    where q.keep_decisions_seconds > 0
+    limit p_limit));
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.forget_decisions(p_limit integer) OWNER TO helix_engine;
 
 -- Name: forget_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2931,6 +2959,7 @@ begin
   where o.batch = any (p_batch);
   delete from helix.outcome o where o.batch = any (p_batch);
   delete from helix.event e where e.batch = any (p_batch);
+  delete from helix.refusal r where r.batch = any (p_batch);
   delete from helix.batch b where b.id = any (p_batch);
   return cardinality(p_batch);
 end
@@ -3320,12 +3349,14 @@ CREATE TABLE helix.queue (
     keep_completed_seconds double precision DEFAULT 0 NOT NULL,
     keep_failed_seconds double precision DEFAULT 0 NOT NULL,
     keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
+    keep_decisions_seconds double precision DEFAULT 0 NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
     CONSTRAINT queue_backoff_seconds_check CHECK (((backoff_seconds >= (0)::double precision) AND (backoff_seconds <= (86400)::double precision))),
     CONSTRAINT queue_keep_cancelled_seconds_check CHECK (((keep_cancelled_seconds >= (0)::double precision) AND (keep_cancelled_seconds <= ('10000000000'::numeric)::double precision))),
     CONSTRAINT queue_keep_completed_seconds_check CHECK (((keep_completed_seconds >= (0)::double precision) AND (keep_completed_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_decisions_seconds_check CHECK (((keep_decisions_seconds >= (0)::double precision) AND (keep_decisions_seconds <= ('10000000000'::numeric)::double precision))),
     CONSTRAINT queue_keep_failed_seconds_check CHECK (((keep_failed_seconds >= (0)::double precision) AND (keep_failed_seconds <= ('10000000000'::numeric)::double precision))),
     CONSTRAINT queue_key_limit_check CHECK (((key_limit >= 1) AND (key_limit <= 100000))),
     CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
@@ -3342,9 +3373,9 @@ ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.queue OWNER TO helix_owner;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -3372,6 +3403,7 @@ begin
     keep_completed_seconds = coalesce(p_keep_completed_seconds, q.keep_completed_seconds),
     keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
     keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
+    keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
@@ -3396,7 +3428,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5049,6 +5081,10 @@ CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at
 
 CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE ((revision)::text <> ''::text);
 
+-- Name: decision_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHERE (kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text]));
+
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch) WHERE (batch IS NOT NULL);
@@ -6220,6 +6256,10 @@ REVOKE ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_iden
 GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_client;
 
+-- Name: FUNCTION forget_decisions(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_decisions(p_limit integer) FROM PUBLIC;
+
 -- Name: FUNCTION forget_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.forget_fences(p_lives bigint[]) FROM PUBLIC;
@@ -6556,11 +6596,11 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
 GRANT SELECT ON TABLE helix.queue TO helix_client;
 GRANT SELECT ON TABLE helix.queue TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision) TO helix_client;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) TO helix_client;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 

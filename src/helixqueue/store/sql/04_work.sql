@@ -52,6 +52,9 @@ create table helix.queue (
     check (keep_failed_seconds between 0 and 1e10),
   keep_cancelled_seconds double precision not null default 0
     check (keep_cancelled_seconds between 0 and 1e10),
+  -- And what was answered to submissions that made no batch: duplicates, conflicts, refused ones.
+  keep_decisions_seconds double precision not null default 0
+    check (keep_decisions_seconds between 0 and 1e10),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   primary key (tenant, name)

@@ -75,6 +75,10 @@ create table helix.decision (
   detail   helix.long_text
 );
 create index decision_batch on helix.decision (batch) where batch is not null;
+-- For retention: what answered submissions, a queue's oldest first. Erasures and settings are kept for
+-- ever; `check` knows by them that a payload is gone for a reason.
+create index decision_age on helix.decision (tenant, queue, at)
+  where kind in ('duplicate', 'conflict', 'refused');
 
 -- What remains of a batch after retention: its last state and the head of its chain.
 create table helix.retired (

@@ -11,7 +11,8 @@ create function helix.set_queue_v1(
   p_requires jsonb default null, p_payload_schema jsonb default null,
   p_result_schema jsonb default null, p_keep_completed_seconds double precision default null,
   p_keep_failed_seconds double precision default null,
-  p_keep_cancelled_seconds double precision default null
+  p_keep_cancelled_seconds double precision default null,
+  p_keep_decisions_seconds double precision default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -38,6 +39,7 @@ begin
     keep_completed_seconds = coalesce(p_keep_completed_seconds, q.keep_completed_seconds),
     keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
     keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
+    keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;

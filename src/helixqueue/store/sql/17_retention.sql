@@ -1,4 +1,5 @@
--- Retention: finished batches go away whole, with their events, what was asked and what came of it.
+-- Retention: finished batches go away whole, with their events and refusals, what was asked and what
+-- came of it.
 -- The identity stays, so the key still answers (G1): a repeat is a duplicate with an equal receipt,
 -- however long ago the batch went. `retired` keeps the last state and the head of the chain, so that
 -- replay and check know it from a batch that was lost.
@@ -15,6 +16,7 @@ begin
   where o.batch = any (p_batch);
   delete from helix.outcome o where o.batch = any (p_batch);
   delete from helix.event e where e.batch = any (p_batch);
+  delete from helix.refusal r where r.batch = any (p_batch);
   delete from helix.batch b where b.id = any (p_batch);
   return cardinality(p_batch);
 end
@@ -57,5 +59,30 @@ begin
       order by o.finished_at limit p_limit for update skip locked) o
     where keep.seconds > 0
     limit p_limit));
+end
+$$;
+
+-- What submissions were answered that made no batch, as the queues say: of a sender that repeats itself
+-- for ever there would be rows for ever. From each queue the oldest, p_limit in all.
+create function helix.forget_decisions(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_gone integer;
+begin
+  delete from helix.decision d
+  where d.id = any (array(
+    select o.id
+    from helix.queue q
+    cross join lateral (
+      select d.id from helix.decision d
+      where d.tenant = q.tenant and d.queue = q.name
+        and d.kind in ('duplicate', 'conflict', 'refused')
+        and d.at < v_now - make_interval(secs => q.keep_decisions_seconds)
+      order by d.at limit p_limit) o
+    where q.keep_decisions_seconds > 0
+    limit p_limit));
+  get diagnostics v_gone = row_count;
+  return v_gone;
 end
 $$;

@@ -23,7 +23,7 @@ insert into helix.duty (duty, every) values
   ('promote', '1 s'),   -- waiting batches whose time has come
   ('expire',  '2 s'),   -- batches nobody began in time
   ('fences',  '10 s'),  -- fences past their lease, answers and tombstones past their time
-  ('retire',  '10 s'),  -- finished batches past what their queue keeps
+  ('retire',  '10 s'),  -- finished batches and decisions past what their queue keeps
   ('sweep',   '60 s');  -- old request ids and login codes, the next partition of the ledger
 
 do $$
@@ -104,7 +104,7 @@ begin
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.tend_fences(p_actor, p_limit) t)
-    when 'retire' then helix.retire_due(p_limit)
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.forget_decisions(p_limit))
     when 'sweep' then helix.sweep(p_limit)
   end;
 end
