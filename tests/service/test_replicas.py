@@ -37,12 +37,12 @@ def scratch(server, template):
 
 
 @contextmanager
-def replica(dsn):
-    """A service in a process of its own, and its URL."""
+def replica(dsn, source=ROOT / "src"):
+    """A service in a process of its own, and its URL; `source` has the release."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
     with subprocess.Popen(
         [HELIXQ, "serve", "--dsn", dsn, "--port", "0", "--json"],
-        env=kept | {"PYTHONPATH": str(ROOT / "src")},
+        env=kept | {"PYTHONPATH": str(source)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from helixqueue.errors import Refused
+from helixqueue.errors import Refused, SchemaMismatch
 from helixqueue.service.app import create_app
 from helixqueue.service.journal import MaskingFormatter
-from helixqueue.service.service import AWAY, Service
+from helixqueue.service.service import AWAY, MISFIT, Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,8 @@ def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
     reason = asyncio.run(ask())
     if reason == AWAY:
         warn(f"{reason}; serving 503 until it is back")
+    elif reason == MISFIT:
+        raise SchemaMismatch(reason)
     elif reason is not None:
         raise Refused(reason)
 

@@ -31,6 +31,7 @@ DEEP_SECONDS: Final = 1.0
 SHALLOW_SECONDS: Final = 10.0
 COUNTED_MAX: Final = 10_000
 AWAY: Final = "the database is away"
+MISFIT: Final = "the database's schema does not fit this release; run helixq migrate"
 BIND_IT: Final = (
     "create a role for the service: create role helix_service login; grant helix_client to "
     "helix_service; select helix.bind_v1('helix_service', '*', true)"
@@ -79,7 +80,7 @@ class Service:
             fit = await self.served.ask(serving.fit_to_serve())
             self.duty_rows = await self.served.ask(duties.listed())
         except SchemaMismatch:
-            return "the database's schema does not fit this release; run helixq migrate"
+            return MISFIT
         except HelixError:
             return AWAY
         if not fit:

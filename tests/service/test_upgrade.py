@@ -1,0 +1,124 @@
+"""A new release comes while the old one works: a copy of the package whose schema goes further."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helixqueue.store import revision
+from tests.cli.conftest import HELIXQ
+from tests.lab import one_database, until
+from tests.service.conftest import Site, serving, settings_for
+from tests.service.test_replicas import Load, code, proven, queue_of, replica
+
+KNOWN = {"identity": "S-0", "payload": 1}
+PACKAGE = Path(__file__).parents[2] / "src" / "helixqueue"
+pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("replicas")]
+
+# What releases do to a schema: columns on tables that everybody uses, a function anew, one more, an
+# index. Claims, submits and settings of the old release run through all of it.
+SCHEMA = """
+alter table helix.queue add column colour text not null default 'none';
+alter table helix.batch add column colour text;
+alter table helix.active add column colour text;
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select p.oid::regprocedure from pg_proc p
+    where p.pronamespace = 'helix'::regnamespace and p.proname in ('submit_v1', 'claim_v1')
+  loop
+    execute pg_get_functiondef(v_function);
+  end loop;
+end
+$$;
+create function helix.colour_v1() returns text language sql as $f$ select 'none' $f$;
+"""
+REVISION = """
+from helixqueue.store.migrations import steps
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade():
+    steps.run("../migrations/colour.sql")
+    steps.build_index("create index concurrently batch_colour on helix.batch (colour) ")
+"""
+
+
+@pytest.fixture
+def scratch(server, template):
+    yield from one_database(server, template, None)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """Where the next release is."""
+    source = tmp_path_factory.mktemp("next") / "src"
+    shutil.copytree(PACKAGE, source / "helixqueue", ignore=shutil.ignore_patterns("__pycache__"))
+    migrations = source / "helixqueue" / "store" / "migrations"
+    (migrations / "colour.sql").write_text(SCHEMA, encoding="utf-8")
+    (migrations / "versions" / "r0002_colour.py").write_text(REVISION, encoding="utf-8")
+    return source
+
+
+def helixq(release, *words):
+    """The command of the next release."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX")}
+    return subprocess.run(
+        [HELIXQ, *words],
+        env=kept | {"PYTHONPATH": str(release)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_a_new_release_says_that_somebody_must_migrate_first(scratch, release):
+    done = helixq(release, "serve", "--dsn", scratch.dsn("service", direct=True), "--port", "0")
+    assert (done.returncode, "helixq migrate" in done.stderr) == (4, True)
+
+
+def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, release):
+    assert revision.head() == "0001", "the next release of this test is 0002"
+    dsn = scratch.dsn("service", direct=True)
+    urls = []
+    with queue_of(scratch) as lab, replica(dsn) as (old, old_url):
+        urls.append(old_url)
+        site = Site(scratch, old_url)
+        with Load(urls, site.token(), lab.q, clients=2) as load, site.client() as http:
+            until(lambda: len(load.acknowledged) > 20, 60)
+            held = lab.claim(4)  # by a worker of the old release, which settles afterwards
+            migrated = helixq(release, "migrate", "--dsn", scratch.dsn("helix_migrator"))
+            assert migrated.returncode == 0, migrated.stderr
+            assert scratch.value("select version_num from helix_migration.revision") == "0002"
+            # What ran goes on: submits, settings, claims and settlements.
+            before = len(load.acknowledged)
+            until(lambda: len(load.acknowledged) > before + 20, 60)
+            assert code(f"{old_url}/health/ready") == 200
+            assert {one.answer for one in lab.complete(*held)} == {"ok"}
+            lab.complete(*lab.claim(4))
+            lab.queue(max_attempts=7)
+            assert http.get(f"/v1/queues/{lab.q}").json()["max_attempts"] == 7
+            # And what is started again, of either release, beside it.
+            with (
+                serving(settings_for(scratch)) as again,
+                replica(dsn, source=release) as (_, new_url),
+            ):
+                urls += [again, new_url]
+                for url in urls[1:]:
+                    with Site(scratch, url).client() as other:
+                        told = other.post(f"/v1/queues/{lab.q}/batches", json=KNOWN).json()
+                    assert told["decision"] == "duplicate"
+                old.terminate()
+                before = len(load.acknowledged)
+                until(lambda: len(load.acknowledged) > before + 20, 60)
+    assert not {status for status, _ in load.statuses} - {200, 201, 503, None}
+    proven(scratch, load)
