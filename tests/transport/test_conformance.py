@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 
@@ -11,6 +12,7 @@ import pytest
 
 from helixqueue import Queue, Refused, State, Unavailable
 from helixqueue.client import working
+from helixqueue.transport import told as telling
 from helixqueue.transport.protocol import Ask, Held, Settlement
 from helixqueue.transport.specs import transport_of
 from helixqueue.worker.options import Options
@@ -204,6 +206,31 @@ def test_a_lost_lease_is_refused_with_the_name_of_who_has_it(way, other, lab):
         lease.batch,
     )
     assert named == [(way.worker, other.worker)]
+
+
+def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other, lab, caplog):
+    """Both names stand in the line of a refused write, whichever way it went."""
+    [row] = lab.submit("s")
+    with caplog.at_level(logging.INFO, telling.LOG.name):
+        for one in (way, other):
+            one.transport = telling.told(one.transport)
+        [lease] = way.claim()
+        lab.pass_time(lease.batch)
+        [theirs] = until(other.claim)
+        way.settle(completed(lease))
+        other.do(other.transport.claim(other.ask(settle=[completed(theirs)])))
+    lines = [json.loads(text) for text in caplog.messages if str(row.receipt.batch_id) in text]
+    assert [
+        (line["operation"], line["worker"], line.get("conflicting_worker"), line["attempt"],
+         line["decision"], line["tenant"], line["queue"])
+        for line in lines
+    ] == [
+        ("claim", way.worker, None, 1, "ok", "a", lab.q),
+        ("claim", other.worker, None, 2, "ok", "a", lab.q),
+        ("settle", way.worker, other.worker, 1, "refused", "a", lab.q),
+        ("settle", other.worker, None, 2, "ok", "a", lab.q),
+    ]  # fmt: skip
+    assert all("request" in line for line in lines if line["operation"] == "claim")
 
 
 def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):

@@ -91,6 +91,19 @@ def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, 
     assert results == [{"n": n, "attempt": 1, "drivers": []} for n in range(5)]
 
 
+def test_a_command_tells_what_became_of_each_batch_and_not_of_each_request(helix, helixq, lab):
+    receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
+    process = helixq(lab.q, "--exec", "true", "--until-idle", "--name", "gpu-7")
+    _, said = process.communicate(timeout=60)
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert [(one["operation"], one["decision"]) for one in lines] == [
+        ("claim", "ok"), ("settle", "ok"),
+    ]  # fmt: skip
+    assert {one["batch"] for one in lines} == {str(receipt.batch_id)}
+    assert all("gpu-7" in one["worker"] for one in lines)
+    assert "HTTP Request" not in said
+
+
 def test_any_program_does_the_work(helix, helixq, lab):
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
     done = ended(helixq(lab.q, "--exec", "sh -c 'cp $HELIX_PAYLOAD $HELIX_RESULT'", "--until-idle"))

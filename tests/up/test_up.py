@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from contextlib import contextmanager
@@ -170,6 +171,10 @@ def test_workers_do_the_work_of_an_app_and_end_with_it(tmp_path):
                 lambda: done(http.get(f"/v1/batches/{batch}", params={"payload": True})), 60
             )
         assert story["result"] == {"twice": 42}
+        # What became of it is in the workers' log, by its id, and not on the screen.
+        log = (Path(running.facts["data"]) / "up-1.log").read_text(encoding="utf-8").splitlines()
+        told = [json.loads(line) for line in log if batch in line]
+        assert [one["operation"] for one in told] == ["claim", "settle"]
         children = descendants(running.process.pid)
         assert len(children) >= 1
         # Killed without a chance to clean up, it leaves no worker and no server behind.
@@ -246,6 +251,15 @@ def test_what_makes_no_sense_is_said_before_anything_starts(
     assert ended.value.code in {Exit.USAGE, Exit.REFUSED}
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_is_taken_is_said_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        main(["up", "--port", str(taken.getsockname()[1])])
+    assert ended.value.code == Exit.REFUSED
+    assert "name another with --port" in capsys.readouterr().err
+    assert not (tmp_path / "helix-data" / "postgres").exists()
 
 
 def test_a_server_of_ones_own_is_migrated_and_the_login_let_in(server, tmp_path):

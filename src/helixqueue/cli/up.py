@@ -197,11 +197,11 @@ def _demand_module(app: str) -> None:
 def _run(wanted: Wanted) -> Exit:
     with ExitStack() as stack:
         place = stack.enter_context(taken(wanted.data)) if wanted.dsn is None else None
+        listener = stack.enter_context(_listener(wanted))
         found = stack.enter_context(_home(wanted))
         settings = Settings(found.dsn)
         demand_fit(settings, show.progress)
         _log(found)
-        listener = stack.enter_context(_listener(wanted))
         children = _children(wanted, found)
         facts = _facts(wanted, found, address_of(listener))
         asyncio.run(
@@ -256,8 +256,11 @@ def _children(wanted: Wanted, found: Home) -> Sequence[Child]:
     if wanted.app is not None and found.work_dsn is not None:
         environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": wanted.tenant}
         for number in range(1, wanted.workers + 1):
-            arguments = ["work", "--app", wanted.app, "--name", f"up-{number}", "--grace", "5"]
-            children.append(Child(f"up-{number}", "helixqueue.cli.main", arguments, environment))
+            name = f"up-{number}"
+            arguments = ["work", "--app", wanted.app, "--name", name, "--grace", "5"]
+            if found.data is not None:
+                arguments += ["--log", str(found.data / f"{name}.log")]
+            children.append(Child(name, "helixqueue.cli.main", arguments, environment))
     if wanted.demo and found.postgres is not None:
         from helixqueue.demo.run import create_effects  # noqa: PLC0415 - most runs have no lab
 

@@ -8,8 +8,9 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +20,7 @@ from helixqueue.client.hands_async import AsyncClient
 from helixqueue.client.working import jobs_of, work
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
+from helixqueue.transport import told
 from helixqueue.worker.handlers import Job
 from helixqueue.worker.program import Program
 
@@ -65,6 +67,17 @@ Logs = Annotated[
     ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="The worker's name, for people.")]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        metavar="FILE",
+        dir_okay=False,
+        help="A line of JSON a batch and call goes there, else to standard error.",
+        show_default=False,
+    ),
+]
+LOG_BYTES: Final = 10_000_000
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +95,7 @@ def _work(
     grace: Grace = 30.0,
     logs: Logs = None,
     name: Name = None,
+    log: Log = None,
     url: target.Url = None,
     token: target.Token = None,
     dsn: target.Dsn = None,
@@ -98,7 +112,7 @@ def _work(
         raise typer.BadParameter("give --app MODULE or --exec COMMAND, one of them")
     if program is not None and not queues:
         raise typer.BadParameter("--exec: name the queues whose work the program does")
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    _log(log)
     options: WorkOptions = {
         "slots": slots,
         "until_idle": until_idle,
@@ -115,6 +129,18 @@ def _work(
             jobs = jobs_of(helix, declared)
         done = work(helix, jobs, options)
     _tell(done, as_json=as_json)
+
+
+def _log(file: Path | None) -> None:
+    """What a worker says is for people; what became of each batch, for whoever searches."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every request
+    lines: logging.Handler = logging.StreamHandler(sys.stderr)
+    if file is not None:
+        lines = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    told.LOG.addHandler(lines)
+    told.LOG.propagate = False
 
 
 def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Client | None]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from helixqueue.client.hands import Client
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
+from helixqueue.transport.told import told
 from helixqueue.worker import handlers
 from helixqueue.worker.handlers import Job
 from helixqueue.worker.options import Options
@@ -73,7 +74,7 @@ def _work(client: Client, jobs: dict[str, Job], options: Options) -> Summary:
 
     async def run() -> Summary:
         async with twin_of(client) as twin:
-            transport = client.transport(options)
+            transport = told(client.transport(options))
             worker = Worker(transport, jobs, options, client.submit, twin.submit)
             with _obeying(worker):
                 return await worker.run()
@@ -97,7 +98,7 @@ async def _work_async(client: AsyncClient, jobs: dict[str, Job], options: Option
         await client.know(job.queue or job.name)
     twin = client.twin()
     # Embedded servers may take seconds to start; other tasks go on meanwhile.
-    transport = await asyncio.to_thread(client.transport, options)
+    transport = told(await asyncio.to_thread(client.transport, options))
     worker = Worker(transport, jobs, options, twin.submit, client.submit)
     try:
         return await worker.run()

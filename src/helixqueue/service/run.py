@@ -48,7 +48,11 @@ def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.soc
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
-        raise Refused(f"expected an address to listen on, got {host}:{port}: {error}") from error
+        why = error.strerror or str(error)
+        raise Refused(
+            f"expected an address to listen on, got {host}:{port}: {why.lower()}; "
+            "name another with --port, or --port 0 for any that is free"
+        ) from error
 
 
 def address_of(listener: socket.socket) -> str:

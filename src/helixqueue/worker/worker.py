@@ -259,7 +259,8 @@ class Worker:
     def _lose(self, attempt: Attempt, why: str, owner: str | None = None) -> None:
         if attempt.end is not None:
             return
-        LOG.warning("batch %s is lost: %s", attempt.row.batch_id, why)
+        whose = f"{why}; {owner} had it next" if owner else why
+        LOG.warning("%s lost batch %s: %s", self._transport.worker, attempt.row.batch_id, whose)
         attempt.ends("lost", why, owner)
         self._halt(attempt)
 
