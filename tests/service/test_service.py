@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -205,6 +206,28 @@ def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
                     assert not names & {f"only-{other}" for other in {"a", "b"} - {tenant}}
             for http in clients.values():
                 http.close()
+
+
+def test_waiting_workers_are_woken_behind_a_pooler(server, database, lab, tmp_path_factory):
+    with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
+        settings = Settings(
+            Database(server, database.name, pooler).dsn("service"),
+            pooled=True,
+            listen_dsn=database.dsn("service", direct=True),
+        )
+        with (
+            serving(settings) as url,
+            Site(database, url).client() as http,
+            ThreadPoolExecutor() as threads,
+        ):
+            said = {"worker": "bo", "queues": [lab.q]}
+            mark = http.post("/v1/work/expect", json={**said, "seconds": 60}).json()["mark"]
+            # The first ring is that it listens now; from there on it is for work alone.
+            first = http.post("/v1/work/wait", json={**said, "seconds": 20, "mark": mark}).json()
+            waits = {**said, "seconds": 20, "mark": first["mark"]}
+            waiting = threads.submit(http.post, "/v1/work/wait", json=waits)
+            lab.submit("a")
+            assert waiting.result().json()["woken"]
 
 
 def test_serve_serves_until_a_signal(site, database):

@@ -36,6 +36,17 @@ def _serve(
     pooled: Annotated[
         bool, typer.Option("--pooled", help="The DSN leads through pgbouncer, transaction mode.")
     ] = False,
+    listen_dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--listen-dsn",
+            metavar="DSN",
+            envvar="HELIX_LISTEN_DSN",
+            show_envvar=False,
+            help="The same past pgbouncer, one connection that wakes waiting workers.",
+            show_default=False,
+        ),
+    ] = None,
     connections: Annotated[
         int, typer.Option("--connections", min=1, max=1000, help="To the database, at most.")
     ] = 10,
@@ -80,6 +91,7 @@ def _serve(
     settings = Settings(
         dsn,
         pooled=pooled,
+        listen_dsn=listen_dsn,
         connections=connections,
         max_pending=max_pending,
         requests_per_second=rate,

@@ -19,6 +19,7 @@ from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
 from helixqueue.store import duties, reads, revision, serving
 from helixqueue.store.bell import Bell
+from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.serving import Served
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Service:
         )
         self.principals = Principals(self.served, settings, Counters())
         self.marks = Marks(self.served)
-        self.bell = None if settings.pooled else Bell(self.served.connect)
+        self.bell = self._bell()
         self.waits = 0
         self.metrics = Metrics()
         self.names = Names()
@@ -59,6 +60,13 @@ class Service:
         self.duty_rows: list[DutyRow] = []
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def _bell(self) -> Bell | None:
+        direct = self.settings.listen_dsn
+        if direct is None:
+            return None if self.settings.pooled else Bell(self.served.connect)
+        seconds = self.settings.connect_seconds
+        return Bell(lambda: AsyncDatabase.connect(direct, timeout_seconds=seconds))
 
     async def close(self) -> None:
         await self.duties.stop()

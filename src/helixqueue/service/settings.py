@@ -24,6 +24,9 @@ COUNT_BOUND = 100_000  # the furthest that the engine counts
 class Settings:
     dsn: str = field(repr=False)  # of a login that is bound by setting alone; may hold a password
     pooled: bool = False  # the DSN leads through pgbouncer in transaction mode
+    # The same past the pooler, for the one connection by which waiting workers are woken: behind a
+    # pooler nobody can listen, and without this they look by themselves.
+    listen_dsn: str | None = field(default=None, repr=False)
     connections: int = 10
     connect_seconds: float = 3.0
     statement_seconds: float = 10.0
@@ -41,6 +44,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         parsed(self.dsn)
+        if self.listen_dsn is not None:
+            parsed(self.listen_dsn)
         if not 1 <= self.max_pending <= COUNT_BOUND:
             raise Refused(
                 f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "
