@@ -5,9 +5,7 @@ Names are loaded when they are used: importing the package costs nothing that is
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as `typing` has it, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from helixqueue import errors as errors
     from helixqueue.client.answers import Accepted, Submission, Submitted
@@ -98,6 +96,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module  # noqa: PLC0415 - loaded when used
+
     if name not in __all__:
         raise AttributeError(f"module 'helixqueue' has no attribute {name!r}")
     if name == "errors":

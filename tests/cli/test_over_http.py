@@ -105,7 +105,7 @@ def test_tokens_are_made_rotated_and_revoked(over_http):
 
 @pytest.mark.parametrize(
     "words",
-    [("check",), ("replay",), ("doctor",), ("migrate",), ("recover", "--reason", "x")],
+    [("doctor",), ("migrate",), ("recover", "--reason", "x")],
     ids=lambda words: words[0],
 )
 def test_what_needs_the_database_says_so_kindly(over_http, words):
@@ -154,6 +154,18 @@ def test_a_missing_file_is_told_before_anything_is_started(over_http, tmp_path):
     done = over_http("submit", "q", "--from", tmp_path / "none.csv", "--url", "http://127.0.0.1:9")
     assert done.code == Exit.USAGE
     assert "No such file" in done.err
+
+
+def test_nothing_that_takes_time_is_loaded_before_ctrl_c_is_looked_after():
+    code = (
+        "import re, sys\nsys.argv = ['helixq']\nbefore = set(sys.modules)\n"
+        "import signal, helixqueue.cli\n"
+        "print(*sorted(set(sys.modules) - before), signal.getsignal(2).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *loaded, handler = done.stdout.split()
+    assert handler == "leave_quietly"
+    assert set(loaded) <= {"__future__", "_signal", "helixqueue", "helixqueue.cli", "signal"}
 
 
 BEGINS = """
@@ -310,3 +322,23 @@ def test_a_login_link_is_made_over_http(over_http, site):
     assert told["tenant"] == "a"
     assert told["login"].startswith(f"{over_http.url}/login?code=hl_")
     assert over_http("token", "link", "--token", site.token("operate")).code == Exit.REFUSED
+
+
+def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, site):
+    over_http("queue", "set", over_http.q)
+    over_http("submit", over_http.q, "S-1")
+    told = over_http("check", "--json").json
+    direct = over_http.direct("check", "--json", role="app_a").json
+    assert told["every_tenant"] is direct["every_tenant"] is False
+    assert [(one["name"], one["count"]) for one in told["results"]] == [
+        (one["name"], one["count"]) for one in direct["results"]
+    ]
+    assert "own tenants only" in over_http("check").err
+    told = over_http("replay", "--json").json
+    direct = over_http.direct("replay", "--json", role="app_a").json
+    assert told["batches"] > 0
+    assert told | {"seconds": 0} == direct | {"seconds": 0}
+    assert over_http("replay").code == Exit.OK
+    reader = site.token("read", "payloads")
+    for verb in ("check", "replay"):
+        assert over_http(verb, "--token", reader).code == Exit.REFUSED

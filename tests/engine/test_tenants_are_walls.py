@@ -357,6 +357,7 @@ CASES = {
     },
     "redeem_login_v1": lambda _: {"hash": b"x" * 32, "token_hash": b"e" * 32},
     "tend_v1": lambda _: {"actor": "eve"},
+    "last_batch_v1": lambda _: {},
     # Helpers that clients may call; they read tables under the caller's own policies.
     "locate": lambda loot: {"ids": loot.ids},
     "state_of": lambda loot: {"batch": loot.held[0].batch},
@@ -374,7 +375,7 @@ IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
     "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
     "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1", "authenticate_v1", "assume_v1",
-    "resolve_by_token_v1", "redeem_login_v1", "tend_v1",
+    "resolve_by_token_v1", "redeem_login_v1", "tend_v1", "last_batch_v1",
 }  # fmt: skip
 
 # A login that serves all tenants does the duties for all; what they do, time alone decides.

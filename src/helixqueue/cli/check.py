@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,10 +12,14 @@ from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import Result, check
+from helixqueue.transport.http import audits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(target.without_service("run it with --dsn or --data")(_check))
+    app.command("check")(target.over_http(_check))
 
 
 def _check(
@@ -26,11 +31,10 @@ def _check(
     """Check every invariant, with witnesses.
 
     Ends with 1 when one is broken. Reads one snapshot; work may go on. Ask as the role that
-    migrates: an operator may not read what some of the invariants rest on, and those are skipped.
+    migrates: an operator may not read what some of the invariants rest on, and those are skipped,
+    as they are for a token. A token with the scope operate checks the rows of its own tenant.
     """
-    with target.opened(dsn, data, as_owner=True) as database:
-        everything = sees_every_tenant(database.connection)
-        results = check(database.connection)
+    everything, results = _asked(dsn, data)
     well = all(result.count == 0 for result in results)
     if as_json:
         show.as_json(
@@ -43,6 +47,20 @@ def _check(
     else:
         _tell(results, everything=everything)
     raise typer.Exit(Exit.OK if well else Exit.NO)
+
+
+def _asked(dsn: str | None, data: Path | None) -> tuple[bool, list[Result]]:
+    """Whether these are the rows of every tenant, and what was found."""
+    chosen = target.chosen_service()
+    if chosen is None:
+        with target.opened(dsn, data, as_owner=True) as database:
+            return sees_every_tenant(database.connection), check(database.connection)
+    with target.client_of(chosen) as client:
+        told = client.run(audits.check())
+    names = [one.name for one in fields(Result)]
+    return told["every_tenant"], [
+        Result(**{name: one[name] for name in names}) for one in told["results"]
+    ]
 
 
 def _tell(results: list[Result], *, everything: bool) -> None:
@@ -66,7 +84,7 @@ def _tell(results: list[Result], *, everything: bool) -> None:
     holding = len(results) - len(broken) - len(skipped)
     show.progress(f"{holding} of {len(results)} invariants hold")
     if not everything:
-        show.progress("this role sees the rows of its own tenants only; nothing else was checked")
+        show.progress("this role or token sees its own tenants only; nothing else was checked")
 
 
 def _first(result: Result) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
-from typing import NoReturn
+
+from helixqueue.cli import leave_quietly
+
+TYPE_CHECKING = False  # as `typing` has it, which takes a while to load
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run `helixq`; whoever changes their mind while it loads sees no traceback."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    """Run `helixq`; from the moment when a command runs on, Ctrl-C lets it clean up (main.py)."""
+    signal.signal(signal.SIGINT, leave_quietly)
     from helixqueue.cli.main import main as run  # noqa: PLC0415 - it takes a third of a second
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from helixqueue import __version__
+from helixqueue.cli import leave_quietly
 from helixqueue.cli.exits import Exit, exit_for
 from helixqueue.cli.plain import plain
 from helixqueue.errors import HelixError
@@ -150,7 +151,7 @@ def _heed_interrupts() -> None:
     """From here on Ctrl-C is an exception, which lets a command clean up (see `cli/__init__`)."""
     if (
         threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        and signal.getsignal(signal.SIGINT) is leave_quietly
     ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,7 +2,8 @@
 
 Both are read in one snapshot, so traffic need not stop, and in batch order through server-side
 cursors, so memory does not grow with the ledger. The fold is Python's own: the database is asked
-for events, never for a verdict about them.
+for events, never for a verdict about them. Batches are judged one by one, so a stretch of them can
+be replayed by itself: a service walks the ledger in such stretches, each in a snapshot.
 
 What it cannot see: a tail of events that was cut off together with the row that knew its version.
 That takes the signed heads of the chain.
@@ -10,6 +11,9 @@ That takes the signed heads of the chain.
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -22,7 +26,7 @@ from helixqueue.store.snapshot import snapshot
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from psycopg import Connection, ServerCursor
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 # Rows a round trip: some 3 MB, enough that waiting for the server does not show.
 FETCH_ROWS = 10_000
 XID8_OID = 5069
+_LEAST = -(2**63)
 _MOST = 2**63  # above every batch: the end of a stream
 _batch_of = itemgetter(0)
 
@@ -54,6 +59,7 @@ class Replayed:
     retired: int = 0  # known by their last state only
     violated: int = 0
     violations: list[Violation] = field(default_factory=list)
+    stopped_at: int | None = None  # the last batch that was looked at, when the time was up before
 
     @property
     def clean(self) -> bool:
@@ -74,25 +80,42 @@ def sees_every_tenant(connection: Connection[Any]) -> bool:
     return row is not None and bool(row[0])
 
 
+def last_batch(connection: Connection[Any]) -> int:
+    """Where the ledger ends; inside of a transaction."""
+    row = connection.execute(_sql("last_batch")).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def replay(
     connection: Connection[Any],
     *,
     progress: Callable[[int], None] | None = None,
     limit: int = 1000,
+    stretch: tuple[int, int] = (_LEAST, _MOST - 1),
+    seconds: float = math.inf,
+    enter: Callable[[Connection[Any]], None] | None = None,
 ) -> Replayed:
     """Fold the whole ledger; `progress` is told the number of events read, about every 10,000.
 
     Rows of tenants that the connection's role may not see are not replayed: use an operator's role.
+    `stretch` are the first and the last batch to look at; after so many `seconds` it stops between
+    two of them. `enter` begins the transaction, for connections that serve many tenants by turns.
     """
     replayed = Replayed()
-    with snapshot(connection):
-        ledger = groupby(_rows(connection, "events"), _batch_of)
-        places = groupby(map(Place._make, _rows(connection, "places")), _batch_of)
+    deadline = time.monotonic() + seconds
+    with (
+        snapshot(connection, enter),
+        closing(_rows(connection, "events", stretch)) as steps,
+        closing(_rows(connection, "places", stretch)) as stands_where,
+    ):
+        ledger = groupby(steps, _batch_of)
+        places = groupby(map(Place._make, stands_where), _batch_of)
         told = 0
         end: tuple[int, Iterator[Any]] = (_MOST, iter(()))
         batch, events = next(ledger, end)
         stands, where = next(places, end)
         while batch < _MOST or stands < _MOST:
+            looked_at = min(batch, stands)
             found: list[Violation] = []
             if batch < stands:
                 folded = fold(events)
@@ -118,6 +141,9 @@ def replay(
             if progress is not None and replayed.events - told >= FETCH_ROWS:
                 told = replayed.events
                 progress(told)
+            if time.monotonic() > deadline and min(batch, stands) < _MOST:
+                replayed.stopped_at = looked_at
+                break
         if progress is not None and replayed.events > told:
             progress(replayed.events)
     return replayed
@@ -127,13 +153,33 @@ def _sql(name: str) -> bytes:
     return statements("helixqueue.ledger", "replay.sql")[name].sql.encode()
 
 
-def _rows(connection: Connection[Any], name: str) -> Iterator[Event]:
+def document(violation: Violation, *, details: bool = True) -> dict[str, Any]:
+    """As JSON; `details`: also what workers wrote, which may hold anything."""
+    return {
+        "kind": violation.kind,
+        "batch": violation.batch,
+        "message": violation.message,
+        "witnesses": [
+            _step(event) | ({} if details else {"detail": None}) for event in violation.witnesses
+        ],
+    }
+
+
+def _step(event: Event) -> dict[str, Any]:
+    try:
+        when = event.when.isoformat()
+    except OverflowError:  # infinity, or a year beyond the calendar: a forger's work
+        when = f"{event.at} microseconds after 2000-01-01"
+    return event._asdict() | {"at": when, "hash": event.hash.hex()}
+
+
+def _rows(connection: Connection[Any], name: str, stretch: tuple[int, int]) -> Generator[Event]:
     cursor: ServerCursor[Any]
     with connection.cursor(f"replay_{name}") as cursor:
         # Both are eight big-endian bytes; as integers they need no calendar and know infinity.
         cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
         cursor.adapters.register_loader(XID8_OID, Int8BinaryLoader)
-        cursor.execute(_sql(name), binary=True)
+        cursor.execute(_sql(name), dict(zip(("first", "last"), stretch, strict=True)), binary=True)
         while rows := cursor.fetchmany(FETCH_ROWS):
             yield from rows
 

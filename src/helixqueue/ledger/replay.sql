@@ -6,6 +6,7 @@
 select batch, version, tenant, from_state::text, to_state::text, at, xid, attempt, epoch, number,
        actor, reason::text, detail, late, hash
 from helix.event
+where batch between %(first)s::bigint and %(last)s::bigint
 order by batch, version;
 
 -- name: places
@@ -14,6 +15,7 @@ select batch, tenant, state::text, version, attempt, place, hash
 from (select batch, tenant, state, version, attempt, place, null::bytea as hash from helix.standing
       union all
       select batch, tenant, state, version, attempt, 'retired', hash from helix.retired) everywhere
+where batch between %(first)s::bigint and %(last)s::bigint
 order by batch;
 
 -- name: estimate
@@ -21,6 +23,10 @@ order by batch;
 select coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = 'helix.event'::regclass;
+
+-- name: last_batch
+-- Where the ledger ends, for whoever walks it piece by piece.
+select helix.last_batch_v1();
 
 -- name: sees_every_tenant
 -- Policies hide other tenants' rows without a word; whoever reads a verdict must know.

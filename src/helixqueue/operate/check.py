@@ -51,16 +51,19 @@ def invariants() -> dict[str, Statement]:
 
 
 def check(
-    connection: Connection[Any], *, progress: Callable[[str], None] | None = None
+    connection: Connection[Any],
+    *,
+    progress: Callable[[str], None] | None = None,
+    enter: Callable[[Connection[Any]], None] | None = None,
 ) -> list[Result]:
     """Ask for violations of every invariant; `progress` is told the name of each beforehand.
 
     Use the role that migrates: an operator's login sees every tenant, but neither the secrets of
     the fingerprints nor the sequences, and what rests on those is reported as skipped. A role that
-    is bound to tenants checks the rows of these.
+    is bound to tenants checks the rows of these. `enter` as in `snapshot`.
     """
     results = []
-    with snapshot(connection):
+    with snapshot(connection, enter):
         for invariant in invariants().values():
             if progress is not None:
                 progress(invariant.name)

@@ -16,6 +16,7 @@ from helixqueue.errors import HelixError
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.service import (
+    audit_routes,
     batches,
     changes,
     fences,
@@ -68,7 +69,9 @@ def create_app(settings: Settings) -> Gate:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    for module in (batches, people, queues, work, changes, fences, token_routes, login, health):
+    for module in (
+        batches, people, queues, work, changes, fences, audit_routes, token_routes, login, health,
+    ):  # fmt: skip
         app.include_router(module.routes)
     for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _tell)

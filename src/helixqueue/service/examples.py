@@ -271,6 +271,20 @@ OPERATIONS: Final[dict[str, Example]] = {
     "show_fence": Example({**FENCED, "story": [FENCE_STEP]}),
     "resolve_fence": Example({**FENCED, "actor": "ann", "reason": "resolved"}, request=RESOLVE),
     "rehearse": Example({"calls": [FORESEEN]}, request={"calls": [FENCE_CALL]}),
+    "check": Example(
+        {
+            "ok": True,
+            "every_tenant": False,
+            "results": [
+                {"name": "two_owners", "promise": "G2", "count": 0, "meaning": "Two leases.",
+                 "remedy": "Run helixq recover.", "witnesses": [], "skipped": None, "holds": True},
+            ],
+        }
+    ),
+    "replay": Example(
+        {"events": 4, "batches": 1, "retired": 0, "violated": 0, "violations": [], "last": 17,
+         "next": None},
+    ),
     "show_token": Example(
         {
             "tenant": "lab",
@@ -332,6 +346,7 @@ PARAMETERS: Final[dict[str, Any]] = {
     "since": _BEGAN,
     "until": _ENDED,
     "limit": 50,
+    "behind": 0,
     "payload": True,
     "result": True,
     "count_to": 1_000,

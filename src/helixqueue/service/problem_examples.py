@@ -86,8 +86,10 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
         "limit": 100_000,
     },
     "too-many-streams": {"detail": "this process has 64 streams open"},
+    "check-under-way": {"detail": "one check or replay at a time, of one service"},
     "internal": {"detail": "it is on record under the request's id"},
     "unavailable": {"detail": "The database is away", "outcome_unknown": False},
     "retryable": {"detail": "Something else was in the way"},
+    "took-too-long": {"detail": "the check did not end in 60 s", "outcome_unknown": False},
     "not-ready": {"detail": "the database's schema does not fit this release; run helixq migrate"},
 }

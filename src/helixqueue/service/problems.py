@@ -70,9 +70,19 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "too-many-requests": (429, "Too many requests", "wait Retry-After seconds"),
     "queue-full": (429, "The queue is full", "submit again when work has been done"),
     "too-many-streams": (429, "Too many streams are open", "close one, or ask another service"),
+    "check-under-way": (
+        429,
+        "Another check or replay is under way",
+        "ask again after Retry-After seconds: one at a time",
+    ),
     "internal": (500, "A fault of the service", "report it with the request's id"),
     "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
     "retryable": (503, "Something else was in the way", "repeat the request"),
+    "took-too-long": (
+        503,
+        "It takes longer than a request may",
+        "run it where the database can be reached, with --dsn",
+    ),
     "not-ready": (503, "The service cannot serve", "see the detail"),
 }
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from helixqueue.errors import HelixError, SchemaMismatch
 from helixqueue.fence.counters import Counters
+from helixqueue.service.audits import Audits
 from helixqueue.service.duties import Duties
 from helixqueue.service.gate import PRINCIPAL_KEY
 from helixqueue.service.journal import SCOPE_KEY, Journal
@@ -57,6 +58,7 @@ class Service:
         self.metrics = Metrics()
         self.names = Names()
         self.duties = Duties(self.served)
+        self.audits = Audits(settings)
         self.duty_rows: list[DutyRow] = []
         self._ready: tuple[float, str | None] = (float("-inf"), None)
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
@@ -70,6 +72,7 @@ class Service:
 
     async def close(self) -> None:
         await self.duties.stop()
+        await self.audits.close()
         if self.bell is not None:
             await self.bell.close()
         await self.served.close()

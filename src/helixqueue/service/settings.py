@@ -31,6 +31,9 @@ class Settings:
     connect_seconds: float = 3.0
     statement_seconds: float = 10.0
     wait_seconds: float = 5.0  # for a free connection
+    check_seconds: float = 60.0  # for all invariants together
+    replay_seconds: float = 2.0  # of one stretch of the ledger
+    replay_batches: int = 200_000  # of it, whose ever: other tenants' rows are read past, too
     patience_seconds: float = 1.0  # over repeats, while the database is away
     body_seconds: float = 15.0  # for a client to say what it has to say
     requests_per_second: float = 500.0  # of one token, in this process

@@ -2027,6 +2027,20 @@ $$;
 
 ALTER FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) OWNER TO helix_engine;
 
+-- Name: last_batch_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.last_batch_v1() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  return (select s.last_value from helix.batch_id s);
+end
+$$;
+
+ALTER FUNCTION helix.last_batch_v1() OWNER TO helix_engine;
+
 -- Name: leases_of(text, uuid); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid) RETURNS SETOF helix.lease
@@ -6356,6 +6370,12 @@ REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_tenants text[], p_free
 -- Name: FUNCTION lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.lanes_of(p_tenant text, p_queue text, p_usual integer, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION last_batch_v1(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.last_batch_v1() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.last_batch_v1() TO helix_operator;
+GRANT ALL ON FUNCTION helix.last_batch_v1() TO helix_client;
 
 -- Name: FUNCTION leases_of(p_worker text, p_request uuid); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -75,8 +75,8 @@ class Served:
 
     async def run(self, token_hash: bytes, call: Call[T], *more: Call[Any]) -> T:
         """Run `call`, and `more` in the same transaction, for the tenant of the token."""
-        milliseconds = str(round(self._seconds * 1000))
-        assume: Call[Any] = Call(_SQL["assume"], (token_hash, milliseconds), list)
+        args = (token_hash, _milliseconds(self._seconds))
+        assume: Call[Any] = Call(_SQL["assume"], args, list)
 
         async def work() -> T:
             async with self._pool.database() as database:
@@ -142,6 +142,24 @@ async def _piped(database: AsyncDatabase, calls: Sequence[Call[Any]]) -> list[li
     if failure is not None:
         raise failure
     return [await cursor.fetchall() for cursor in cursors[1:]]
+
+
+def assume(connection: psycopg.Connection[Any], token_hash: bytes, seconds: float) -> None:
+    """The first statement of a transaction in a thread of its own: names the token's tenant."""
+    args = (token_hash, _milliseconds(seconds))
+    row = connection.execute(_SQL["assume"].encode(), args).fetchone()
+    if row is None or not row[0]:
+        raise InvalidToken("the token is unknown, expired or revoked")
+
+
+def bound(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """From here on, a statement of this transaction may take so long."""
+    connection.execute(_SQL["bound"].encode(), (_milliseconds(seconds),))
+
+
+def _milliseconds(seconds: float) -> str:
+    """0 would be no bound at all."""
+    return str(max(1, round(seconds * 1000)))
 
 
 def take_back(*, ids: Sequence[UUID], reason: str, actor: str | None) -> Call[list[Verdict]]:

@@ -6,6 +6,10 @@
 -- session's settings are somebody else's.
 select helix.assume_v1(%s::bytea), set_config('statement_timeout', %s::text, true);
 
+-- name: bound
+-- What is left of the time for several statements of one transaction.
+select set_config('statement_timeout', %s::text, true);
+
 -- name: take_back
 -- An operator's release.
 select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);

@@ -12,16 +12,19 @@ from psycopg.pq import TransactionStatus
 from helixqueue.store.failures import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from psycopg import Connection
 
 
 @contextmanager
-def snapshot(connection: Connection[Any]) -> Iterator[None]:
+def snapshot(
+    connection: Connection[Any], enter: Callable[[Connection[Any]], None] | None = None
+) -> Iterator[None]:
     """A REPEATABLE READ READ ONLY transaction: every statement inside sees the same commit.
 
-    The connection must be idle: a snapshot that began earlier would be somebody else's moment.
+    `enter` is its first statement, which names the tenant for connections that serve many. The
+    connection must be idle: a snapshot that began earlier would be somebody else's moment.
     """
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         raise ValueError("snapshot: expected an idle connection, got one inside a transaction")
@@ -29,6 +32,8 @@ def snapshot(connection: Connection[Any]) -> Iterator[None]:
     connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
     try:
         with connection.transaction():
+            if enter is not None:
+                enter(connection)
             yield
     except psycopg.Error as error:
         # Nothing was written, so nothing is in doubt.

@@ -1,0 +1,110 @@
+"""Check and replay, for whoever operates: the rows of the token's tenant, and nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import Query
+from pydantic import BaseModel
+
+from helixqueue.ledger.fold import Kind
+from helixqueue.ledger.replay import document
+from helixqueue.service.routing import Asker, Here, demands, router
+
+routes = router("audit")
+SKIPPED: Final = "not with a token: it rests on what only the database's owner may read"
+VIOLATIONS_MAX: Final = 1_000
+
+
+class InvariantAnswer(BaseModel):
+    name: str
+    promise: str
+    count: int
+    meaning: str
+    remedy: str
+    witnesses: list[dict[str, Any]]
+    skipped: str | None
+    holds: bool
+
+
+class CheckAnswer(BaseModel):
+    ok: bool
+    every_tenant: bool
+    results: list[InvariantAnswer]
+
+
+class ViolationAnswer(BaseModel):
+    kind: Kind
+    batch: int
+    message: str
+    witnesses: list[dict[str, Any]]
+
+
+class ReplayAnswer(BaseModel):
+    events: int
+    batches: int
+    retired: int
+    violated: int
+    violations: list[ViolationAnswer]
+    last: int
+    next: int | None
+
+
+@routes.get(
+    "/v1/check",
+    response_model=CheckAnswer,
+    name="check",
+    summary="Every invariant, with witnesses",
+    **demands("operate", "check-under-way", "took-too-long"),
+)
+async def checked(asker: Asker, here: Here) -> CheckAnswer:
+    """In one snapshot, over the rows of the token's tenant; work may go on.
+
+    Those that rest on what only the owner of the database may read are skipped, and say so.
+    """
+    results = await here.audits.check(asker.token_hash)
+    return CheckAnswer(
+        ok=all(result.count == 0 for result in results),
+        every_tenant=False,
+        results=[
+            InvariantAnswer(
+                **asdict(result) | {"skipped": result.skipped and SKIPPED}, holds=result.holds
+            )
+            for result in results
+        ],
+    )
+
+
+@routes.get(
+    "/v1/replay",
+    response_model=ReplayAnswer,
+    name="replay",
+    summary="A stretch of the ledger, folded and compared with where its batches stand",
+    **demands("operate", "check-under-way"),
+)
+async def replayed(
+    asker: Asker,
+    here: Here,
+    behind: Annotated[
+        int, Query(ge=0, le=2**53, description="Begin behind this batch: `next` of the answer.")
+    ] = 0,
+    limit: Annotated[int, Query(ge=0, le=VIOLATIONS_MAX, description="Violations to tell.")] = 100,
+) -> ReplayAnswer:
+    """In a snapshot, for a few seconds; hand `next` over as `behind` until there is none.
+
+    Each batch is judged by itself, so the stretches together are the whole ledger of the tenant.
+    """
+    stretch = await here.audits.replay(asker.token_hash, behind=behind, limit=limit)
+    told = stretch.replayed
+    return ReplayAnswer(
+        events=told.events,
+        batches=told.batches,
+        retired=told.retired,
+        violated=told.violated,
+        violations=[
+            ViolationAnswer(**document(one, details=asker.sees_payloads)) for one in told.violations
+        ],
+        last=stretch.last,
+        next=stretch.next,
+    )

@@ -1,0 +1,152 @@
+"""Every command, and what it can be pointed at: the table in docs/cli.md is what they do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from helixqueue.cli.exits import Exit
+from helixqueue.cli.main import build
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
+NOBODY = "http://127.0.0.1:9"
+# What a command needs besides a place; each is here, so a new one cannot be forgotten.
+FENCE = "v1:" + "0" * 64
+WORDS = {
+    "submit": ["q", "S-1"],
+    "work": ["q", "--exec", "true"],
+    "batch list": [],
+    "batch show": ["S-1"],
+    "batch retry": ["S-1", "--reason", "x"],
+    "batch cancel": ["S-1", "--reason", "x"],
+    "batch erase": ["S-1", "--reason", "x"],
+    "queue list": [],
+    "queue show": ["q"],
+    "queue set": ["q"],
+    "queue pause": ["q"],
+    "queue resume": ["q"],
+    "fence list": [],
+    "fence show": [FENCE],
+    "fence explain": [FENCE],
+    "fence rehearse": ["-"],
+    "fence resolve": [FENCE, "--applied", "--reason", "x"],
+    "receipt verify": ["-", "--recorded"],
+    "token create": ["t", "--scope", "read"],
+    "token list": [],
+    "token rotate": ["t"],
+    "token revoke": ["t", "--reason", "x"],
+    "token link": ["--at", "http://helix"],
+    "check": [],
+    "replay": [],
+    "migrate": [],
+    "doctor": [],
+    "recover": ["--reason", "x"],
+    "serve": [],
+    "up": [],
+    "demo": [],
+    "generate systemd": [],
+    "generate kubernetes": [],
+}
+# What an actor may be told over a DSN only, where it is demanded.
+ONLY_DIRECT = {"fence resolve": ["--actor", "ann"]}
+
+
+def commands():
+    for name, command in get_command(build(None)).commands.items():
+        inner = getattr(command, "commands", {})
+        yield from ((f"{name} {verb}", one) for verb, one in inner.items())
+        if not inner:
+            yield (name, command)
+
+
+def places():
+    """Command: what the document says of service, DSN and directory."""
+    found = {}
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[0].startswith("`"):
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                assert name not in found
+                found[name] = cells[1:]
+    return found
+
+
+PLACES = places()
+COMMANDS = dict(commands())
+
+
+def told(column, *words):
+    return [name for name, cells in PLACES.items() if cells[column].startswith(words)]
+
+
+def test_the_table_has_every_command_and_no_other():
+    assert set(PLACES) == set(COMMANDS) == set(WORDS)
+
+
+def test_help_offers_exactly_what_the_table_says():
+    for name, cells in PLACES.items():
+        shown = {
+            option
+            for parameter in COMMANDS[name].params
+            if not getattr(parameter, "hidden", False)
+            for option in parameter.opts
+        }
+        for option, cell in zip(("--url", "--dsn", "--data"), cells, strict=True):
+            assert (option in shown) == (not cell.startswith("no")), (name, option)
+
+
+@pytest.mark.parametrize("name", told(0, "yes"))
+def test_a_command_asks_the_service_it_is_pointed_at_and_says_so(helixq, name):
+    done = helixq(*name.split(), *WORDS[name], "--url", NOBODY, "--token", "hx_x",
+                  HELIX_TENANT="", HELIX_DSN="")  # fmt: skip
+    assert done.code in {Exit.UNAVAILABLE, Exit.OK}, done.err
+    assert f"service: {NOBODY}" in done.err
+    if name != "fence rehearse":  # of an empty file there is nothing to ask
+        assert "no service answers" in done.err
+
+
+@pytest.mark.parametrize("name", told(0, "no"))
+def test_a_command_that_no_service_can_do_says_why(helixq, name):
+    for words in (["--url", NOBODY], ["--token", "hx_x"]):
+        done = helixq(*name.split(), *words)
+        assert done.code == Exit.USAGE, done.err
+        assert "leave --url and --token out" in re.sub(r"[\s│]+", " ", done.err)
+        assert NOBODY not in done.err
+
+
+@pytest.mark.parametrize("name", ["migrate", "doctor", "recover"])
+def test_a_service_that_is_all_that_is_set_is_not_mistaken_for_a_directory(helixq, name, tmp_path):
+    done = helixq(*name.split(), *WORDS[name], HELIX_DSN="", HELIX_URL=NOBODY,
+                  HOME=str(tmp_path))  # fmt: skip
+    assert done.code == Exit.USAGE
+    assert "a service is all that is set" in re.sub(r"[\s│]+", " ", done.err)
+
+
+# `up` and `serve` would run.
+@pytest.mark.parametrize("name", sorted(set(told(1, "yes")) - {"up", "serve"}))
+def test_a_command_asks_the_database_it_is_pointed_at_and_says_so(helixq, name, tmp_path):
+    dsn = f"postgresql:///lab?host={tmp_path}"
+    words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
+    done = helixq(*name.split(), *words, "--dsn", dsn, HELIX_URL=NOBODY)
+    assert "database: " in done.err
+    assert NOBODY not in done.err
+    assert done.code != Exit.OK
+
+
+@pytest.mark.parametrize("name", sorted(set(told(2, "yes")) - {"up", "migrate"}))
+def test_a_command_looks_into_the_directory_it_is_pointed_at(helixq, name, tmp_path):
+    words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
+    done = helixq(*name.split(), *words, "--data", tmp_path / "none", HELIX_URL=NOBODY)
+    assert done.code == Exit.USAGE
+    assert "no database" in done.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_receipt_is_verified_offline_unless_the_record_is_asked(helixq):
+    for words in (["--url", NOBODY], ["--dsn", "x"], ["--data", "x"]):
+        done = helixq("receipt", "verify", "-", *words, given=b"{}")
+        assert done.code == Exit.USAGE
+        assert "--recorded" in done.err

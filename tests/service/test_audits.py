@@ -1,0 +1,131 @@
+"""Check and replay over HTTP: one tenant's rows, one at a time, in bounded time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from helixqueue.operate.check import invariants
+from tests.lab import Lab, until
+from tests.ledger.damage import damaged
+from tests.service.conftest import Site, serving, settings_for
+
+
+@pytest.fixture(scope="module")
+def site(database):
+    with database.connect("helix_bootstrap") as connection:
+        # `check` finds strangers in the schema, and this one is the tests' own.
+        connection.execute("drop function helix.test_pass_time")
+    with serving(settings_for(database, replay_batches=3)) as url:
+        yield Site(database, url)
+
+
+@pytest.fixture(scope="module")
+def busy(site, database):
+    """Batches of both tenants by turns, in one queue of each; one of b's steps was edited."""
+    with Lab(database, q="audited") as lab:
+        for tenant in "ab":
+            lab.queue(tenant=tenant)
+        for n in range(4):
+            for tenant in "ab":
+                lab.submit(f"s{n}", tenant=tenant)
+        lab.fail(*lab.claim(8), permanent=True, detail="okapi")
+    damaged(
+        database,
+        "update helix.event set detail = 'okapi and zebra' where version = 4 and batch = "
+        "(select max(batch) from helix.event where tenant = 'b')",
+    )
+    return site
+
+
+def replayed(http):
+    """The whole ledger, stretch by stretch."""
+    pages, behind = [], 0
+    while behind is not None:
+        told = http.get("/v1/replay", params={"behind": behind})
+        assert told.status_code == 200, told.text
+        pages.append(told.json())
+        behind = pages[-1]["next"]
+    return pages
+
+
+def test_a_token_checks_the_rows_of_its_own_tenant(busy):
+    with busy.client(tenant="a") as a, busy.client(tenant="b") as b:
+        ours, theirs = a.get("/v1/check").json(), b.get("/v1/check").json()
+    assert {one["name"] for one in ours["results"]} == set(invariants())
+    assert (ours["ok"], ours["every_tenant"]) == (True, False)
+    holding = [one for one in ours["results"] if one["holds"]]
+    assert len(holding) > len(ours["results"]) / 2
+    skipped = {one["skipped"] for one in ours["results"] if one["skipped"]}
+    assert all("owner" in why and "service" not in why for why in skipped)
+    assert [one["name"] for one in theirs["results"] if one["count"]] == ["hash_broken"]
+
+
+def test_the_stretches_of_a_replay_are_the_whole_ledger_of_the_tenant(busy):
+    with busy.client("operate", tenant="a") as a, busy.client(tenant="b") as b:
+        ours, theirs = replayed(a), replayed(b)
+    assert len(ours) >= 3
+    assert sum(page["batches"] for page in ours) == 4
+    assert sum(page["events"] for page in ours) == 16
+    assert sum(page["violated"] for page in ours) == 0
+    [violation] = [one for page in theirs for one in page["violations"]]
+    assert violation["kind"] == "hash"
+    assert violation["witnesses"][-1]["detail"] == "okapi and zebra"
+
+
+def test_what_workers_wrote_is_for_those_who_may_read_payloads(busy):
+    with busy.client("operate", tenant="b") as http:
+        pages = replayed(http)
+    [violation] = [one for page in pages for one in page["violations"]]
+    assert {one["detail"] for one in violation["witnesses"]} == {None}
+    assert "okapi" not in str(pages)
+
+
+@contextmanager
+def held_up(database):
+    """Nobody reads fences meanwhile."""
+    with database.connect("helix_bootstrap", autocommit=False) as connection:
+        connection.execute("lock table helix.fence in access exclusive mode")
+        yield
+        connection.rollback()
+
+
+def waiting(database):
+    return database.value(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' "
+        "and datname = current_database() and usename = 'service'"
+    )
+
+
+def test_one_at_a_time_and_the_service_serves_on(busy, database):
+    with busy.client() as http, busy.client(tenant="b") as other, ThreadPoolExecutor() as threads:
+        with held_up(database):
+            first = threads.submit(http.get, "/v1/check")
+            until(lambda: waiting(database))
+            for path in ("/v1/check", "/v1/replay"):
+                told = other.get(path)
+                assert told.status_code == 429
+                assert told.json()["type"].endswith(":check-under-way")
+                assert int(told.headers["retry-after"]) >= 1
+            assert other.get("/v1/batches").status_code == 200
+        assert first.result().status_code == 200
+        assert other.get("/v1/replay").status_code == 200
+
+
+def test_a_check_ends_in_time_and_with_the_service(database, busy):
+    with serving(settings_for(database, check_seconds=0.5)) as url, held_up(database):
+        site = Site(database, url)
+        with site.client(token=busy.token()) as http:
+            told = http.get("/v1/check")
+    assert told.status_code == 503
+    assert told.json()["type"].endswith(":took-too-long")
+    with held_up(database), ThreadPoolExecutor() as threads:
+        with serving(settings_for(database)) as url:
+            client = Site(database, url).client(token=busy.token())
+            asked = threads.submit(client.get, "/v1/check")
+            until(lambda: waiting(database))
+        # The service has ended: it did not wait for the lock.
+        assert asked.exception() is not None or asked.result().status_code >= 500
+        client.close()
