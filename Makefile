@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Two stages: whoever only runs it waits for no checkers, fuzzers and schemas.
+USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 # Processes for the tests: one a core.
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
@@ -14,14 +16,18 @@ POSTGRES_15 := /usr/lib/postgresql/15/bin
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml
+$(USABLE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "HelixQueue needs Python 3.11 or newer; name one with make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@touch $@
+
+$(READY): $(USABLE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-run: $(READY) ## Run everything, with a lab at work: databases, service, workers that die and freeze
+run: $(USABLE) ## Run everything, with a lab at work: databases, service, workers that die and freeze
 	@$(BIN)/helixq up --demo
 
 test: check ## Everything: the gate, then every test on every PostgreSQL that is here

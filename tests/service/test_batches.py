@@ -27,6 +27,8 @@ def kind(answer):
     told = answer.json()
     assert told["status"] == answer.status_code
     assert told["remedy"]
+    assert told["expected"]
+    assert told["got"]
     assert told["request"] == answer.headers["x-request-id"]
     return told["type"].removeprefix(PROBLEM)
 

@@ -146,7 +146,7 @@ async def _known(asker: Asker, queue: str) -> None:
     except Refused as refused:
         if type(refused) is not Refused:
             raise  # about the token, or the name
-        raise Problem("no-such-queue", f"the tenant has no queue {queue}") from None
+        raise Problem("no-such-queue", f"the tenant has no queue {queue}", got=queue) from None
 
 
 @routes.get(

@@ -67,7 +67,9 @@ class Direct:
         said = {} if found is None else found.groupdict()
         given = {name: _valid(kind, said[name], "path", name) for name, kind in self._path.items()}
         if not body:
-            raise RequestValidationError([{"loc": ("body",), "msg": "Field required"}])
+            raise RequestValidationError(
+                [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
+            )
         given["body"] = _valid(self._body, strict_json(body), "body")
         answer = await self._endpoint(
             **given, **{name: find(request) for name, find in self._ours.items()}

@@ -14,7 +14,7 @@ from helixqueue.fence.http import describe
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
 from helixqueue.service import examples, problem_examples
-from helixqueue.service.problems import PROBLEMS, ProblemAnswer
+from helixqueue.service.problems import PROBLEMS, USUAL, ProblemAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,7 +124,8 @@ def _problem_examples(policy: Policy) -> dict[str, Any]:
         found[kind] = _example(kind, status, title, {"detail": title})
     for kind, more in problem_examples.PROBLEMS.items():
         status, title, remedy = PROBLEMS[kind]
-        said = {"request": examples.REQUEST, "remedy": remedy, **more}
+        said = {"request": examples.REQUEST, "remedy": remedy}
+        said |= dict(zip(("expected", "got"), USUAL.get(kind, ()), strict=False)) | more
         found[kind] = _example(kind, status, title, said)
     return found
 

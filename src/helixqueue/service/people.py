@@ -46,6 +46,7 @@ def _operation(verb: str) -> Callable[..., Awaitable[answers.VerdictAnswer]]:
             raise Problem(
                 "illegal-transition",
                 f"{verb}: batch {batch_id} is {verdict.state}{why}",
+                got=None if verdict.state is None else f"one that is {verdict.state}",
                 state=verdict.state,
                 note=verdict.note,
             )

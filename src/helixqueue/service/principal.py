@@ -141,10 +141,12 @@ class Principals:
     async def of(self, authorization: list[bytes]) -> Principal:
         """Who sent this header; raises a problem for nobody we know."""
         if not authorization:
-            raise unauthenticated("expected the header Authorization, got none")
+            raise unauthenticated("expected the header Authorization, got none", "none")
         word, _, token = authorization[0].decode("latin-1").partition(" ")
         if len(authorization) > 1 or word.lower() != "bearer" or not TOKEN.fullmatch(token.strip()):
-            raise unauthenticated("expected Authorization: Bearer hx_..., got something else")
+            raise unauthenticated(
+                "expected Authorization: Bearer hx_..., got something else", "something else"
+            )
         token_hash = tokens.hashed(token.strip())
         known = self._known.get(token_hash)
         if known is not None and time.monotonic() - known.read_at < REMEMBER_SECONDS:
@@ -152,7 +154,8 @@ class Principals:
         grant = await self._looked_up(token_hash)
         if grant is None:
             self._known.pop(token_hash, None)
-            raise unauthenticated("the token is unknown, expired or revoked")
+            why = "one that is unknown, expired or revoked"
+            raise unauthenticated(f"expected a token that is good now, got {why}", why)
         if known is not None and known.grant == grant:
             # The same with its desk, its allowance and its fences.
             known.read_at = time.monotonic()

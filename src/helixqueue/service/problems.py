@@ -87,6 +87,36 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
 }
 
 
+# What was expected and what came, where whoever refuses knows no better; faults have neither.
+USUAL: Final[dict[str, tuple[str, str]]] = {
+    "not-json": ("strict JSON in UTF-8", "something else"),
+    "unauthenticated": ("a token that is good now", "none that is"),
+    "forbidden": ("a token that may do this", "one that may not"),
+    "not-found": ("a path of /v1/openapi.json", "another one"),
+    "no-such-batch": ("a batch of the tenant", "an id that it does not know"),
+    "no-such-queue": ("a queue of the tenant", "a name that it does not know"),
+    "no-such-fence": ("a fence of the tenant", "a key that it does not know"),
+    "no-such-login": ("a code that was not used, in its time", "another one"),
+    "no-such-token": ("a token of the tenant that is good", "a name that has none"),
+    "method-not-allowed": ("a method of the path", "another one"),
+    "too-slow": ("the whole body in time", "a part of it"),
+    "conflict": ("the payload that the identity stands for", "another one"),
+    "illegal-transition": ("a batch in a state that allows it", "one in another"),
+    "in-progress": ("work that has ended", "work that is under way"),
+    "no-result": ("a batch with a result", "one without"),
+    "queue-closed": ("an open queue", "a closed one"),
+    "name-taken": ("a name that was never used", "one that was"),
+    "body-too-large": ("a smaller body", "more"),
+    "invalid-request": ("another request", "this one"),
+    "invalid-identity": ("an identity that keeps to its profile", "one that does not"),
+    "invalid-payload": ("a payload that the queue takes", "another one"),
+    "refused": ("what the detail says", "what the detail says"),
+    "too-many-requests": ("fewer requests", "one more"),
+    "queue-full": ("fewer batches pending", "more"),
+    "too-many-streams": ("fewer streams", "one more"),
+}
+
+
 class Problem(HTTPException):
     """One answer; `more` are its extension members."""
 
@@ -105,7 +135,13 @@ class Problem(HTTPException):
         status, self.title, usual = PROBLEMS[kind]
         super().__init__(status_code=status, detail=detail)
         self.kind = kind
-        self.told = {"expected": expected, "got": got, "remedy": remedy or usual, **more}
+        wanted, came = USUAL.get(kind, (None, None))
+        self.told = {
+            "expected": expected or wanted,
+            "got": got or came,
+            "remedy": remedy or usual,
+            **more,
+        }
         self.extra = dict(headers or {})
         if retry_after is not None:
             self.extra["Retry-After"] = str(math.ceil(min(max(retry_after, 1), 60)))
@@ -164,17 +200,18 @@ def _more(error: HelixError, *, values: bool) -> dict[str, Any]:
             return {"diff": error.diff if values else paths}
         case InvalidIdentity():
             names = ("code", "code_point", "offset", "part", "suggestion")
-            return {name: getattr(error, name) for name in names}
+            return {"got": error.code, **{name: getattr(error, name) for name in names}}
         case InvalidPayload():
-            return {"code": error.code, "pointer": error.path}
+            got = f"{error.code} at {error.path or 'the whole'}"
+            return {"got": got, "code": error.code, "pointer": error.path}
         case Unavailable():
             # Whether it may have been done: a repeat finds out.
             return {"outcome_unknown": error.outcome_unknown}
     return {}
 
 
-def unauthenticated(detail: str) -> Problem:
-    return Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+def unauthenticated(detail: str, got: str) -> Problem:
+    return Problem("unauthenticated", detail, got=got, headers={"WWW-Authenticate": "Bearer"})
 
 
 def invalid_request(errors: Sequence[Any]) -> Problem:
@@ -182,18 +219,54 @@ def invalid_request(errors: Sequence[Any]) -> Problem:
     faults = [
         {
             "where": "/" + "/".join(str(part) for part in fault["loc"]),
-            "expected": str(fault["msg"])[:300],
+            "expected": _wanted(fault),
+            "got": _came(fault),
         }
         for fault in errors[:20]
     ]
-    first = faults[0] if faults else {"where": "/", "expected": "another request"}
-    return Problem(
-        "invalid-request",
-        f"{first['where']}: {first['expected']}",
-        expected=first["expected"],
-        got=f"something else at {first['where']}",
-        faults=faults,
-    )
+    if not faults:
+        return Problem("invalid-request", "the request is not what the operation takes")
+    where, expected, got = faults[0].values()
+    detail = f"{where}: expected {expected}, got {got}"
+    return Problem("invalid-request", detail, expected=expected, got=got, faults=faults)
+
+
+def _wanted(fault: Mapping[str, Any]) -> str:
+    match fault["type"]:
+        case "missing":
+            return "a value"
+        case "extra_forbidden":
+            return "no such name"
+    said = str(fault["msg"])[:300]
+    for begin, instead in _SAID.items():
+        if said.startswith(begin):
+            return instead + said.removeprefix(begin)
+    return said
+
+
+# How the framework begins, and how a sentence goes on behind "expected".
+_SAID: Final = {"Input should be ": "", "String should ": "a string that should "}
+
+
+def _came(fault: Mapping[str, Any]) -> str:
+    """What kind of thing; never the thing itself."""
+    if fault["type"] == "missing":
+        return "none"
+    came = fault.get("input")
+    if isinstance(came, str):
+        return f"a string of {len(came)} characters"
+    if isinstance(came, list):
+        return f"a list of {len(came)}"
+    return _KINDS_OF_JSON.get(type(came), "something else")
+
+
+_KINDS_OF_JSON: Final[dict[type, str]] = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    dict: "an object",
+}
 
 
 class ProblemAnswer(BaseModel):

@@ -139,7 +139,7 @@ async def create(body: TokenBody, asker: Asker, note: Note) -> FreshTokenAnswer:
     )
     note.know(decision="created" if created else "refused")
     if not created:
-        raise Problem("name-taken", f"the tenant has had a token {body.name}")
+        raise Problem("name-taken", f"the tenant has had a token {body.name}", got=body.name)
     return await _shown(asker, body.name, 1, made.token)
 
 
@@ -166,7 +166,7 @@ async def rotate(name: TokenName, body: RotateBody, asker: Asker, note: Note) ->
     )
     note.know(decision="rotated" if generation else "refused")
     if generation is None:
-        raise Problem("no-such-token", f"there is no token {name} to rotate")
+        raise Problem("no-such-token", f"there is no token {name} to rotate", got=name)
     return await _shown(asker, name, generation, made.token)
 
 
@@ -184,7 +184,7 @@ async def revoke(name: TokenName, body: ReasonBody, asker: Asker, note: Note) ->
         tokens.revoke(tenant=asker.tenant, name=name, reason=body.reason, actor=asker.grant.name)
     )
     if not ended:
-        raise Problem("no-such-token", f"no token {name} was good")
+        raise Problem("no-such-token", f"no token {name} was good", got=name)
     return RevokedAnswer(revoked=ended)
 
 
