@@ -60,7 +60,7 @@ bench: $(READY) ## Measure engine, workers, fences and service, and write docs/b
 	$(BIN)/python -m benchmarks.service --write docs/benchmarks.md
 
 proof: $(READY) ## Long soaks: the races for a minute each, the model with ten times the steps
-	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/worker/test_liveness.py tests/transport/test_crowd.py
+	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py
 
 schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
 	$(BIN)/python -m tests.store.schema

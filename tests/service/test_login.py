@@ -85,6 +85,16 @@ def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, da
         assert (again.status_code, "hx_" in again.text) == (410, False)
 
 
+def test_whoever_opens_the_address_is_told_how_to_come_in_and_nothing_else(site):
+    with httpx.Client(base_url=site.url, verify=TLS) as http:
+        page = http.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        assert "helixq token link" in page.text
+        assert http.post("/").status_code == 401
+        assert http.get("/v1/queues").status_code == 401
+
+
 @pytest.mark.parametrize(
     "code", ["", "hl_short", "hx_" + "A" * 43, '"><script>alert(1)</script>', "hl_" + "A" * 43]
 )

@@ -15,6 +15,19 @@ from helixqueue.errors import Refused
 WHY = "serve is a service itself, and is about the database behind it: run it with --dsn"
 
 
+ListenDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--listen-dsn",
+        metavar="DSN",
+        envvar="HELIX_LISTEN_DSN",
+        show_envvar=False,
+        help="The same past pgbouncer, one connection that wakes waiting workers.",
+        show_default=False,
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command("serve")(target.without_service(WHY)(_serve))
 
@@ -36,17 +49,7 @@ def _serve(
     pooled: Annotated[
         bool, typer.Option("--pooled", help="The DSN leads through pgbouncer, transaction mode.")
     ] = False,
-    listen_dsn: Annotated[
-        str | None,
-        typer.Option(
-            "--listen-dsn",
-            metavar="DSN",
-            envvar="HELIX_LISTEN_DSN",
-            show_envvar=False,
-            help="The same past pgbouncer, one connection that wakes waiting workers.",
-            show_default=False,
-        ),
-    ] = None,
+    listen_dsn: ListenDsn = None,
     connections: Annotated[
         int, typer.Option("--connections", min=1, max=1000, help="To the database, at most.")
     ] = 10,

@@ -34,6 +34,13 @@ _PAGE: Final = """<!doctype html>
 </body>
 </html>
 """
+_HOW: Final = (
+    "<p>The service is running. Log in with the link that <code>helixq up</code> prints when it "
+    "starts; <code>helixq token link</code> makes a new one.</p>"
+    "<p>Programs send <code>Authorization: Bearer</code> with a token of "
+    "<code>helixq token create</code>; <code>/v1/openapi.json</code> tells them what they may "
+    "ask.</p>"
+)
 
 
 class SessionAnswer(BaseModel):
@@ -60,13 +67,16 @@ async def log_in(body: LoginBody, here: Here, note: Note) -> SessionAnswer:
     return session
 
 
+@routes.get("/", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
+async def front() -> HTMLResponse:
+    """For whoever opens the address that `helixq up` prints: it is there, and how to come in."""
+    return _page(_HOW)
+
+
 @routes.get("/login", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
 async def page(code: str | None = None) -> HTMLResponse:
     if code is None or not tokens.LOGIN.fullmatch(code):
-        return _page(
-            "<p>This page logs in with the link that <code>helixq up</code> prints when it "
-            "starts.</p>"
-        )
+        return _page(_HOW)
     return _page(
         f'<form method="post" action="/login"><input type="hidden" name="code" '
         f'value="{escape(code)}"><p>This link logs in once.</p>'
