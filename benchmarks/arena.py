@@ -58,14 +58,28 @@ class Arena:
     def admin(self, database: str) -> psycopg.Connection[Any]:
         return psycopg.connect(self.dsn(database, ADMIN), autocommit=True)
 
+    def has(self, database: str) -> bool:
+        with self.admin("postgres") as connection:
+            asked = "select from pg_database where datname = %s"
+            return connection.execute(asked, (database,)).fetchone() is not None
+
+    def create(self, database: str) -> None:
+        """A database with the schema, its tenants and classes."""
+        with self.admin("postgres") as connection:
+            # Copied file by file: the copy then costs no log, which would pass for the engine's.
+            made = "create database {} template {} strategy file_copy"
+            names = sql.Identifier(database), sql.Identifier(_TEMPLATE)
+            connection.execute(sql.SQL(made).format(*names))
+
     @contextmanager
     def database(self, *, empty: bool = False) -> Iterator[str]:
         """A database with the schema, its tenants and classes (or `empty`), dropped afterwards."""
         name = f"bench_{next(self._numbers)}"
-        # Copied file by file: the copy then costs no log, which would pass for the engine's.
-        options = "" if empty else f" template {_TEMPLATE} strategy file_copy"
-        with self.admin("postgres") as connection:
-            connection.execute(sql.SQL("create database {}" + options).format(sql.Identifier(name)))
+        if empty:
+            with self.admin("postgres") as connection:
+                connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        else:
+            self.create(name)
         yield name
         with self.admin("postgres") as connection:
             connection.execute(
@@ -119,21 +133,23 @@ class Arena:
 
 
 @contextmanager
-def arena(say: Callable[[str], None]) -> Iterator[Arena]:
-    """A server in a temporary directory, gone afterwards."""
-    directory = Path(tempfile.mkdtemp(prefix="helix-bench-"))
+def arena(say: Callable[[str], None], keep: Path | None = None) -> Iterator[Arena]:
+    """A server in a temporary directory, gone afterwards; or in one to `keep` and find again."""
+    directory = keep or Path(tempfile.mkdtemp(prefix="helix-bench-"))
     # Nobody restarts it: a server that dies under a benchmark must fail the run.
     server = Postgres(directory / "postgres", supervised=False)
     try:
         server.start(say)
         try:
             made = Arena(server)
-            made.prepare()
+            if not made.has(_TEMPLATE):
+                made.prepare()
             yield made
         finally:
             server.stop()
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def tenant(number: int) -> str:

@@ -17,20 +17,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import ge, lt
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from benchmarks import workload
 from benchmarks.arena import QUEUE, Arena, arena, tenant
 from benchmarks.rounds import load_average
 from benchmarks.service_client import BULK_CONNECTIONS, CONNECTIONS
-from helixqueue.store import reads as store_reads
 from helixqueue.store import tokens
 from helixqueue.store.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 TENANT = tenant(0)
 BEGIN, END = "<!-- service: begin -->", "<!-- service: end -->"
@@ -42,12 +40,10 @@ class Size:
     rounds: int
     singles: int
     bulk: int
-    pending: int  # batches that are there when reads are timed
-    reads: int
 
 
-FULL = Size(rounds=3, singles=6_000, bulk=40_000, pending=1_000_000, reads=2_000)
-QUICK = Size(rounds=1, singles=2_000, bulk=10_000, pending=20_000, reads=400)
+FULL = Size(rounds=3, singles=6_000, bulk=40_000)
+QUICK = Size(rounds=1, singles=2_000, bulk=10_000)
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Served:
     """One service at work."""
 
     url: str
-    token: str
+    tokens: list[str]  # one a tenant
     pid: int
 
 
@@ -71,26 +67,27 @@ class Figures:
 
 
 @contextmanager
-def served(arena: Arena, database: str) -> Iterator[Served]:
-    """A service on its own login, and a token that no rate holds back."""
+def served(arena: Arena, database: str, tenants: tuple[str, ...] = (TENANT,)) -> Iterator[Served]:
+    """A service on its own login, and tokens of tenants that no rate holds back."""
     with arena.admin(database) as connection:
         connection.execute(
             "do $$ begin create role service login; exception when duplicate_object then end $$"
         )
         connection.execute("grant helix_client to service")
         connection.execute("select helix.bind_v1('service', '*', true)")
-    made = tokens.fresh()
+    made = {tenant: tokens.fresh() for tenant in tenants}
     with Database.connect(arena.dsn(database)) as store:
-        store.run(
-            tokens.create(
-                tenant=TENANT,
-                name="bench",
-                token_hash=made.hash,
-                scopes=tokens.SCOPES,
-                queues=None,
-                expires_at=datetime.now(UTC) + timedelta(days=1),
+        for tenant, token in made.items():
+            store.run(
+                tokens.create(
+                    tenant=tenant,
+                    name=f"bench-{token.hash.hex()[:8]}",
+                    token_hash=token.hash,
+                    scopes=tokens.SCOPES,
+                    queues=None,
+                    expires_at=datetime.now(UTC) + timedelta(days=1),
+                )
             )
-        )
     command = ["serve", "--dsn", arena.dsn(database, "service"), "--port", "0", "--rate", "1000000"]
     with subprocess.Popen(
         [sys.executable, "-m", "helixqueue.cli.main", *command, "--json"],
@@ -101,7 +98,7 @@ def served(arena: Arena, database: str) -> Iterator[Served]:
         try:
             url = json.loads((process.stdout.readline() if process.stdout else "") or "{}")["url"]
             _ready(url)
-            yield Served(url, made.token, process.pid)
+            yield Served(url, [made[tenant].token for tenant in tenants], process.pid)
         finally:
             process.terminate()
 
@@ -118,7 +115,8 @@ def _ready(url: str) -> None:
     raise RuntimeError(f"{url} was not ready in {READY_S:g} s")
 
 
-def _asked(*words: object, lines: str = "") -> list[float]:
+def asked(*words: object, lines: str = "") -> str:
+    """What a process of `service_client` says."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.service_client", *map(str, words)],
         input=lines,
@@ -128,21 +126,22 @@ def _asked(*words: object, lines: str = "") -> list[float]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return [float(line) for line in done.stdout.split()]
+    return done.stdout
 
 
 def _round(arena: Arena, size: Size, number: int) -> Figures:
     with arena.database() as database, served(arena, database) as service:
         dsn = arena.dsn(database)
         places = iter(range(0, 10**9, 10**7))
-        _asked("http", service.url, service.token, QUEUE, "single", next(places), 200)
+        [token] = service.tokens
+        asked("http", service.url, token, QUEUE, "single", next(places), 200)
 
         def http(mode: str, count: int) -> float:
             first = next(places)
-            return _asked("http", service.url, service.token, QUEUE, mode, first, count)[0]
+            return float(asked("http", service.url, token, QUEUE, mode, first, count))
 
         def python(mode: str, count: int) -> float:
-            return _asked("python", dsn, TENANT, QUEUE, mode, next(places), count)[0]
+            return float(asked("python", dsn, TENANT, QUEUE, mode, next(places), count))
 
         rates = []
         for mode, count in (("single", size.singles), ("bulk", size.bulk)):
@@ -155,27 +154,10 @@ def _round(arena: Arena, size: Size, number: int) -> Figures:
         return Figures(*rates, load_average())
 
 
-def _reads(arena: Arena, size: Size) -> tuple[float, float]:
-    """The 99th percentile of reads in milliseconds, and an idle service's memory in MiB."""
-    with arena.database() as database:
-        workload.load(arena.dsn(database), size.pending, tenants=range(1))
-        arena.analyze(database)
-        with Database.connect(arena.dsn(database)) as store:
-            page = store.run(store_reads.batches(tenant=TENANT, queue=QUEUE, limit=100))
-        with served(arena, database) as service:
-            memory = _resident(service.pid)
-            kinds: list[Callable[[int], str]] = [
-                lambda n: f"/v1/batches/{page.rows[n % 100].batch_id}",
-                lambda n: f"/v1/batches/{page.rows[n % 100].batch_id}/outcome",
-                lambda _: f"/v1/batches?queue={QUEUE}&limit=50",
-                lambda _: "/v1/batches?state=PENDING&limit=50",
-                lambda n: f"/v1/batches?identity={workload.identity(n)}&queue={QUEUE}",
-                lambda _: f"/v1/queues/{QUEUE}",
-            ]
-            paths = [kinds[n % len(kinds)](n) for n in range(size.reads)]
-            _asked("read", service.url, service.token, QUEUE, lines="\n".join(paths[:60]))
-            took = _asked("read", service.url, service.token, QUEUE, lines="\n".join(paths))
-    return quantiles(took, n=100)[98] * 1000, memory
+def _memory(arena: Arena) -> float:
+    """Of an idle service, in MiB."""
+    with arena.database() as database, served(arena, database) as service:
+        return _resident(service.pid)
 
 
 def _resident(pid: int) -> float:
@@ -210,10 +192,7 @@ def _row(what: str, figures: list[float], form: str, sign: str, bar: float) -> s
     return f"| {' | '.join([what, *shown, f'{sign} {form.format(bar)}', verdict])} |"
 
 
-def _told(
-    rounds: list[Figures], reads: tuple[float, float], up: list[float], conditions: dict[str, str],
-    size: Size,
-) -> str:  # fmt: skip
+def _told(rounds: list[Figures], memory: float, up: list[float], conditions: dict[str, str]) -> str:
     single = [one.http_single / one.python_single for one in rounds]
     bulk = [one.http_bulk / one.python_bulk for one in rounds]
     lines = [
@@ -229,11 +208,7 @@ def _told(
             f"chunks of 1,000, {BULK_CONNECTIONS} at a time vs. submit_many",
             bulk, "{:.2f}x", ">=", 0.6,
         ),
-        _row(
-            f"reads, 99th percentile, {size.pending:,} batches (the budget says 10,000,000)",
-            [reads[0]], "{:.1f} ms", "<", 50,
-        ),
-        _row("resident memory of an idle service", [reads[1]], "{:.0f} MiB", "<", 150),
+        _row("resident memory of an idle service", [memory], "{:.0f} MiB", "<", 150),
         _row("`helixq up` to ready, new directory", up, "{:.1f} s", "<", 15),
         "",
         "Each round, in batches a second:",
@@ -257,18 +232,23 @@ def main() -> None:
     size = QUICK if chosen.quick else FULL
     with arena(print) as found:
         rounds = [_round(found, size, number) for number in range(size.rounds)]
-        reads = _reads(found, size)
+        memory = _memory(found)
         conditions = found.conditions()
     conditions["run"] = f"{size.rounds} rounds{', quick sizes' if chosen.quick else ''}"
-    table = _told(rounds, reads, [_up() for _ in range(size.rounds)], conditions, size)
+    table = _told(rounds, memory, [_up() for _ in range(size.rounds)], conditions)
     print(table)  # noqa: T201 - the answer
     if chosen.write is not None:
-        text = chosen.write.read_text(encoding="utf-8")
-        if BEGIN not in text:
-            text += f"\n## Service\n\n{BEGIN}\n{END}\n"
-        head, _, rest = text.partition(BEGIN)
-        tail = rest.partition(END)[2]
-        chosen.write.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
+        write(chosen.write, table, "Service", BEGIN, END)
+
+
+def write(page: Path, table: str, title: str, begin: str, end: str) -> None:
+    """Put a table between its markers; what people wrote around it stays."""
+    text = page.read_text(encoding="utf-8")
+    if begin not in text:
+        text += f"\n## {title}\n\n{begin}\n{end}\n"
+    head, _, rest = text.partition(begin)
+    tail = rest.partition(end)[2]
+    page.write_text(f"{head}{begin}\n\n{table}\n\n{end}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

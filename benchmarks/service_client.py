@@ -2,10 +2,12 @@
 
     python -m benchmarks.service_client http URL TOKEN QUEUE single|bulk FIRST COUNT
     python -m benchmarks.service_client python DSN TENANT QUEUE single|bulk FIRST COUNT
-    python -m benchmarks.service_client read URL TOKEN QUEUE PATH...
+    python -m benchmarks.service_client read URL CLIENTS PAUSE_SECONDS
 
-The first two print how many batches a second were acknowledged as new; `read` prints seconds, one a
-line. The HTTP side writes its bytes itself: a client library of Python costs more than the service.
+The first two print how many batches a second were acknowledged as new. `read` takes lines of name,
+token and path, lets clients ask by turns, each pausing after an answer, and prints name and seconds
+of each. The HTTP side writes its bytes itself: a client library of Python costs more than the
+service.
 """
 
 from __future__ import annotations
@@ -119,25 +121,40 @@ def through_python(
         return count / (time.perf_counter() - began)
 
 
-async def reads(url: str, token: str, paths: list[str]) -> list[float]:
-    line = Line(url, token)
-    await line.open()
+async def reads(
+    url: str, asked: list[list[str]], *, clients: int, pause: float
+) -> list[tuple[str, float]]:
+    """How long each took, by name. Clients wait for their answers: nothing is asked in advance."""
     took = []
-    for path in paths:
-        began = time.perf_counter()
-        status, told = await line.ask("GET", path)
-        took.append(time.perf_counter() - began)
-        if status != 200:
-            raise RuntimeError(f"expected 200, got {status}: {told[:200]!r}")
+    left = iter(asked)
+
+    async def ask() -> None:
+        lines: dict[str, Line] = {}
+        for name, token, path in left:
+            if token not in lines:
+                lines[token] = Line(url, token)
+                await lines[token].open()
+            began = time.perf_counter()
+            status, told = await lines[token].ask("GET", path)
+            took.append((name, time.perf_counter() - began))
+            if status != 200:
+                raise RuntimeError(f"{path}: expected 200, got {status}: {told[:200]!r}")
+            await asyncio.sleep(pause)
+
+    await asyncio.gather(*(ask() for _ in range(clients)))
     return took
 
 
 def main() -> None:
-    kind, where, who, queue, *rest = sys.argv[1:]
-    if kind == "read":
-        for took in asyncio.run(reads(where, who, sys.stdin.read().split())):
-            print(took)  # noqa: T201 - the answer
+    if sys.argv[1] == "read":
+        url, clients, pause = sys.argv[2:]
+        asked = [line.split("\t") for line in sys.stdin.read().splitlines()]
+        for name, seconds in asyncio.run(
+            reads(url, asked, clients=int(clients), pause=float(pause))
+        ):
+            print(f"{name}\t{seconds}")  # noqa: T201 - the answer
         return
+    kind, where, who, queue, *rest = sys.argv[1:]
     mode, first, count = rest[0], int(rest[1]), int(rest[2])
     if kind == "http":
         rate = asyncio.run(over_http(where, who, queue, mode=mode, first=first, count=count))

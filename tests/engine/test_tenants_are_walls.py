@@ -270,6 +270,7 @@ CASES = {
     "set_queue_v1": lambda _: {"tenant": "b", "queue": "shared", "actor": "eve", "paused": True},
     "queue_requires_v1": lambda _: {"tenant": "b", "queue": f"{WORD}-queue"},
     "queue_counts_v1": lambda _: {"tenant": None, "queue": None},
+    "pending_v1": lambda _: {"tenant": "b", "queue": None, "bound": 10},
     "bind_v1": lambda _: {"role": "app_a", "tenant": "b"},
     "unbind_v1": lambda _: {"role": "app_b", "tenant": "b"},
     "submit_v1": lambda _: {
@@ -360,6 +361,7 @@ CASES = {
     "last_batch_v1": lambda _: {},
     # Helpers that clients may call; they read tables under the caller's own policies.
     "locate": lambda loot: {"ids": loot.ids},
+    "queues_of": lambda _: {"tenant": "b", "queue": None},
     "state_of": lambda loot: {"batch": loot.held[0].batch},
     "session_tenants": lambda _: {},
 }  # fmt: skip
@@ -367,13 +369,14 @@ CASES = {
 # Helpers that compute from their arguments and read nothing.
 PURE = {
     "derive_key", "event_hash", "framed", "framed_identity", "framed_parts", "key_within",
-    "key_text", "public_id", "derive_fence_key", "fence_receipt",
+    "key_text", "public_id", "derive_fence_key", "fence_receipt", "ending",
 }  # fmt: skip
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
-    "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1",
+    "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1", "pending_v1",
+    "queues_of",
     "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1", "authenticate_v1", "assume_v1",
     "resolve_by_token_v1", "redeem_login_v1", "tend_v1", "last_batch_v1",
 }  # fmt: skip

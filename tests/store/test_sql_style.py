@@ -29,6 +29,7 @@ CREATE = re.compile(
 CLIENTS_MAY_READ_WITH = {
     "derive_fence_key",
     "derive_key",
+    "ending",
     "event_hash",
     "fence_receipt",
     "framed",
@@ -39,6 +40,7 @@ CLIENTS_MAY_READ_WITH = {
     "locate",
     "may_act_for",
     "public_id",
+    "queues_of",
     "session_tenants",
     "state_of",
 }

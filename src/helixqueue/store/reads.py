@@ -2,6 +2,9 @@
 
 A list comes in pages, newest first: `Page.next` leads on. Finished batches are listed by when they
 finished, all others by when they were submitted, and `since` and `until` mean that same time.
+
+A page looks at a bounded number of rows. One whose filters take few of them may be short, or empty,
+and still have a `next`: only a page without one is the last.
 """
 
 from __future__ import annotations
@@ -42,6 +45,14 @@ PAGE_ROWS_MAX = 1_000
 STORY_ROWS_MAX = 10_000
 COUNT_BOUND = 10_000
 _LAST_ID = 2**63 - 1
+# How many rows a page looks at for those that its filters take: a few milliseconds' worth.
+_LOOK = {
+    "batches_finished_by": 2_000,
+    "batches_leased": 5_000,
+    "batches_pending": 1_000,
+    "batches_pending_anywhere": 1_000,
+    "batches_of_identity": 200,
+}
 # The statement gives its columns in the order of the fields; leases follow from the events.
 _STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
@@ -71,8 +82,8 @@ def batches(
         "queue": queue,
         "worker": worker,
         "state": state and state.value,
-        "since": since,
-        "until": until,
+        "since": since or "-infinity",
+        "until": until or "infinity",
         "at": at,
         "id": last,
         "limit": limit + 1,  # one more tells whether there is another page
@@ -81,17 +92,18 @@ def batches(
         statement = "batches_of_identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
     else:
-        statement = _list_of(state, worker)
+        statement = _list_of(tenant, state, worker)
+    args["look"] = max(_LOOK.get(statement, 0), limit + 1)
     return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
 
 
-def _list_of(state: State | None, worker: str | None) -> str:
+def _list_of(tenant: str | None, state: State | None, worker: str | None) -> str:
     if state in FINISHED:
-        return "batches_finished"
+        return "batches_finished" if worker is None else "batches_finished_by"
     if state is State.PENDING:
         if worker is not None:
             raise Refused("a pending batch has no worker; leave one of the two out")
-        return "batches_pending"
+        return "batches_pending_anywhere" if tenant is None else "batches_pending"
     return "batches" if state is None and worker is None else "batches_leased"
 
 
@@ -109,9 +121,9 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
     return list(forms)
 
 
-def _read_cursor(after: str | None) -> tuple[datetime | None, int]:
+def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
     if after is None:
-        return None, _LAST_ID
+        return "infinity", _LAST_ID
     try:
         at, _, last = after.partition("~")
         when, number = datetime.fromisoformat(at), int(last)
@@ -125,8 +137,12 @@ def _read_cursor(after: str | None) -> tuple[datetime | None, int]:
 
 
 def _read_page(rows: list[Row], limit: int) -> Page:
-    shown = rows[:limit]
-    onward = f"{shown[-1][0].isoformat()}~{shown[-1][1]}" if len(rows) > limit else None
+    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
+    edge = tuple(rows[0][:2]) if rows else (None, None)
+    found = [row[2:] for row in rows if row[3] is not None]
+    shown = found[:limit]
+    at, last = shown[-1][:2] if len(found) > limit else edge
+    onward = None if last is None else f"{at.isoformat()}~{last}"
     return Page(tuple(_read_batch(row) for row in shown), onward)
 
 

@@ -1,116 +1,276 @@
 -- What is read about batches, queues and workers. Payloads and results come only when asked for.
--- Lists walk an index from the newest on; `%(at)s` and `%(id)s` are where the last page ended.
+--
+-- Lists walk an index from the newest on; `%(at)s` and `%(id)s` are where the last page ended. No list
+-- looks at more than a bounded number of rows, however few of them its filters take: what may find
+-- too few looks at `%(look)s` rows and tells how far it came, its *edge*, from where the next page goes
+-- on. The first two columns are the edge, null where the walk came to its end; the next two the place
+-- of a row. What may have an edge gives at least one row, of nulls when nothing was found.
+--
+-- How they are written: every bound of an index is a plain parameter, because a coalesce() counts as
+-- leaky and row-level security has it checked row by row. And a row is fetched by a lateral `limit 1`:
+-- of a join, PostgreSQL would believe that a page whose length it does not know is a tenth of the
+-- table, and read the tables whole.
 
 -- name: batches
--- All of a tenant or a queue, by when they were submitted: the newest of each queue, merged.
-with page as (
-  select p.id, p.at from helix.queue q
+-- All of a tenant or a queue, by when they were submitted: the newest of each queue, merged. Only
+-- queues whose newest batch is among the page's can have a part in it.
+with line as (
+  select q.tenant, q.name from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
+  cross join lateral (
+    select b.created_at, b.id from helix.batch b
+    where b.tenant = q.tenant and b.queue = q.name
+      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
+    order by b.created_at desc, b.id desc limit 1) newest
+  order by newest.created_at desc, newest.id desc limit %(limit)s::int
+),
+page as (
+  select p.id, p.at from line l
   cross join lateral (
     select b.id, b.created_at as at from helix.batch b
-    where b.tenant = q.tenant and b.queue = q.name
-      and b.created_at >= coalesce(%(since)s::timestamptz, '-infinity')
-      and b.created_at < coalesce(%(until)s::timestamptz, 'infinity')
-      and (b.created_at, b.id) < (coalesce(%(at)s::timestamptz, 'infinity'), %(id)s::bigint)
+    where b.tenant = l.tenant and b.queue = l.name
+      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
     order by b.created_at desc, b.id desc limit %(limit)s::int) p
-  where (%(tenant)s::text is null or q.tenant = %(tenant)s::text)
-    and (%(queue)s::text is null or q.name = %(queue)s::text)
   order by p.at desc, p.id desc limit %(limit)s::int
 )
-select p.at, p.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+select null::timestamptz, null::bigint, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
-from page p join helix.overview v on v.id = p.id
+from page p cross join lateral (select * from helix.overview v where v.id = p.id limit 1) v
 order by p.at desc, p.id desc;
 
 -- name: batches_finished
--- COMPLETED, FAILED or CANCELLED ones, by when they finished.
-with page as (
-  select p.id, p.at from helix.queue q
+-- COMPLETED, FAILED or CANCELLED ones, by when they finished; as above.
+with line as (
+  select q.tenant, q.name from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
+  cross join lateral (
+    select o.finished_at, o.batch from helix.outcome o
+    where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(%(state)s::helix.state)
+      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
+    order by o.finished_at desc, o.batch desc limit 1) newest
+  order by newest.finished_at desc, newest.batch desc limit %(limit)s::int
+),
+page as (
+  select p.id, p.at from line l
   cross join lateral (
     select o.batch as id, o.finished_at as at from helix.outcome o
-    where o.tenant = q.tenant and o.queue = q.name and o.state = %(state)s::helix.state
-      and o.finished_at >= coalesce(%(since)s::timestamptz, '-infinity')
-      and o.finished_at < coalesce(%(until)s::timestamptz, 'infinity')
-      and (o.finished_at, o.batch) < (coalesce(%(at)s::timestamptz, 'infinity'), %(id)s::bigint)
-      and (%(worker)s::text is null or o.actor = %(worker)s::text)
+    where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
+      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit %(limit)s::int) p
-  where (%(tenant)s::text is null or q.tenant = %(tenant)s::text)
-    and (%(queue)s::text is null or q.name = %(queue)s::text)
   order by p.at desc, p.id desc limit %(limit)s::int
 )
-select p.at, p.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+select null::timestamptz, null::bigint, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
-from page p join helix.overview v on v.id = p.id
+from page p cross join lateral (select * from helix.overview v where v.id = p.id limit 1) v
+order by p.at desc, p.id desc;
+
+-- name: batches_finished_by
+-- Those that one worker finished. No index knows who finished what, so each queue is looked at for
+-- its share of rows. The edge is where the first of them had to stop: what lies behind it waits for
+-- the next page, also if another queue was looked at further.
+with line as (
+  select q.tenant, q.name, greatest(%(look)s::bigint / count(*) over (), 1) as share
+  from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
+),
+seen as materialized (
+  select p.id, p.at, p.actor, row_number() over (partition by l.tenant, l.name
+                                                 order by p.at desc, p.id desc) = l.share as last
+  from line l
+  cross join lateral (
+    select o.batch as id, o.finished_at as at, o.actor from helix.outcome o
+    where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
+      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
+    order by o.finished_at desc, o.batch desc limit l.share) p
+),
+edge as (select s.at, s.id from seen s where s.last order by s.at desc, s.id desc limit 1),
+page as (
+  select s.id, s.at from seen s left join edge e on true
+  where s.actor = %(worker)s::text and (e.id is null or (s.at, s.id) >= (e.at, e.id))
+  order by s.at desc, s.id desc limit %(limit)s::int
+)
+select e.at, e.id, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
+       v.finished_by, v.failure, v.detail
+from (values (1)) always (one) left join edge e on true
+left join (page p cross join lateral (
+  select * from helix.overview v where v.id = p.id limit 1) v) on true
 order by p.at desc, p.id desc;
 
 -- name: batches_leased
--- ASSIGNED and RUNNING ones, of one worker or of all: as few as there are leases.
-select v.created_at, v.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
-       v.state::text, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due,
-       v.finished_at, v.finished_by, v.failure, v.detail
-from helix.active a join helix.overview v on v.id = a.batch
-where (%(state)s::text is null or a.state = %(state)s::helix.state)
-  and (%(worker)s::text is null or a.worker = %(worker)s::text)
-  and (%(tenant)s::text is null or a.tenant = %(tenant)s::text)
-  and (%(queue)s::text is null or a.queue = %(queue)s::text)
-  and v.created_at >= coalesce(%(since)s::timestamptz, '-infinity')
-  and v.created_at < coalesce(%(until)s::timestamptz, 'infinity')
-  and (v.created_at, v.id) < (coalesce(%(at)s::timestamptz, 'infinity'), %(id)s::bigint)
-order by v.created_at desc, v.id desc limit %(limit)s::int;
-
--- name: batches_pending
--- PENDING ones. Only the place where they stand is walked, not all that was ever finished; that
--- gives them by internal id, which is the order in which they were submitted.
-with place as (
-  (select r.batch as id, b.created_at as at from helix.ready r join helix.batch b on b.id = r.batch
-   where r.batch < %(id)s::bigint
-     and (%(tenant)s::text is null or r.tenant = %(tenant)s::text)
-     and (%(queue)s::text is null or b.queue = %(queue)s::text)
-     and b.created_at >= coalesce(%(since)s::timestamptz, '-infinity')
-     and b.created_at < coalesce(%(until)s::timestamptz, 'infinity')
-   order by r.batch desc limit %(limit)s::int)
-  union all
-  (select w.batch, b.created_at from helix.waiting w join helix.batch b on b.id = w.batch
-   where w.batch < %(id)s::bigint
-     and (%(tenant)s::text is null or w.tenant = %(tenant)s::text)
-     and (%(queue)s::text is null or w.queue = %(queue)s::text)
-     and b.created_at >= coalesce(%(since)s::timestamptz, '-infinity')
-     and b.created_at < coalesce(%(until)s::timestamptz, 'infinity')
-   order by w.batch desc limit %(limit)s::int)
+-- ASSIGNED and RUNNING ones, of one worker or of all. Leases are looked at from the youngest batch
+-- on: there are as many as workers have slots.
+with seen as materialized (
+  select a.batch as id, a.tenant, a.queue, a.state, a.worker,
+         row_number() over (order by a.batch desc) = %(look)s::int as last
+  from helix.active a where a.batch < %(id)s::bigint order by a.batch desc limit %(look)s::int
 ),
-page as (select p.id, p.at from place p order by p.id desc limit %(limit)s::int)
-select p.at, p.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+edge as (
+  select b.at, s.id from seen s
+  cross join lateral (select b.created_at as at from helix.batch b where b.id = s.id limit 1) b
+  where s.last
+),
+page as (
+  select s.id, b.at from seen s
+  cross join lateral (select b.created_at as at from helix.batch b where b.id = s.id limit 1) b
+  where (%(state)s::text is null or s.state = %(state)s::helix.state)
+    and (%(worker)s::text is null or s.worker = %(worker)s::text)
+    and (%(tenant)s::text is null or s.tenant = %(tenant)s::text)
+    and (%(queue)s::text is null or s.queue = %(queue)s::text)
+    and b.at >= %(since)s::timestamptz and b.at < %(until)s::timestamptz
+  order by s.id desc limit %(limit)s::int
+)
+select e.at, e.id, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
-from page p join helix.overview v on v.id = p.id
+from (values (1)) always (one) left join edge e on true
+left join (page p cross join lateral (
+  select * from helix.overview v where v.id = p.id limit 1) v) on true
+order by p.id desc;
+
+-- name: batches_pending
+-- PENDING ones of a tenant. Of a queue with few all are taken, however much was finished since. One
+-- with many is walked from its newest batch, where pending ones usually are: until they fill a page,
+-- or for its share of rows.
+with line as (
+  select q.tenant, q.name, greatest(%(look)s::int / count(*) over (), 1)::int as share
+  from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
+),
+few as materialized (
+  select p.queue, p.batch, count(*) over (partition by p.queue) > l.share as many
+  from (select max(l.share) as share from line l) l
+  cross join lateral helix.pending_v1(%(tenant)s::text, %(queue)s::text, l.share + 1) p
+),
+deep as (
+  select l.tenant, l.name, l.share from line l
+  where l.name in (select f.queue from few f where f.many)
+),
+seen as materialized (
+  select f.batch as id, b.at, f.queue from few f
+  cross join lateral (select b.created_at as at from helix.batch b where b.id = f.batch limit 1) b
+  where not f.many
+    and b.at >= %(since)s::timestamptz and b.at < %(until)s::timestamptz
+    and (b.at, f.batch) < (%(at)s::timestamptz, %(id)s::bigint)
+  union all
+  select p.id, p.at, d.name from deep d
+  cross join lateral (
+    select b.id, b.at
+    from (select b.id, b.created_at as at from helix.batch b
+          where b.tenant = d.tenant and b.queue = d.name
+            and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+            and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
+          order by b.created_at desc, b.id desc limit d.share) b
+    cross join lateral (
+      (select 1 from helix.ready r where r.batch = b.id limit 1)
+      union all
+      (select 1 from helix.waiting w where w.batch = b.id limit 1)
+      limit 1) still
+    order by b.at desc, b.id desc limit %(limit)s::int) p
+),
+-- A queue that filled the page by itself was looked at far enough.
+edge as (
+  select p.at, p.id from deep d
+  cross join lateral (
+    select b.created_at as at, b.id from helix.batch b
+    where b.tenant = d.tenant and b.queue = d.name
+      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
+    order by b.created_at desc, b.id desc offset d.share - 1 limit 1) p
+  where (select count(*) from seen s where s.queue = d.name) < %(limit)s::int
+  order by p.at desc, p.id desc limit 1
+),
+page as (
+  select s.id, s.at from seen s left join edge e on true
+  where e.id is null or (s.at, s.id) >= (e.at, e.id)
+  order by s.at desc, s.id desc limit %(limit)s::int
+)
+select e.at, e.id, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
+       v.finished_by, v.failure, v.detail
+from (values (1)) always (one) left join edge e on true
+left join (page p cross join lateral (
+  select * from helix.overview v where v.id = p.id limit 1) v) on true
+order by p.at desc, p.id desc;
+
+-- name: batches_pending_anywhere
+-- PENDING ones of all tenants, for operators: the places where they stand are walked by internal id,
+-- which is the order in which they were submitted.
+with place as (
+  (select r.batch as id from helix.ready r
+   where r.batch < %(id)s::bigint order by r.batch desc limit %(look)s::int)
+  union all
+  (select w.batch from helix.waiting w
+   where w.batch < %(id)s::bigint order by w.batch desc limit %(look)s::int)
+),
+seen as materialized (
+  select s.id, b.at, b.queue, row_number() over (order by s.id desc) = %(look)s::int as last
+  from (select p.id from place p order by p.id desc limit %(look)s::int) s
+  cross join lateral (
+    select b.created_at as at, b.queue from helix.batch b where b.id = s.id limit 1) b
+),
+edge as (select s.at, s.id from seen s where s.last),
+page as (
+  select s.id, s.at from seen s
+  where (%(queue)s::text is null or s.queue = %(queue)s::text)
+    and s.at >= %(since)s::timestamptz and s.at < %(until)s::timestamptz
+  order by s.id desc limit %(limit)s::int
+)
+select e.at, e.id, p.at, p.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
+       v.finished_by, v.failure, v.detail
+from (values (1)) always (one) left join edge e on true
+left join (page p cross join lateral (
+  select * from helix.overview v where v.id = p.id limit 1) v) on true
 order by p.id desc;
 
 -- name: batches_of_identity
 -- Every queue and revision of one identity. It comes in its canonical forms, one a profile. Without
--- a revision the key of each queue finds it; the others have an index.
-with found as (
+-- a revision the key of each queue finds it; the others have an index, and an identity may have many.
+with line as (select q.tenant, q.name from helix.queues_of(%(tenant)s::text, %(queue)s::text) q),
+revised as materialized (
+  select r.id, r.at, row_number() over (partition by t.tenant, f.form order by r.at desc, r.id desc)
+                     = %(look)s::int as last
+  from (select distinct l.tenant from line l) t
+  cross join unnest(%(identity)s::text[]) as f (form)
+  cross join lateral (
+    select b.id, b.created_at as at from helix.batch b
+    where b.tenant = t.tenant and b.identity = f.form and b.revision <> ''
+      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
+    order by b.created_at desc, b.id desc limit %(look)s::int) r
+),
+edge as (select r.at, r.id from revised r where r.last order by r.at desc, r.id desc limit 1),
+found as (
   select i.batch as id from helix.identity i
   where i.key = any (array(
-    select helix.derive_key(q.tenant, q.name, f.form, '')
-    from helix.queue q cross join unnest(%(identity)s::text[]) as f (form)
-    where (%(tenant)s::text is null or q.tenant = %(tenant)s::text)
-      and (%(queue)s::text is null or q.name = %(queue)s::text)))
+    select helix.derive_key(l.tenant, l.name, f.form, '')
+    from line l cross join unnest(%(identity)s::text[]) as f (form)))
   union
-  select b.id from helix.batch b
-  where b.identity = any (%(identity)s::text[]) and b.revision <> ''
+  select r.id from revised r
 )
-select v.created_at, v.id, v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
-       v.state::text, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due,
-       v.finished_at, v.finished_by, v.failure, v.detail
-from found f join helix.overview v on v.id = f.id
-where (%(state)s::text is null or v.state = %(state)s::helix.state)
+select e.at, e.id, v.created_at, v.id,
+       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
+       v.finished_by, v.failure, v.detail
+from (values (1)) always (one) left join edge e on true
+left join (found f cross join lateral (
+  select * from helix.overview v where v.id = f.id limit 1) v)
+  on (%(state)s::text is null or v.state = %(state)s::helix.state)
   and (%(worker)s::text is null or coalesce(v.worker, v.finished_by) = %(worker)s::text)
-  and (%(tenant)s::text is null or v.tenant = %(tenant)s::text)
   and (%(queue)s::text is null or v.queue = %(queue)s::text)
-  and v.created_at >= coalesce(%(since)s::timestamptz, '-infinity')
-  and v.created_at < coalesce(%(until)s::timestamptz, 'infinity')
-  and (v.created_at, v.id) < (coalesce(%(at)s::timestamptz, 'infinity'), %(id)s::bigint)
+  and v.created_at >= %(since)s::timestamptz and v.created_at < %(until)s::timestamptz
+  and (v.created_at, v.id) < (%(at)s::timestamptz, %(id)s::bigint)
+  and (e.id is null or (v.created_at, v.id) >= (e.at, e.id))
 order by v.created_at desc, v.id desc limit %(limit)s::int;
 
 -- name: story

@@ -1158,6 +1158,16 @@ $$;
 
 ALTER FUNCTION helix.enclose(p_table regclass, p_guard regproc) OWNER TO helix_owner;
 
+-- Name: ending(helix.state); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.ending(p_state helix.state) RETURNS smallint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 else 3 end::smallint
+$$;
+
+ALTER FUNCTION helix.ending(p_state helix.state) OWNER TO helix_engine;
+
 -- Name: enter(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.enter() RETURNS text[]
@@ -2262,6 +2272,42 @@ $$;
 
 ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) OWNER TO helix_engine;
 
+-- Name: pending_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound integer) RETURNS TABLE(queue text, batch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_bound integer := least(greatest(p_bound, 0), 10000);
+begin
+  perform helix.enter();
+  return query
+    select q.name, p.batch from helix.queue q
+    cross join lateral (
+      (select r.batch from helix.lane l
+       cross join lateral (select r.batch from helix.ready r
+                           where r.lane = l.id and r.tenant = q.tenant limit v_bound) r
+       where l.queue = q.name)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      limit v_bound) p
+    where q.tenant = p_tenant and (p_queue is null or q.name = p_queue);
+end
+$$;
+
+ALTER FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound integer) OWNER TO helix_engine;
+
 -- Name: pick(integer[], text[], integer[], bigint[], bigint[], text[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) RETURNS TABLE(batch bigint, tuple tid, lane integer, queue text, lease_seconds real, plain boolean)
@@ -2453,24 +2499,27 @@ begin
     with leased as materialized (
       select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
              count(*) filter (where a.state = 'RUNNING') as running
-      from helix.active a group by a.tenant, a.queue
+      from helix.active a where p_tenant is null or a.tenant = p_tenant
+      group by a.tenant, a.queue
     )
     select q.tenant, q.name,
-      (select least(sum(n.number), v_past)::bigint
-       from (select (select count(*) from (
-                       select from helix.ready r where r.lane = l.id and r.tenant = q.tenant
-                       limit v_past) one) as number
-             from helix.lane l where l.queue = q.name
-             union all select 0) n),
+      -- Lane after lane, and no further once there are enough.
+      (select count(*) from (
+         select from helix.lane l
+         cross join lateral (select from helix.ready r
+                             where r.lane = l.id and r.tenant = q.tenant limit v_past) one
+         where l.queue = q.name limit v_past) one),
       -- Each cause has an index of its own.
-      least(
-        (select count(*) from (select from helix.waiting w
-         where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
-        + (select count(*) from (select from helix.waiting w
-           where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
-        + (select count(*) from (select from helix.waiting w
-           where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past) one),
-        v_past),
+      (select count(*) from (
+         (select from helix.waiting w
+          where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         union all
+         (select from helix.waiting w
+          where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         union all
+         (select from helix.waiting w
+          where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         limit v_past) one),
       least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
       c.completed, c.failed, c.cancelled
     from helix.queue q
@@ -2481,7 +2530,7 @@ begin
              max(n.number) filter (where n.state = 'CANCELLED') as cancelled
       from (select s.state, (select count(*) from (
                      select from helix.outcome o
-                     where o.tenant = q.tenant and o.queue = q.name and o.state = s.state
+                     where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(s.state)
                      limit v_past) one) as number
             from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
     where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
@@ -2505,6 +2554,20 @@ end
 $$;
 
 ALTER FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) OWNER TO helix_engine;
+
+-- Name: queues_of(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.queues_of(p_tenant text, p_queue text) RETURNS TABLE(tenant text, name text)
+    LANGUAGE sql STABLE
+    AS $$
+  select q.tenant, q.name from helix.queue q
+  where q.tenant = p_tenant and (p_queue is null or q.name = p_queue)
+  union all
+  select q.tenant, q.name from helix.queue q
+  where p_tenant is null and (p_queue is null or q.name = p_queue)
+$$;
+
+ALTER FUNCTION helix.queues_of(p_tenant text, p_queue text) OWNER TO helix_engine;
 
 -- Name: read_resources(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2998,7 +3061,7 @@ begin
       ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
     cross join lateral (
       select o.batch from helix.outcome o
-      where o.tenant = q.tenant and o.queue = q.name and o.state = keep.state
+      where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(keep.state)
         and o.finished_at < v_now - make_interval(secs => keep.seconds)
       order by o.finished_at limit p_limit for update skip locked) o
     where keep.seconds > 0
@@ -3020,7 +3083,7 @@ begin
   perform helix.enter_for(p_tenant);
   return helix.retire(array(
     select o.batch from helix.outcome o
-    where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
+    where o.tenant = p_tenant and o.queue = p_queue and o.ending = helix.ending(p_state)
       and o.finished_at < p_before
     order by o.finished_at limit least(p_limit, 10000) for update skip locked));
 end
@@ -4603,6 +4666,7 @@ CREATE TABLE helix.outcome (
     failure helix.short_text,
     result helix.document,
     finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ending smallint GENERATED ALWAYS AS (helix.ending(state)) STORED NOT NULL,
     CONSTRAINT outcome_state_check CHECK ((state = ANY (ARRAY['COMPLETED'::helix.state, 'FAILED'::helix.state, 'CANCELLED'::helix.state])))
 );
 
@@ -5093,7 +5157,7 @@ CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at
 
 -- Name: batch_revision; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX batch_revision ON helix.batch USING btree (identity) WHERE ((revision)::text <> ''::text);
+CREATE INDEX batch_revision ON helix.batch USING btree (tenant, identity, created_at, id) WHERE ((revision)::text <> ''::text);
 
 -- Name: decision_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -5101,7 +5165,7 @@ CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHER
 
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX decision_batch ON helix.decision USING btree (batch) WHERE (batch IS NOT NULL);
+CREATE INDEX decision_batch ON helix.decision USING btree (batch, id) WHERE (batch IS NOT NULL);
 
 -- Name: event_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -5133,7 +5197,7 @@ CREATE INDEX fence_until ON helix.fence USING btree (until) WHERE (until IS NOT 
 
 -- Name: outcome_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, state, finished_at);
+CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, ending, finished_at);
 
 -- Name: ready_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -6128,6 +6192,12 @@ REVOKE ALL ON FUNCTION helix.duties_due() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.enclose(p_table regclass, p_guard regproc) FROM PUBLIC;
 
+-- Name: FUNCTION ending(p_state helix.state); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.ending(p_state helix.state) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.ending(p_state helix.state) TO helix_client;
+GRANT ALL ON FUNCTION helix.ending(p_state helix.state) TO helix_operator;
+
 -- Name: FUNCTION enter(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.enter() FROM PUBLIC;
@@ -6433,6 +6503,12 @@ REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scope
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_client;
 
+-- Name: FUNCTION pending_v1(p_tenant text, p_queue text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound integer) TO helix_client;
+
 -- Name: FUNCTION pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
@@ -6474,6 +6550,12 @@ GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound
 REVOKE ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_client;
+
+-- Name: FUNCTION queues_of(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.queues_of(p_tenant text, p_queue text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.queues_of(p_tenant text, p_queue text) TO helix_client;
+GRANT ALL ON FUNCTION helix.queues_of(p_tenant text, p_queue text) TO helix_operator;
 
 -- Name: FUNCTION read_resources(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 

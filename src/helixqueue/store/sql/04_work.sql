@@ -111,8 +111,9 @@ create table helix.batch (
 -- edge, so it costs little to keep.
 create index batch_arrival on helix.batch (tenant, queue, created_at, id);
 -- "What became of this sample?" The key answers for work without a revision, so only the few that
--- have one are here: an index of all identities cost a bulk submit a tenth of its speed.
-create index batch_revision on helix.batch (identity) where revision <> '';
+-- have one are here: an index of all identities cost a bulk submit a tenth of its speed. In the order
+-- of lists, because an identity may have any number of revisions, and other tenants the same identity.
+create index batch_revision on helix.batch (tenant, identity, created_at, id) where revision <> '';
 
 -- A key as people see it: v1:<hex>.
 create function helix.key_text(p_key bytea) returns text

@@ -74,7 +74,8 @@ create table helix.decision (
   actor    text not null,
   detail   helix.long_text
 );
-create index decision_batch on helix.decision (batch) where batch is not null;
+-- A batch's latest decisions: one that was submitted a million times has a million.
+create index decision_batch on helix.decision (batch, id) where batch is not null;
 -- For retention: what answered submissions, a queue's oldest first. Erasures and settings are kept for
 -- ever; `check` knows by them that a payload is gone for a reason.
 create index decision_age on helix.decision (tenant, queue, at)

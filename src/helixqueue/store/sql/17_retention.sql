@@ -32,7 +32,7 @@ begin
   perform helix.enter_for(p_tenant);
   return helix.retire(array(
     select o.batch from helix.outcome o
-    where o.tenant = p_tenant and o.queue = p_queue and o.state = p_state
+    where o.tenant = p_tenant and o.queue = p_queue and o.ending = helix.ending(p_state)
       and o.finished_at < p_before
     order by o.finished_at limit least(p_limit, 10000) for update skip locked));
 end
@@ -54,7 +54,7 @@ begin
       ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
     cross join lateral (
       select o.batch from helix.outcome o
-      where o.tenant = q.tenant and o.queue = q.name and o.state = keep.state
+      where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(keep.state)
         and o.finished_at < v_now - make_interval(secs => keep.seconds)
       order by o.finished_at limit p_limit for update skip locked) o
     where keep.seconds > 0

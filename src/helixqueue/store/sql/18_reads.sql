@@ -20,6 +20,17 @@ create view helix.overview with (security_invoker = true) as
   left join helix.ready r on r.batch = b.id
   left join helix.waiting w on w.batch = b.id;
 
+-- A tenant's queues, or everybody's, or those of one name. In two branches, because `null or` hides the
+-- index from a plan that is kept; of the one that does not apply nothing is read.
+create function helix.queues_of(p_tenant text, p_queue text) returns table (tenant text, name text)
+language sql stable as $$
+  select q.tenant, q.name from helix.queue q
+  where q.tenant = p_tenant and (p_queue is null or q.name = p_queue)
+  union all
+  select q.tenant, q.name from helix.queue q
+  where p_tenant is null and (p_queue is null or q.name = p_queue)
+$$;
+
 -- How much stands where, queue by queue. Nothing is counted past p_bound, so that a look at a queue
 -- of ten million costs what a look at one of ten thousand does; a count above it means "or more".
 -- It runs as the engine because `ready` knows lanes, and lanes are no client's to read.
@@ -40,24 +51,27 @@ begin
     with leased as materialized (
       select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
              count(*) filter (where a.state = 'RUNNING') as running
-      from helix.active a group by a.tenant, a.queue
+      from helix.active a where p_tenant is null or a.tenant = p_tenant
+      group by a.tenant, a.queue
     )
     select q.tenant, q.name,
-      (select least(sum(n.number), v_past)::bigint
-       from (select (select count(*) from (
-                       select from helix.ready r where r.lane = l.id and r.tenant = q.tenant
-                       limit v_past) one) as number
-             from helix.lane l where l.queue = q.name
-             union all select 0) n),
+      -- Lane after lane, and no further once there are enough.
+      (select count(*) from (
+         select from helix.lane l
+         cross join lateral (select from helix.ready r
+                             where r.lane = l.id and r.tenant = q.tenant limit v_past) one
+         where l.queue = q.name limit v_past) one),
       -- Each cause has an index of its own.
-      least(
-        (select count(*) from (select from helix.waiting w
-         where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
-        + (select count(*) from (select from helix.waiting w
-           where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past) one)
-        + (select count(*) from (select from helix.waiting w
-           where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past) one),
-        v_past),
+      (select count(*) from (
+         (select from helix.waiting w
+          where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         union all
+         (select from helix.waiting w
+          where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         union all
+         (select from helix.waiting w
+          where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_past)
+         limit v_past) one),
       least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
       c.completed, c.failed, c.cancelled
     from helix.queue q
@@ -68,10 +82,42 @@ begin
              max(n.number) filter (where n.state = 'CANCELLED') as cancelled
       from (select s.state, (select count(*) from (
                      select from helix.outcome o
-                     where o.tenant = q.tenant and o.queue = q.name and o.state = s.state
+                     where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(s.state)
                      limit v_past) one) as number
             from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
     where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
     order by q.tenant, q.name;
+end
+$$;
+
+-- The pending batches of a tenant's queues, in no order and at most p_bound of each: of a queue with
+-- fewer, all. Lane by lane and cause by cause, so that nothing finished is passed by.
+create function helix.pending_v1(p_tenant text, p_queue text, p_bound integer)
+returns table (queue text, batch bigint)
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+  v_bound integer := least(greatest(p_bound, 0), 10000);
+begin
+  perform helix.enter();
+  return query
+    select q.name, p.batch from helix.queue q
+    cross join lateral (
+      (select r.batch from helix.lane l
+       cross join lateral (select r.batch from helix.ready r
+                           where r.lane = l.id and r.tenant = q.tenant limit v_bound) r
+       where l.queue = q.name)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'delay' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'limit' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      union all
+      (select w.batch from helix.waiting w
+       where w.cause = 'paused' and w.tenant = q.tenant and w.queue = q.name limit v_bound)
+      limit v_bound) p
+    where q.tenant = p_tenant and (p_queue is null or q.name = p_queue);
 end
 $$;

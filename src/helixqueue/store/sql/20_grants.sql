@@ -95,6 +95,7 @@ grant select (tenant, name, generation, scopes, queues, created_at, created_by, 
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.key_within(bytea, text, text), helix.locate(uuid[]), helix.state_of(bigint),
+  helix.ending(helix.state), helix.queues_of(text, text),
   helix.session_tenants(), helix.event_hash, helix.derive_fence_key(text, text, text),
   helix.fence_receipt(bytea, bytea, text, text, bytea)
   to helix_client, helix_operator;

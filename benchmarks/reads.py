@@ -1,0 +1,323 @@
+"""Reads over HTTP against their budget, on ten million batches.
+
+    python -m benchmarks.reads [--batches N | --quick] [--keep DIR] [--write FILE]
+
+Loading ten million takes its time; with --keep the directory stays, and the next run finds it. The
+reads are every kind that the service has, asked by clients in a process of their own that pause
+between questions: the budget is about how long one answer takes, not about how many fit into two
+cores. What is read is chosen at random, from all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks import reads_load
+from benchmarks.arena import Arena, arena, tenant
+from benchmarks.reads_load import LARGE, RARE_WORKER, SINGLE
+from benchmarks.rounds import load_average
+from benchmarks.service import asked, served, write
+from helixqueue.identity import stored_public_id
+from helixqueue.store.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from uuid import UUID
+
+DATABASE = "reads"
+BEGIN, END = "<!-- reads: begin -->", "<!-- reads: end -->"
+MUST_MS = 50.0
+BATCHES, QUICK = 10_000_000, 100_000
+CLIENTS = (1, 4)
+PAUSE_S = 0.01
+EACH = 60  # of every kind, with every number of clients
+SMALL = tenant(7)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What there is to ask about, of the large tenant unless said."""
+
+    batches: list[tuple[UUID, str, datetime, int]]  # public id, identity, submitted, internal id
+    ended: list[tuple[datetime, int]]
+    stale: str  # a tenant with stale writes on record
+    refused: list[UUID]  # and its batches that have them
+    tried: list[UUID]  # three times
+    fences: list[str]
+
+
+def sights(found: Arena, rng: random.Random) -> Sight:
+    """Chosen at random over all of it; as cold as it comes."""
+    with found.admin(DATABASE) as connection:
+
+        def some(query: str, *args: object) -> list[tuple[object, ...]]:
+            return connection.execute(query.encode(), args).fetchall()
+
+        [(last,)] = some("select max(id) from helix.batch")
+        ids = [rng.randint(1, int(str(last))) for _ in range(4_000)]
+        of = "from helix.batch where tenant = %s and id = any (%s)"
+        batches = some(f"select key, identity, created_at, id {of}", LARGE, ids)
+        ended = some(
+            "select finished_at, batch from helix.outcome where tenant = %s and batch = any (%s) "
+            "and state = 'COMPLETED'",
+            LARGE,
+            ids,
+        )
+        told = (
+            "select b.key from helix.{} r join helix.batch b on b.id = r.batch where r.tenant = %s"
+        )
+        [(stale,)] = some(
+            "select tenant from helix.refusal group by tenant order by count(*) desc limit 1"
+        )
+        refused = some(told.format("refusal") + " limit 100", stale)
+        tried = some(
+            told.format("outcome") + " and r.queue = 'qc' and r.attempt > 1 limit 100", LARGE
+        )
+        fences = some("select key from helix.fence where tenant = %s limit 100", LARGE)
+    rng.shuffle(batches)
+    return Sight(
+        [(_public(key), str(name), at, number) for key, name, at, number in batches],  # type: ignore[misc]
+        ended,  # type: ignore[arg-type]
+        str(stale),
+        [_public(key) for (key,) in refused],
+        [_public(key) for (key,) in tried],
+        [f"v1:{bytes(key)[1:].hex()}" for (key,) in fences],  # type: ignore[arg-type]
+    )
+
+
+def _public(key: object) -> UUID:
+    if not isinstance(key, bytes):
+        raise TypeError(f"expected a key, got {key!r}")
+    return stored_public_id(key)
+
+
+def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str, str]]]:
+    """Every kind of read by name: whose, and what."""
+
+    def listed(whose: str = LARGE, **filters: object) -> Callable[[], tuple[str, str]]:
+        """A filter may be a function, called anew each time."""
+
+        def path() -> tuple[str, str]:
+            said = {name: value() if callable(value) else value for name, value in filters.items()}
+            return whose, f"/v1/batches?{urlencode(said)}"
+
+        return path
+
+    def about(suffix: str, ids: list[UUID], whose: str = LARGE) -> Callable[[], tuple[str, str]]:
+        return lambda: (whose, f"/v1/batches/{rng.choice(ids)}{suffix}")
+
+    def plain(path: str, whose: str = LARGE) -> Callable[[], tuple[str, str]]:
+        return lambda: (whose, path)
+
+    everyone = [one[0] for one in sight.batches]
+    times = sorted(one[2] for one in sight.batches)
+
+    def moment() -> str:
+        return rng.choice(times).isoformat()
+
+    def place() -> str:
+        _, _, at, number = rng.choice(sight.batches)
+        return f"{at.isoformat()}~{number}"
+
+    def end() -> str:
+        at, number = rng.choice(sight.ended)
+        return f"{at.isoformat()}~{number}"
+
+    def name() -> str:
+        return rng.choice(sight.batches)[1]
+
+    def worker() -> str:
+        return f"gpu-{rng.randrange(200):03}"
+
+    states = ("PENDING", "ASSIGNED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED")
+    return {
+        "all": listed(),
+        "a page of 500": listed(limit=500),
+        "one queue": listed(queue="bench"),
+        **{state: listed(state=state) for state in states},
+        "COMPLETED, one queue": listed(state="COMPLETED", queue="align"),
+        "PENDING, one queue": listed(state="PENDING", queue="bench"),
+        "FAILED, a queue without": listed(state="FAILED", queue="bench"),
+        "PENDING, a queue without": listed(state="PENDING", queue="align"),
+        "before a time": listed(until=moment),
+        "since the last": listed(since=times[-1].isoformat()),
+        "PENDING before a time": listed(state="PENDING", until=moment),
+        "COMPLETED before a time": listed(state="COMPLETED", until=moment),
+        "deep page": listed(after=place),
+        "deep page, PENDING": listed(state="PENDING", after=place),
+        "deep page, COMPLETED": listed(state="COMPLETED", after=end),
+        "held by a worker": listed(worker=worker),
+        "held by nobody known": listed(worker="nobody"),
+        "COMPLETED by a worker": listed(state="COMPLETED", worker=worker),
+        "COMPLETED by one of long ago": listed(state="COMPLETED", worker=RARE_WORKER),
+        "COMPLETED by nobody known": listed(state="COMPLETED", worker="nobody"),
+        "identity": listed(identity=name),
+        "identity, another spelling": listed(identity=lambda: name().replace("\u00e4", "a\u0308")),
+        "identity, state and time": listed(identity=name, state="COMPLETED", until=moment),
+        "identity of nothing": listed(identity="nothing"),
+        "a small tenant's": listed(SMALL),
+        "a small tenant's PENDING": listed(SMALL, state="PENDING"),
+        "a small tenant's COMPLETED": listed(SMALL, state="COMPLETED"),
+        "the only batch of a tenant": listed(SINGLE),
+        "the only batch, PENDING": listed(SINGLE, state="PENDING"),
+        "story": about("", everyone),
+        "story with payload": about("?payload=true", everyone),
+        "story with refusals": about("", sight.refused, sight.stale),
+        "story of three attempts": about("", sight.tried),
+        "outcome (a wait that does not wait)": about("/outcome", everyone),
+        "outcome without result": about("/outcome?result=false", everyone),
+        "queues": plain("/v1/queues"),
+        "a small tenant's queues": plain("/v1/queues", SMALL),
+        "one queue's counts": plain("/v1/queues/bench"),
+        "one queue's settings": plain("/v1/queues/bench/settings"),
+        "workers": plain("/v1/workers"),
+        "fences": plain("/v1/fences"),
+        "fences by name": plain("/v1/fences?fence_name=mail"),
+        "fences in doubt": plain("/v1/fences?fence_state=IN_DOUBT"),
+        "fence": lambda: (LARGE, f"/v1/fences/{quote(rng.choice(sight.fences))}"),
+        "tokens": plain("/v1/tokens"),
+        "metrics": plain("/metrics"),
+        "health": plain("/health/ready"),
+    }
+
+
+def timed(found: Arena) -> dict[int, dict[str, list[float]]]:
+    """Milliseconds by number of clients and kind."""
+    rng = random.Random(7)  # noqa: S311 - the same questions every time
+    sight = sights(found, rng)
+    made = kinds(sight, rng)
+    tenants = tuple({LARGE, SMALL, SINGLE, sight.stale})
+    with served(found, DATABASE, tenants) as service:
+        tokens = dict(zip(tenants, service.tokens, strict=True))
+
+        def lines(each: int) -> str:
+            names = [name for name in made for _ in range(each)]
+            rng.shuffle(names)
+            said = []
+            for name in names:
+                whose, path = made[name]()
+                said.append(f"{name}\t{tokens[whose]}\t{path}")
+            return "\n".join(said)
+
+        # The first questions of a process import modules, open connections and make plans.
+        asked("read", service.url, 4, 0, lines=lines(8))
+        took: dict[int, dict[str, list[float]]] = {}
+        for clients in CLIENTS:
+            by_name: dict[str, list[float]] = defaultdict(list)
+            for line in asked(
+                "read", service.url, clients, PAUSE_S, lines=lines(EACH)
+            ).splitlines():
+                name, seconds = line.split("\t")
+                by_name[name].append(float(seconds) * 1000)
+            took[clients] = {name: by_name[name] for name in made}
+    return took
+
+
+def _p99(figures: list[float]) -> float:
+    return quantiles(figures, n=100, method="inclusive")[98]
+
+
+def _table(took: dict[int, dict[str, list[float]]], conditions: dict[str, str]) -> str:
+    heads = [f"{what}, {clients} client{'s' * (clients > 1)}"
+             for clients in took for what in ("median", "99th", "longest")]  # fmt: skip
+    every = {
+        clients: [one for figures in names.values() for one in figures]
+        for clients, names in took.items()
+    }
+
+    def row(name: str, figures: list[list[float]]) -> str:
+        cells = [f"{f(one):.1f}" for one in figures for f in (median, _p99, max)]
+        return f"| {' | '.join([name, *cells])} |"
+
+    worst = max(_p99(one) for one in every.values())
+    slow = [
+        name for name in took[1] if any(_p99(names[name]) >= MUST_MS for names in took.values())
+    ]
+    verdict = "met" if worst < MUST_MS else "missed"
+    return "\n".join(
+        [
+            *(f"- {name}: {value}" for name, value in conditions.items()),
+            "",
+            f"99th percentile of all reads: {worst:.1f} ms, must be < {MUST_MS:g} ms: {verdict}.",
+            f"Kinds that miss it by themselves: {', '.join(slow) or 'none'}.",
+            "",
+            f"| milliseconds | {' | '.join(heads)} |",
+            "|---" * (len(heads) + 1) + "|",
+            row("**all reads**", list(every.values())),
+            *(row(name, [names[name] for names in took.values()]) for name in took[1]),
+        ]
+    )
+
+
+def _load(found: Arena, keep: Path | None, batches: int) -> None:
+    """Once: a directory that is kept says what it holds."""
+    said = None if keep is None else keep / "loaded.json"
+    if said is not None and said.exists():
+        holds = json.loads(said.read_text(encoding="utf-8"))["batches"]
+        if holds != batches:
+            raise SystemExit(f"{keep} holds {holds:,} batches, asked for {batches:,}")
+        return
+    if found.has(DATABASE):
+        raise SystemExit(f"{keep}: its loading was never finished; remove it and load anew")
+    found.create(DATABASE)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    ) as bar:
+        steps = {
+            "submitted": bar.add_task("submitted", total=batches),
+            "finished": bar.add_task("finished", total=reads_load.to_finish(batches)),
+        }
+        reads_load.load(found, DATABASE, batches, lambda step, n: bar.advance(steps[step], n))
+    if said is not None:
+        said.write_text(json.dumps({"batches": batches}), encoding="utf-8")
+
+
+def _held(found: Arena) -> str:
+    with found.admin(DATABASE) as connection:
+        rows = connection.execute(
+            "select c.relname, c.reltuples::bigint from pg_class c "
+            "where c.relnamespace = 'helix'::regnamespace and c.relname = any (%s)",
+            (["batch", "event_0000", "ready", "waiting", "active", "outcome", "fence"],),
+        ).fetchall()
+    return ", ".join(f"{name} {number:,}" for name, number in sorted(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reads", description=__doc__)
+    parser.add_argument("--batches", type=int, default=BATCHES, help="how many there are")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} batches")
+    parser.add_argument("--keep", type=Path, help="a directory to load once and find again")
+    parser.add_argument("--write", type=Path, help="put the table into this document")
+    chosen = parser.parse_args()
+    batches = QUICK if chosen.quick else chosen.batches
+    with arena(print, chosen.keep) as found:
+        _load(found, chosen.keep, batches)
+        with Database.connect(found.dsn(DATABASE)) as store:
+            reads_load.lease(store)
+        found.settle_down()
+        before = load_average()
+        took = timed(found)
+        conditions = found.conditions()
+        held = _held(found)
+    conditions["rows"] = f"{batches:,} batches; by the statistics: {held}"
+    conditions["reads"] = f"{EACH} of each kind, {PAUSE_S * 1000:g} ms between a client's questions"
+    conditions["load"] = f"{before:.1f} before, {load_average():.1f} after"
+    table = _table(took, conditions)
+    print(table)  # noqa: T201 - the answer
+    if chosen.write is not None:
+        write(chosen.write, table, "Reads", BEGIN, END)
+
+
+if __name__ == "__main__":
+    main()
