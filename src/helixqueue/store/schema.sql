@@ -5197,7 +5197,7 @@ CREATE INDEX fence_until ON helix.fence USING btree (until) WHERE (until IS NOT 
 
 -- Name: outcome_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, ending, finished_at);
+CREATE INDEX outcome_age ON helix.outcome USING btree (tenant, queue, ending, finished_at, batch);
 
 -- Name: ready_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 

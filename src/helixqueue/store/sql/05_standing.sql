@@ -143,8 +143,9 @@ create table helix.outcome (
   finished_at timestamptz not null default clock_timestamp(),
   ending      smallint not null generated always as (helix.ending(state)) stored
 );
--- Retention walks finished batches from the oldest, people read them from the newest.
-create index outcome_age on helix.outcome (tenant, queue, ending, finished_at);
+-- Retention walks finished batches from the oldest, people read them from the newest. In the whole order
+-- of a list: PostgreSQL sorts what is but nearly sorted if it believes that there is little of it.
+create index outcome_age on helix.outcome (tenant, queue, ending, finished_at, batch);
 
 -- How many leases each limit key has now; kept by trigger, locked by claim.
 create table helix.key_limit (

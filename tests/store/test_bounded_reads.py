@@ -1,0 +1,170 @@
+"""No read looks at more rows because there are more, whatever is asked for and however rare it is.
+
+Pages are told to look at few rows here, so that a few hundred batches are many.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from helixqueue.states import State
+from helixqueue.store import reads, serving
+from tests.lab import Lab, completed, failed, one_database
+
+LOOK = 40
+LIMIT = 4
+# What a page of LIMIT may read: its look twice over (for pending ones), five tables for each row of
+# it, and the small tables. With everything read that there is, it would be thousands.
+MOST = 3 * LOOK + 6 * (LIMIT + 1) + 60
+READ = """
+  select coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::int
+  from pg_stat_xact_user_tables where schemaname = 'helix'
+"""
+EACH = 600  # completed, and pending ones
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture(scope="module")
+def lab(database):
+    """Much that is finished, much that is pending, more that was finished since; little else."""
+    with Lab(database, q="deep") as lab:
+        lab.queue(max_attempts=1)
+        lab.queue(tenant="b")
+        lab.queue("calm")
+        lab.submit("rare", queue="calm")
+        lab.submit_many(5, prefix="broken")
+        lab.settle(*[failed(one) for one in lab.claim(5)])
+        lab.submit_many(5, prefix="old")
+        lab.settle(*[completed(one) for one in lab.claim(5)], worker="seldom")
+        lab.submit_many(EACH, prefix="done")
+        lab.complete(*lab.claim(EACH))
+        lab.submit("only", tenant="b")
+        lab.submit("only", tenant="b", revision="2")
+        lab.submit_many(EACH, prefix="wait", priority=9)
+        for number in range(60):
+            lab.submit("again", revision=str(number), priority=9)
+        lab.submit_many(EACH, prefix="then", priority=0)
+        lab.complete(*lab.claim(EACH))
+        lab.claim(9, worker="holder")
+        yield lab
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch):
+    monkeypatch.setattr(reads, "_LOOK", dict.fromkeys(reads._LOOK, LOOK))
+
+
+def lists(lab) -> dict[str, dict[str, Any]]:
+    now = lab.value("select now()")
+    middle = lab.value(
+        "select created_at from helix.batch where identity = 'wait00000' and tenant = 'a'"
+    )
+    found: dict[str, dict[str, Any]] = {
+        "all": {},
+        "queue": {"queue": "deep"},
+        "no such queue": {"queue": "nothing"},
+        "since now": {"since": now},
+        "time": {"until": middle},
+        "worker": {"worker": "holder"},
+        "nobody": {"worker": "nobody"},
+        "identity": {"identity": "rare"},
+        "revisions": {"identity": "again"},
+        "revisions, state": {"identity": "again", "state": State.FAILED},
+        "identity, state, time": {"identity": "rare", "state": State.FAILED, "until": middle},
+    }
+    for state in State:
+        found |= {
+            f"{state}": {"state": state},
+            f"{state} queue": {"state": state, "queue": "deep"},
+            f"{state} calm": {"state": state, "queue": "calm"},
+            f"{state} since now": {"state": state, "since": now},
+            f"{state} before all": {"state": state, "until": now - timedelta(days=1)},
+            f"{state} time": {"state": state, "until": middle},
+        }
+        if state is not State.PENDING:
+            found |= {
+                f"{state} worker": {"state": state, "worker": "seldom"},
+                f"{state} nobody": {"state": state, "worker": "nobody"},
+            }
+    return found
+
+
+def rows_read(lab, call) -> int:
+    """How many rows of tables a call reads, by the server's own count."""
+    with lab.store.connection.transaction(force_rollback=True):
+        before = lab.value(READ)
+        lab.run(call)
+        return lab.value(READ) - before
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("tenant", ["a", "b", None])
+def test_a_page_reads_no_more_than_it_may(lab, tenant, analyzed, plans):
+    if analyzed:
+        with lab.database.connect("helix_bootstrap") as connection:
+            connection.execute("analyze")
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        read = {
+            name: rows_read(fresh, reads.batches(tenant=tenant, limit=LIMIT, **filters))
+            for name, filters in lists(fresh).items()
+        }
+    assert {name: count for name, count in read.items() if count > MOST} == {}
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_counting_stops_at_its_bound(lab, plans):
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
+        assert few <= MOST
+        assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= MOST
+        assert rows_read(fresh, serving.workers(tenant="a")) <= MOST
+
+
+TRUTH = """
+  select v.identity, v.revision from helix.overview v
+  where (%(tenant)s::text is null or v.tenant = %(tenant)s)
+    and (%(queue)s::text is null or v.queue = %(queue)s)
+    and (%(state)s::text is null or v.state::text = %(state)s)
+    and (%(identity)s::text is null or v.identity = %(identity)s)
+    and (%(worker)s::text is null or v.worker = %(worker)s
+         or v.state::text = %(state)s and v.finished_by = %(worker)s)
+    and case when %(state)s in ('COMPLETED', 'FAILED', 'CANCELLED') and %(identity)s::text is null
+             then v.finished_at else v.created_at end
+        between coalesce(%(since)s::timestamptz, '-infinity')
+            and coalesce(%(until)s::timestamptz, 'infinity') - interval '1 us'
+"""
+
+
+@pytest.mark.parametrize("tenant", ["a", "b", None])
+def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
+    for name, filters in lists(lab).items():
+        wanted = dict.fromkeys(("queue", "state", "identity", "worker", "since", "until"))
+        wanted |= filters | {"tenant": tenant}
+        truth = lab.store.connection.execute(TRUTH.encode(), wanted).fetchall()
+        found, after, pages = [], None, 0
+        while True:
+            page = lab.run(reads.batches(tenant=tenant, limit=50, after=after, **filters))
+            found += [(row.identity[0], row.revision) for row in page.rows]
+            after, pages = page.next, pages + 1
+            if after is None:
+                break
+        assert len(found) == len(set(found) if tenant else found), name
+        assert sorted(found) == sorted(truth), name
+        assert pages <= 8 * EACH // LOOK, name  # it came to an end
+
+
+def test_a_pending_batch_is_found_behind_all_that_was_finished_since(lab):
+    """Of a queue with few pending ones, all are on the first page."""
+    page = lab.run(reads.batches(tenant="a", queue="calm", state=State.PENDING, limit=LIMIT))
+    assert [row.identity for row in page.rows] == [("rare",)]
+    assert page.next is None
