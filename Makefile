@@ -53,11 +53,12 @@ check: $(READY) debian ## The gate: format, lint, types, imports, migrations
 	$(BIN)/lint-imports
 	$(BIN)/squawk src/helixqueue/store/sql/*.sql
 
-bench: $(READY) ## Measure engine, workers, fences and service, and write docs/benchmarks.md
+bench: $(READY) ## Measure engine, workers, fences, service and reads, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.engine --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.workers --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.fences --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.service --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md
 
 proof: $(READY) ## Long soaks: the races for a minute each, the model with ten times the steps
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py

@@ -175,6 +175,7 @@ async def batches(
 ) -> answers.PageAnswer:
     """Filters narrow each other; `next` of one page is `after` of the following one.
 
+    A page looks at a bounded number of batches: it may be short, even empty, and have a `next`.
     Payloads are not shown here; what workers wrote about failures is, to the scope payloads.
     """
     named = None
