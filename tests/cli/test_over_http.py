@@ -342,3 +342,29 @@ def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, s
     reader = site.token("read", "payloads")
     for verb in ("check", "replay"):
         assert over_http(verb, "--token", reader).code == Exit.REFUSED
+
+
+@pytest.mark.parametrize("free", ['{"gpu": 1}', '{"gpus": 1.5}', '{"labels": {"site": 7}}'])
+def test_what_a_worker_has_free_is_said_in_known_words(over_http, site, free):
+    over_http("queue", "set", over_http.q)
+    words = ("work", over_http.q, "--exec", "true", "--until-idle", "--free", free)
+    over, direct = over_http(*words), over_http.direct(*words)
+    assert over.code == direct.code == Exit.REFUSED
+    said = direct.err.strip().splitlines()[-1].removeprefix("helixq: ")
+    assert said.startswith("free: ")
+    assert said in over.err
+    body = {"worker": "w", "free": json.loads(free)}
+    claim = body | {"request": str(uuid.uuid4()), "queues": [over_http.q]}
+    with site.client() as http:
+        for path, sent in (("/v1/work/claim", claim), ("/v1/work/hello", body)):
+            told = http.post(path, json=sent)
+            assert told.status_code == 422
+            assert said in told.json()["detail"]
+
+
+def test_a_worker_gets_what_fits_what_it_has_free(over_http):
+    over_http("queue", "set", over_http.q, "--requires", '{"gpus": 1}')
+    over_http("submit", over_http.q, "S-1")
+    words = ("work", over_http.q, "--exec", "true", "--until-idle", "--json")
+    assert over_http(*words, "--free", '{"cpu_cores": 4}').json["completed"] == 0
+    assert over_http(*words, "--free", '{"gpus": 1}').json["completed"] == 1

@@ -22,6 +22,7 @@ from helixqueue import (
     Submission,
     Unavailable,
 )
+from helixqueue.worker.options import Options as WorkerOptions
 
 
 class Basecall(BaseModel):
@@ -315,6 +316,8 @@ def test_one_queue_alone_is_not_taken_for_its_letters(client, queues):
 def test_what_a_worker_has_free_is_said_in_known_words(client, free):
     with pytest.raises(Refused, match=r"^free: "):
         client.claim("w", [PLAIN], free=free)
+    with pytest.raises(Refused, match=r"^free: "):
+        WorkerOptions(free=free)  # as `work` reads them, and `helixq work`
 
 
 def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):

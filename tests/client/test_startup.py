@@ -1,16 +1,20 @@
-"""A fresh installation of the core and httpx: it imports quickly, says what is missing, works."""
+"""The wheel that people install, with httpx and nothing more: whole, quick, and it works."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import venv
+import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from helixqueue import __version__
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
 from tests.service.conftest import Site, serving, settings_for
@@ -24,23 +28,33 @@ TRIES = 7
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory):
-    """A virtual environment with `pip install .[worker]` and nothing of this one; made once."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    home = shared / "fresh"
-    with (shared / "fresh.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not home.exists():
-            install(home)
+    """A virtual environment with the wheel and its extra `worker`, and nothing of this one."""
+    with made_once(tmp_path_factory, "fresh") as home:
+        if not (home / "bin").exists():
+            venv.create(home)  # without pip: this one's will do
+            there = ("--wheel-dir", home / "wheels")
+            pip("wheel", "--no-deps", "--no-build-isolation", *there, ROOT)
+            [wheel] = (home / "wheels").iterdir()
+            # What is used is compiled when it is.
+            python = home / "bin" / "python"
+            pip("--python", python, "install", "--no-compile", f"{wheel}[worker]")
     return home
 
 
-def install(home):
-    venv.create(home)  # without pip: this one's will do
-    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
+@contextmanager
+def made_once(tmp_path_factory, name):
+    """A directory for every process of the suite; whoever comes first fills it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield shared / name
+
+
+def pip(*words):
     done = subprocess.run(
-        [*pip, "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[worker]"],
+        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -49,7 +63,38 @@ def install(home):
     if done.returncode != 0:
         if "connection" in done.stderr.lower() and os.environ.get("CI") != "true":
             pytest.skip("no package registry can be reached from here: go online to run this")
-        pytest.fail(f"pip install .[worker] failed:\n{done.stderr}")
+        pytest.fail(f"pip {words} failed:\n{done.stderr}")
+
+
+def test_the_wheel_has_everything_that_is_no_python(fresh):
+    [path] = (fresh / "wheels").iterdir()
+    with zipfile.ZipFile(path) as wheel:
+        inside = {name for name in wheel.namelist() if name.startswith("helixqueue/")}
+        [metadata] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+        demands = wheel.read(metadata).decode().split("\n\n", 1)[0].splitlines()
+    source = ROOT / "src"
+    files = {
+        path.relative_to(source).as_posix()
+        for path in (source / "helixqueue").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert inside == files
+    assert "helixqueue/py.typed" in inside
+    assert {Path(name).suffix for name in inside} >= {".sql", ".yaml", ".service", ".py"}
+    extra = [one for one in demands if one.endswith(("extra == 'worker'", 'extra == "worker"'))]
+    assert [re.match(r"Requires-Dist: (\w+)", one)[1] for one in extra] == ["httpx"]
+
+
+def test_what_is_installed_is_the_wheel_and_its_demands_alone(fresh):
+    code = (
+        "import helixqueue, importlib.metadata as m, importlib.util as u\n"
+        "print(helixqueue.__file__, m.version('helixqueue'),\n"
+        "      *(name for name in ('httpx', 'fastapi', 'alembic', 'redis') if u.find_spec(name)))"
+    )
+    file, *told = run(fresh, "python", "-c", code).stdout.split()
+    assert Path(file).is_relative_to(fresh)
+    assert told == [__version__, "httpx"]
+    assert run(fresh, "helixq", "generate", "systemd").returncode == Exit.OK
 
 
 def run(fresh, *command, **environment):

@@ -8,9 +8,8 @@ import typer
 
 from helixqueue.cli import shapes, show, target, times
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import InvalidPayload
-from helixqueue.identity import PROFILES, check_name, loads
-from helixqueue.queues import checked_requires
+from helixqueue.cli.resources import resources
+from helixqueue.identity import PROFILES, check_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,23 +209,13 @@ def _set(
         "key_limit": key_limit,
         "unknown": unknown,
         "closed": closed,
-        "requires": None if requires is None else _requires(requires),
+        "requires": None if requires is None else resources("requires", requires),
         "keep_completed_seconds": keep_completed,
         "keep_failed_seconds": keep_failed,
         "keep_cancelled_seconds": keep_cancelled,
         "keep_decisions_seconds": keep_decisions,
     }
     _change(queue, settings, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json)
-
-
-def _requires(text: str) -> dict[str, Any]:
-    try:
-        value = loads(text)
-    except InvalidPayload as error:
-        raise typer.BadParameter(f"--requires: {error}") from None
-    if not isinstance(value, dict):
-        raise typer.BadParameter('--requires: expected an object such as {"gpus": 1}')
-    return checked_requires(value)
 
 
 @app.command("pause")

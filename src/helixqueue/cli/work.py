@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from helixqueue.cli import show, target
+from helixqueue.cli.resources import resources
 from helixqueue.client.hands import Client
 from helixqueue.client.hands_async import AsyncClient
 from helixqueue.client.working import jobs_of, work
@@ -66,6 +67,15 @@ Logs = Annotated[
         "--logs", metavar="DIR", help="Keep what --exec prints there.", show_default=False
     ),
 ]
+Free = Annotated[
+    str | None,
+    typer.Option(
+        "--free",
+        metavar="JSON",
+        help='What each slot has: {"gpus": 1, "labels": {"site": "berlin"}}.',
+        show_default=False,
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", help="The worker's name, for people.")]
 Log = Annotated[
     Path | None,
@@ -90,6 +100,7 @@ def _work(
     app: App = None,
     program: Command = None,
     slots: Slots = 4,
+    free: Free = None,
     until_idle: UntilIdle = False,
     time_limit: TimeLimit = None,
     grace: Grace = 30.0,
@@ -118,6 +129,7 @@ def _work(
         "until_idle": until_idle,
         "grace_seconds": grace,
         "name": name,
+        "free": None if free is None else resources("free", free),
     }
     declared, client = _found(app, queues or []) if app is not None else ([], None)
     named = url or dsn or data

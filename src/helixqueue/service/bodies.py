@@ -13,9 +13,12 @@ from pydantic import (
     Field,
     StrictBool,
     StrictInt,
+    model_validator,
 )
 
+from helixqueue.errors import Refused
 from helixqueue.identity import PROFILES
+from helixqueue.queues import checked_requires
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 from helixqueue.store.rows import Held, Settlement, Token
 from helixqueue.store.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
@@ -102,9 +105,16 @@ class Resources(Body):
     cpu_cores: Amount = 0
     ram_gb: Amount = 0
     disk_gb: Amount = 0
-    labels: Annotated[dict[str, Annotated[str, Field(max_length=255)]], Field(max_length=64)] = (
-        Field(default_factory=dict)
-    )
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, told: Any) -> Any:  # noqa: ANN401 - JSON
+        """The same rules and words as for workers that need no service."""
+        try:
+            return checked_requires(told, "free") if isinstance(told, dict) else told
+        except Refused as refused:
+            raise ValueError(str(refused)) from None
 
 
 # How long finished batches stay; 0: for ever. Their keys stay anyway.

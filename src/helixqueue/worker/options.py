@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from helixqueue.errors import Refused
+from helixqueue.queues import checked_requires
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,8 @@ class Options:
                 raise Refused(f"{name}: expected {least} to {most}, got {value!r}")
         if self.prefetch is not None and not 1 <= self.prefetch <= 1_000:
             raise Refused(f"prefetch: expected 1 to 1000, got {self.prefetch!r}")
+        if self.free is not None:
+            object.__setattr__(self, "free", checked_requires(self.free, "free"))
         # Never a host's or a person's name alone: a worker that starts again is another one.
         told = self.name or f"{socket.gethostname()}-{os.getpid()}"
         if not 1 <= len(told.encode()) <= 200:
