@@ -114,6 +114,8 @@ USUAL: Final[dict[str, tuple[str, str]]] = {
     "too-many-requests": ("fewer requests", "one more"),
     "queue-full": ("fewer batches pending", "more"),
     "too-many-streams": ("fewer streams", "one more"),
+    "not-in-doubt": ("a fence in doubt, as it was looked at", "one that is not, or has moved on"),
+    "check-under-way": ("one check or replay at a time", "another one"),
 }
 
 
@@ -245,7 +247,12 @@ def _wanted(fault: Mapping[str, Any]) -> str:
 
 
 # How the framework begins, and how a sentence goes on behind "expected".
-_SAID: Final = {"Input should be ": "", "String should ": "a string that should "}
+_SAID: Final = {
+    "Input should be ": "",
+    "String should ": "a string that should ",
+    "Value error, expected ": "",
+    "Value error, ": "",
+}
 
 
 def _came(fault: Mapping[str, Any]) -> str:
