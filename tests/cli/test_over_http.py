@@ -312,9 +312,10 @@ def test_tokens_are_listed_page_by_page(over_http, monkeypatch):
     for n in range(5):
         over_http("token", "create", f"page-{over_http.q}-{n}", "--scope", "read")
     for run in (over_http, over_http.direct):
-        names = [one["name"] for one in run("token", "list", "--json").json["tokens"]]
-        assert len(names) == len(set(names))
-        assert len([name for name in names if name.startswith(f"page-{over_http.q}-")]) == 5
+        rows = run("token", "list", "--json").json["tokens"]
+        listed = [(one["tenant"], one["name"], one["generation"]) for one in rows]
+        assert listed == sorted(set(listed))
+        assert len([name for _, name, _ in listed if name.startswith(f"page-{over_http.q}-")]) == 5
 
 
 def test_a_login_link_is_made_over_http(over_http, site):
