@@ -49,9 +49,9 @@ STOP_S = 60.0
 SOCKET_PATH_BYTES = 107 if sys.platform.startswith("linux") else 103
 LOG_BYTES = 10_000_000
 
-# By (our pid, its pid): kept to reap a server even when the object that started it is gone. Our
-# own pid is part of the key because a forked child inherits the table but not the children.
-_children: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+# (Our pid, its pid): kept to reap a server even when the object that started it is gone. Our own
+# pid stands beside it because a forked child inherits the table but not the children.
+_children: set[tuple[int, int]] = set()
 
 
 class Server(ABC):
@@ -260,21 +260,23 @@ class Server(ABC):
                 # Ctrl-C in the terminal is meant for the caller.
                 start_new_session=True,
             )
-        _children[os.getpid(), child.pid] = child
+        _children.add((os.getpid(), child.pid))
+        # It is reaped by its pid, if by us at all: a server may outlive whoever started it, and
+        # Popen would complain of that.
+        child.returncode = 0
         return child.pid
 
     def _ended(self, pid: int) -> bool:
         """Whether the server's process has ended; a zombie counts once its children are gone."""
-        child = _children.get((os.getpid(), pid))
-        if child is not None:
-            return child.poll() is not None
+        if (os.getpid(), pid) in _children:
+            return _reaped(pid, os.WNOHANG)
         return not _exists(pid) or not self._sharing.alive()
 
     def _forget_the_dead(self) -> None:
         """Clear what killed processes left; subclasses add what their server leaves."""
-        for key, child in list(_children.items()):
-            if key[0] == os.getpid() and child.poll() is not None:
-                del _children[key]
+        for parent, pid in list(_children):
+            if parent == os.getpid():
+                _reaped(pid, os.WNOHANG)
         for partial in self.directory.glob("data.partial.*"):
             # Its initdb may still be writing; then the next launch removes the rest.
             shutil.rmtree(partial, ignore_errors=True)
@@ -321,10 +323,9 @@ class Server(ABC):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGQUIT)
                 self._sharing.wait_until_gone(STOP_S)
-        child = _children.pop((os.getpid(), pid or 0), None)
-        if child is not None:
-            # Its handles close a moment before it can be reaped.
-            child.wait()
+            if (os.getpid(), pid) in _children:
+                # Its handles close a moment before it can be reaped.
+                _reaped(pid)
         with suppress(OSError, Unavailable):
             # Only an empty one goes, and so never `data`.
             self.socket_dir.rmdir()
@@ -358,6 +359,17 @@ def _runtime_root(account: Account) -> Path:
     if own and not account.switch and os.access(own, os.W_OK):
         return Path(own)
     return Path(tempfile.gettempdir())
+
+
+def _reaped(pid: int, options: int = 0) -> bool:
+    """Whether this child of ours has ended; waits for that unless `options` say otherwise."""
+    try:
+        ended = os.waitpid(pid, options)[0] == pid
+    except ChildProcessError:  # by another thread of ours
+        ended = True
+    if ended:
+        _children.discard((os.getpid(), pid))
+    return ended
 
 
 def _exists(pid: int) -> bool:
