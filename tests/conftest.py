@@ -15,8 +15,12 @@ import psycopg
 import pytest
 
 from helixqueue.embedded import Postgres
+from helixqueue.ledger.replay import replay
+from helixqueue.operate.check import check
 from helixqueue.store.migrate import migrate
-from tests.database import Database
+from tests.database import Database, copy_of
+from tests.lab import until
+from tests.ledger.traffic import busy_lab
 from tests.pooler import Pooler
 
 if TYPE_CHECKING:
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 # Login roles of the tests and the tenants they are bound to.
 BINDINGS = {"pool": "*", "app_a": "a", "app_b": "b", "service": "*"}
+# Whoever pulls this server's plug proves nothing: tests of that have servers of their own. So
+# nothing waits for the disk.
+FORGETFUL = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 _numbers = itertools.count(1)
 
 
@@ -33,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     postgres = Postgres(
         tmp_path_factory.mktemp("server") / "postgres",
         bin_dir=Path(bin_dir) if bin_dir else None,
-        settings={"max_connections": "300"},
+        settings=FORGETFUL,
     )
     postgres.start()
     yield postgres
@@ -70,9 +77,43 @@ def template(server: Postgres) -> str:
 
 @pytest.fixture
 def database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
-    name = f"helix_test_{next(_numbers)}"
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template} owner helix_migrator")
-    yield Database(server, name, pooler)
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
+    with copy_of(template, server, f"helix_test_{next(_numbers)}", pooler) as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def busy_template(server: Postgres, template: str) -> Iterator[str]:
+    """A database after real traffic, of which nobody has anything to complain."""
+    with copy_of(template, server, "helix_busy") as database:
+        busy_lab(database)
+        with database.connect("helix_migrator") as connection:
+            assert [result for result in check(connection) if not result.holds] == []
+            assert replay(connection).clean
+        yield database.name
+
+
+@pytest.fixture
+def busy(server: Postgres, busy_template: str, pooler: Pooler | None) -> Iterator[Database]:
+    with copy_of(busy_template, server, f"helix_busy_{next(_numbers)}", pooler) as database:
+        yield database
+
+
+@pytest.fixture
+def durable(server: Postgres) -> Iterator[None]:
+    """The server waits for the disk after all: for whoever asks it whether it does."""
+
+    def set_up(change: str) -> None:
+        with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
+            for setting in ("fsync", "full_page_writes"):
+                connection.execute(f"alter system {change.format(setting)}")
+            connection.execute("select pg_reload_conf()")
+
+    def shown() -> str:
+        with psycopg.connect(server.bootstrap_dsn) as connection:
+            [value] = connection.execute("show full_page_writes").fetchone()
+        return value
+
+    set_up("set {} = on")
+    until(lambda: shown() == "on")
+    yield
+    set_up("reset {}")

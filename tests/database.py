@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import psycopg
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from helixqueue.embedded import Postgres
     from tests.pooler import Pooler
 
@@ -42,3 +45,19 @@ class Database:
     def value(self, query: str, *args: Any, role: str = "helix_bootstrap") -> Any:
         [(value,)] = self.rows(query, *args, role=role)
         return value
+
+
+@contextmanager
+def copy_of(
+    template: str, server: Postgres, name: str, pooler: Pooler | None = None
+) -> Iterator[Database]:
+    """A database like `template`, until the end."""
+    with Database(server, "postgres").connect("helix_bootstrap") as connection:
+        # Files are copied, not their blocks written to the log: a third of the work where nothing
+        # waits for the disk.
+        connection.execute(
+            f"create database {name} template {template} owner helix_migrator strategy file_copy"
+        )
+    yield Database(server, name, pooler)
+    with Database(server, "postgres").connect("helix_bootstrap") as connection:
+        connection.execute(f"drop database {name} with (force)")

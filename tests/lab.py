@@ -11,25 +11,26 @@ import itertools
 import os
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
-
-import psycopg
 
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
 from helixqueue.store.rows import Held, Settlement, SubmissionRow
-from tests.database import Database
+from tests.database import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from helixqueue.embedded import Postgres
     from helixqueue.store.rows import Answer, Claimed, LeaseRow, QueueRow, SubmittedRow, Verdict
+    from tests.database import Database
     from tests.pooler import Pooler
 
 POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
-PATIENCE_S = 20.0
+# On a machine that is busy with something else.
+PATIENCE_S = 60.0
 _numbers = itertools.count(1)
 
 # The engine refuses every hand but its own, so time passes by a function of the engine's.
@@ -54,15 +55,28 @@ alter function helix.test_pass_time owner to helix_engine;
 
 def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
     """For a module's fixture `database`, in place of the one a test."""
-    name = f"helix_module_{next(_numbers)}"
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template} owner helix_migrator")
-    database = Database(server, name, pooler)
+    with (
+        copy_of(template, server, f"helix_module_{next(_numbers)}", pooler) as database,
+        passing_time(database),
+    ):
+        yield database
+
+
+@contextmanager
+def passing_time(database: Database) -> Iterator[Callable[..., None]]:
+    """Whatever these batches wait for, or should have done by, lies in the past once it is called.
+
+    Only until the end: `check` finds strangers among the engine's functions.
+    """
+
+    def pass_time(*batches: int) -> None:
+        database.rows("select helix.test_pass_time(%s)", list(batches))
+
     with database.connect("helix_bootstrap") as connection:
         connection.execute(_TIME_PASSES.encode())
-    yield database
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
+    yield pass_time
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute("drop function if exists helix.test_pass_time")
 
 
 def until(ask: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:

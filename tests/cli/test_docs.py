@@ -11,6 +11,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from helixqueue.cli.main import VERBS
 from helixqueue.store import calls
 from tests.cli.conftest import HELIXQ
@@ -99,6 +101,7 @@ def work(database):
         lab.settle(completed(frozen), worker="bo")
 
 
+@pytest.mark.usefixtures("durable")
 def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path):
     environment = helixq._environment(None, {"HELIX_TENANT": "lab", "COLUMNS": str(COLUMNS)})
     environment |= {

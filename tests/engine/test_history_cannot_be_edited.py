@@ -16,7 +16,7 @@ from psycopg import sql
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import ARROWS, State
-from tests.ledger.traffic import busy_lab, lab
+from tests.ledger.traffic import lab
 
 # Who types: the login role, and what is said before the statement.
 HANDS = {
@@ -129,20 +129,19 @@ def assert_whole(database):
 
 
 @pytest.mark.parametrize("hand", HANDS)
-def test_no_statement_typed_by_hand_is_let_through(database, hand):
-    busy_lab(database)
-    before = history(database)
+def test_no_statement_typed_by_hand_is_let_through(busy, hand):
+    before = history(busy)
     wrong = []
-    with typing(database, hand) as connection:
-        for (table, column), what in itertools.product(tables(database), STATEMENTS):
+    with typing(busy, hand) as connection:
+        for (table, column), what in itertools.product(tables(busy), STATEMENTS):
             state = attempt(connection, typed(what, table, column))
             # PostgreSQL itself knows no COPY into a table with policies, except for superusers.
             refused = REFUSED | {"0A000"} if what == "copy" else REFUSED
             if state not in refused:
                 wrong.append((table, what, state))
     assert wrong == []
-    assert history(database) == before
-    assert_whole(database)
+    assert history(busy) == before
+    assert_whole(busy)
 
 
 @pytest.mark.parametrize("hand", [hand for hand in HANDS if hand.startswith("a superuser")])
@@ -158,13 +157,12 @@ def test_every_table_has_its_own_guard(database, hand):
                 assert state == ("QH003" if ledger else "QH002"), (what, table)
 
 
-def test_operators_of_ones_own_do_not_fool_a_guard(database):
+def test_operators_of_ones_own_do_not_fool_a_guard(busy):
     """A guard that looked up `=` along the caller's search path would believe anything."""
-    busy_lab(database)
-    before = history(database)
-    with database.connect("helix_bootstrap") as connection:
+    before = history(busy)
+    with busy.connect("helix_bootstrap") as connection:
         connection.execute("create schema forger authorization helix_migrator")
-    with database.connect("helix_migrator") as connection:
+    with busy.connect("helix_migrator") as connection:
         for left, right in (("name", "name"), ("name", "text"), ("text", "text"), ("int", "int")):
             for sign in ("=", "<>", ">", ">="):
                 names = {"=": "eq", "<>": "ne", ">": "gt", ">=": "ge"}
@@ -189,11 +187,11 @@ def test_operators_of_ones_own_do_not_fool_a_guard(database):
         connection.execute("set search_path = forger, pg_catalog")
         for role in ("helix_migrator", "helix_owner"):
             connection.execute(f"set role {role}".encode())
-            for table, column in tables(database):
+            for table, column in tables(busy):
                 for what in ("insert", "update", "delete", "truncate"):
                     state = attempt(connection, typed(what, table, column))
                     assert state in REFUSED, (what, table, role)
-    assert history(database) == before
+    assert history(busy) == before
 
 
 def test_a_trigger_of_ones_own_does_not_write_events(database):

@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from helixqueue.operate.check import check
-from tests.database import Database
+from tests.database import copy_of
 from tests.ledger.traffic import Held, Lab, fence_every_way, lab
 
 WORD = "zebra"
@@ -48,14 +48,15 @@ class Loot:
 
 
 @pytest.fixture(scope="module")
-def walled(server, template):
+def shared(server, template):
+    with copy_of(template, server, "helix_walls") as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+def walled(shared):
     """Tenants a and b at work in queues of the same name; b in every state and every table."""
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute(
-            f"create database helix_walls template {template} owner helix_migrator".encode()
-        )
-    database = Database(server, "helix_walls")
-    with lab(database, "app_a") as a, lab(database, "app_b") as b, lab(database, "operator") as op:
+    with lab(shared, "app_a") as a, lab(shared, "app_b") as b, lab(shared, "operator") as op:
         a.queue("a", "shared")
         a.submit("mine-1", "mine-2", queue="shared")
         b.queue("b", "shared", key_limit=1, backoff_seconds=0)
@@ -95,14 +96,14 @@ def walled(server, template):
         )  # fmt: skip
     numbers = {
         state: (epoch, number)
-        for state, epoch, number in database.rows(
+        for state, epoch, number in shared.rows(
             "select state::text, epoch, number from helix.fence where tenant = 'b'"
         )
     }
-    places = database.rows("select distinct place from helix.standing where tenant = 'b'")
+    places = shared.rows("select distinct place from helix.standing where tenant = 'b'")
     assert {place for (place,) in places} == {"ready", "waiting", "active", "outcome"}
-    request = database.value("select request from helix.active where batch = %s", held[0].batch)
-    return database, Loot(ids, held, request, fences, numbers)
+    request = shared.value("select request from helix.active where batch = %s", held[0].batch)
+    return shared, Loot(ids, held, request, fences, numbers)
 
 
 @pytest.fixture
@@ -119,12 +120,8 @@ def loot(walled):
 @pytest.fixture
 def copied(server, walled):
     """For tests that would write, if they could."""
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        made = f"create database helix_walls_copy template {walled[0].name}"
-        connection.execute(f"{made} owner helix_migrator".encode())
-    yield Database(server, "helix_walls_copy")
-    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute("drop database helix_walls_copy with (force)")
+    with copy_of(walled[0].name, server, "helix_walls_copy") as database:
+        yield database
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from helixqueue.ledger import replay as module
 from helixqueue.ledger.fold import REASONS, Kind
 from helixqueue.ledger.replay import estimate, replay
 from tests.ledger.damage import damaged, one
-from tests.ledger.traffic import busy_lab, lab
+from tests.ledger.traffic import lab
 
 
-def test_all_traffic_folds_to_where_it_stands(database):
-    busy_lab(database)
-    with database.connect("operator") as connection:
+def test_all_traffic_folds_to_where_it_stands(busy):
+    with busy.connect("operator") as connection:
         replayed = replay(connection)
         assert replayed.violations == []
         assert replayed.clean
@@ -72,9 +71,8 @@ def test_progress_ends_at_the_number_of_events(database):
         assert estimate(connection) >= 0
 
 
-def test_a_tenants_own_role_replays_its_own(database):
-    busy_lab(database)
-    with database.connect("app_b") as connection:
+def test_a_tenants_own_role_replays_its_own(busy):
+    with busy.connect("app_b") as connection:
         replayed = replay(connection)
         assert replayed.clean
         assert 0 < replayed.batches < 5
@@ -154,21 +152,18 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_replay_finds(database, what):
+def test_a_replay_finds(busy, what):
     kinds, statement = DAMAGE[what]
-    busy_lab(database)
-    with database.connect("operator") as connection:
-        assert replay(connection).clean
-        damaged(database, one(database, statement))
+    damaged(busy, one(busy, statement))
+    with busy.connect("operator") as connection:
         replayed = replay(connection)
     assert {violation.kind for violation in replayed.violations} == kinds
     assert replayed.violated == len(replayed.violations) > 0
     assert len({violation.batch for violation in replayed.violations}) == 1
 
 
-def test_violations_are_counted_beyond_the_limit(database):
-    busy_lab(database)
-    damaged(database, "delete from helix.outcome")
-    with database.connect("operator") as connection:
+def test_violations_are_counted_beyond_the_limit(busy):
+    damaged(busy, "delete from helix.outcome")
+    with busy.connect("operator") as connection:
         replayed = replay(connection, limit=2)
     assert len(replayed.violations) == 2 < replayed.violated

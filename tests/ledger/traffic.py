@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from helixqueue.states import FenceState
+from tests.lab import passing_time, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import psycopg
 
@@ -163,6 +164,11 @@ class Lab:
             permanent=[permanent] * len(held),
         )
 
+    def number(self, batch_id: uuid.UUID) -> int:
+        """The internal id."""
+        [(batch,)] = self.rows("select batch from helix.locate(array[%s::uuid])", batch_id)
+        return batch
+
     def decide(self, verb: str, ids: Sequence[uuid.UUID]) -> list[str]:
         """cancel, retry or erase."""
         answers = self.call(
@@ -187,9 +193,10 @@ def lab(database: Database, role: str = "pool") -> Iterator[Lab]:
 def busy_lab(database: Database) -> None:
     """One batch or more for each reason, each place and each table that traffic fills."""
     with lab(database) as a, lab(database, "operator") as operator:
+        # Leases that nobody is late with, however old the database is when it is copied.
         for tenant in ("a", "b"):
-            a.queue(tenant, backoff_seconds=0, max_attempts=2)
-        a.queue(name="limited", key_limit=1)
+            a.queue(tenant, backoff_seconds=0, max_attempts=2, lease_seconds=86_400)
+        a.queue(name="limited", key_limit=1, lease_seconds=86_400)
         a.queue(name="brief")
         a.queue(name="old")
         a.queue(name="still", paused=True)
@@ -199,69 +206,70 @@ def busy_lab(database: Database) -> None:
         a.submit("s2")
         a.submit("s3", payload='{"tube":2}')
 
-        # completed; failed with tries left, then out of tries; failed for good and retried
-        held = a.claim(4)
-        a.complete(held[:1])
-        assert a.complete(held[:1]) == ["repeat"]
-        a.fail(held[1:2])
-        a.fail(held[2:4], permanent=True)
-        a.fail(a.claim(1), permanent=True)
-        operator.decide("retry", [held[2].public_id])
-        assert a.rows("select state from helix.standing where batch = %s", held[2].batch) == [
-            ("PENDING",)
-        ]
-        # released; then refused, because the token died with the lease
-        given_back = a.claim(2, worker="w2")
-        a.act("release", given_back)
-        assert a.complete(given_back) == ["refused"] * 2
-        # lost
-        assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
-        wait_until(
-            lambda: (
-                a.rows("select helix.reap_v1('reaper')")
-                and a.rows("select 1 where not exists (select from helix.active)")
-            )
-        )
-        # recovered
-        assert len(a.claim(1, worker="w4", start=False)) == 1
-        assert operator.rows("select ended from helix.recover_v1('ann', 'restored')") == [(1,)]
-        # cancelled while it waits and while it runs
-        running = a.claim(1, worker="w5")
-        operator.decide("cancel", [running[0].public_id, *a.submit("s9")])
-
-        # waiting for all three causes, and one of each that came out again
-        a.submit("later", run_at="infinity")
-        soon = a.submit("soon", run_at=a.rows("select clock_timestamp() + '20 ms'")[0][0])
-        wait_until(lambda: a.rows("select 1 from helix.promote_v1() n where n > 0"))
-        assert soon
-        a.submit("p1", "p2", queue="still")
-        a.submit("l1", "l2", "l3", queue="limited", limit_key="sequencer-7")
-        a.complete(a.claim(3, queue="limited"))
-        a.claim(3, queue="limited")
-        # expired; a role that is bound to its tenant does this duty at every claim
-        a.submit(
-            "x",
-            queue="brief",
-            run_at="infinity",
-            expires_at=a.rows("select clock_timestamp() + '20 ms'")[0][0],
-        )
-        with lab(database, "app_a") as own:
-            wait_until(
-                lambda: (
-                    own.claim(queue="brief")
-                    or own.rows("select 1 from helix.outcome where queue = 'brief'")
-                )
-            )
+        completed = settle_every_way(a, operator)
+        lose_every_way(a, operator)
+        wait_every_way(a, database)
         # retired, and erased
         a.submit("o1", "o2", queue="old")
         a.complete(a.claim(2, queue="old"))
         assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]
-        assert operator.decide("erase", [held[0].public_id]) == ["ok"]
+        assert operator.decide("erase", [completed.public_id]) == ["ok"]
         fence_every_way(a)
         # left as they are: ASSIGNED, RUNNING and ready
         a.submit("t1", "t2", "t3", "t4")
         a.claim(1, start=False)
         a.claim(1)
+
+
+def settle_every_way(a: Lab, operator: Lab) -> Held:
+    """Completed; failed with tries left, then out of tries; failed for good and retried."""
+    held = a.claim(4)
+    a.complete(held[:1])
+    assert a.complete(held[:1]) == ["repeat"]
+    a.fail(held[1:2])
+    a.fail(held[2:4], permanent=True)
+    a.fail(a.claim(1), permanent=True)
+    operator.decide("retry", [held[2].public_id])
+    state = "select state from helix.standing where batch = %s"
+    assert a.rows(state, held[2].batch) == [("PENDING",)]
+    return held[0]
+
+
+def lose_every_way(a: Lab, operator: Lab) -> None:
+    """Released, lost, recovered, and cancelled while it waits and while it runs."""
+    given_back = a.claim(2, worker="w2")
+    a.act("release", given_back)
+    assert a.complete(given_back) == ["refused"] * 2  # the token died with the lease
+    assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
+    until(
+        lambda: (
+            a.rows("select helix.reap_v1('reaper')")
+            and a.rows("select 1 where not exists (select from helix.active)")
+        )
+    )
+    assert len(a.claim(1, worker="w4", start=False)) == 1
+    assert operator.rows("select ended from helix.recover_v1('ann', 'restored')") == [(1,)]
+    running = a.claim(1, worker="w5")
+    operator.decide("cancel", [running[0].public_id, *a.submit("s9")])
+
+
+def wait_every_way(a: Lab, database: Database) -> None:
+    """Waiting for all three causes, and one of each that came out again; and one that expired."""
+    a.submit("later", run_at="infinity")
+    a.submit("p1", "p2", queue="still")
+    a.submit("l1", "l2", "l3", queue="limited", limit_key="sequencer-7")
+    a.complete(a.claim(3, queue="limited"))
+    a.claim(3, queue="limited")
+    [(tomorrow,)] = a.rows("select clock_timestamp() + interval '1 day'")
+    [soon] = a.submit("soon", run_at=tomorrow)
+    [expiring] = a.submit("x", queue="brief", run_at="infinity", expires_at=tomorrow)
+    with passing_time(database) as pass_time, lab(database, "app_a") as own:
+        pass_time(a.number(soon))
+        assert a.rows("select helix.promote_v1()") == [(1,)]
+        # A role that is bound to its tenant does this duty at every claim.
+        pass_time(a.number(expiring))
+        assert own.claim(queue="brief") == []
+        assert own.rows("select 1 from helix.outcome where queue = 'brief'")
 
 
 def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
@@ -293,9 +301,3 @@ def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str,
     assert claim("sealed")[0] == "repeated"
     assert claim("in_doubt", tube=2)[0] == "mismatch"
     return {state: one[1] for state, one in told.items()}
-
-
-def wait_until(ask: Callable[[], object]) -> None:
-    """Ask until there is an answer; the time limit of the test is the limit."""
-    while not ask():
-        pass

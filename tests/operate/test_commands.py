@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from helixqueue.cli.exits import Exit
+from tests.cli.conftest import Helixq
 from tests.ledger.damage import damaged, one
-
-HELIXQ = Path(sys.executable).with_name("helixq")
 
 
 def helixq(database, *arguments, role="helix_migrator"):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
-    return subprocess.run(
-        [HELIXQ, *arguments, "--dsn", database.dsn(role)],
-        env=kept,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return Helixq(database)(*arguments, "--dsn", database.dsn(role))
 
 
 def test_check_of_a_sound_database(busy):
     done = helixq(busy, "check")
-    assert (done.returncode, done.stdout) == (Exit.OK, "")
-    assert "invariants hold" in done.stderr
+    assert (done.code, done.out) == (Exit.OK, "")
+    assert "invariants hold" in done.err
     done = helixq(busy, "check", "--json")
-    answer = json.loads(done.stdout)
+    answer = json.loads(done.out)
     assert answer["ok"] is True
     assert answer["every_tenant"] is True
     assert all(result["holds"] for result in answer["results"])
@@ -41,14 +29,14 @@ def test_check_of_a_sound_database(busy):
 def test_check_shows_what_is_broken_and_ends_with_one(busy):
     damaged(busy, one(busy, "delete from helix.outcome where batch = {COMPLETED}"))
     done = helixq(busy, "check")
-    assert done.returncode == Exit.NO
-    assert [line.split("\t")[:3] for line in done.stdout.splitlines()[1:]] == [
+    assert done.code == Exit.NO
+    assert [line.split("\t")[:3] for line in done.out.splitlines()[1:]] == [
         ["BROKEN", "no_place", "G5"],
         ["BROKEN", "event_without_place", "G4"],
     ]
     done = helixq(busy, "check", "--json")
-    assert done.returncode == Exit.NO
-    answer = json.loads(done.stdout)
+    assert done.code == Exit.NO
+    answer = json.loads(done.out)
     [broken] = [result for result in answer["results"] if result["name"] == "no_place"]
     assert broken["count"] == 1
     assert broken["witnesses"][0]["batch"] > 0
@@ -56,20 +44,20 @@ def test_check_shows_what_is_broken_and_ends_with_one(busy):
 
 def test_an_operator_is_told_what_was_skipped(busy):
     done = helixq(busy, "check", role="operator")
-    assert done.returncode == Exit.OK
-    assert {line.split("\t")[0] for line in done.stdout.splitlines()[1:]} == {"skipped"}
+    assert done.code == Exit.OK
+    assert {line.split("\t")[0] for line in done.out.splitlines()[1:]} == {"skipped"}
 
 
 def test_a_tenant_is_told_that_it_saw_its_own_rows_only(busy):
     for verb in ("check", "replay"):
-        assert "own tenants only" in helixq(busy, verb, role="app_a").stderr
+        assert "own tenants only" in helixq(busy, verb, role="app_a").err
 
 
 def test_replay_of_a_sound_ledger(busy):
     done = helixq(busy, "replay")
-    assert (done.returncode, done.stdout) == (Exit.OK, "")
-    assert "0 violations" in done.stderr
-    answer = json.loads(helixq(busy, "replay", "--json").stdout)
+    assert (done.code, done.out) == (Exit.OK, "")
+    assert "0 violations" in done.err
+    answer = json.loads(helixq(busy, "replay", "--json").out)
     assert answer["ok"] is True
     assert answer["events"] > answer["batches"] > 0
     assert answer["retired"] == 2
@@ -80,9 +68,9 @@ def test_replay_shows_what_does_not_follow_and_ends_with_one(busy):
     edit = "update helix.event set at = 'infinity' where (batch, version) = ({COMPLETED}, 4)"
     damaged(busy, one(busy, edit))
     done = helixq(busy, "replay")
-    assert done.returncode == Exit.NO
-    assert "the hash does not follow" in done.stdout
-    answer = json.loads(helixq(busy, "replay", "--json").stdout)
+    assert done.code == Exit.NO
+    assert "the hash does not follow" in done.out
+    answer = json.loads(helixq(busy, "replay", "--json").out)
     [violation] = answer["violations"]
     assert violation["kind"] == "hash"
     assert [event["version"] for event in violation["witnesses"]] == [3, 4]
@@ -91,21 +79,21 @@ def test_replay_shows_what_does_not_follow_and_ends_with_one(busy):
 
 def test_recover_ends_leases_for_a_reason(busy):
     done = helixq(busy, "recover", "--reason", "restored", "--actor", "ann", "--json")
-    assert done.returncode == Exit.OK
-    answer = json.loads(done.stdout)
+    assert done.code == Exit.OK
+    answer = json.loads(done.out)
     assert answer["ended"] > 0
     assert answer["epoch"] > 1
     assert busy.value("select count(*) from helix.active") == 0
-    assert "0 leases ended" in helixq(busy, "recover", "--reason", "again").stdout
+    assert "0 leases ended" in helixq(busy, "recover", "--reason", "again").out
 
 
 @pytest.mark.parametrize("arguments", [(), ("--reason", " ")])
 def test_recover_demands_a_reason(busy, arguments):
-    assert helixq(busy, "recover", *arguments).returncode == Exit.USAGE
+    assert helixq(busy, "recover", *arguments).code == Exit.USAGE
 
 
 def test_recover_is_not_for_clients(busy):
     done = helixq(busy, "recover", "--reason", "because", role="app_a")
-    assert done.returncode == Exit.REFUSED
-    assert "permission denied" in done.stderr
-    assert "helix_operator (people)" in done.stderr
+    assert done.code == Exit.REFUSED
+    assert "permission denied" in done.err
+    assert "helix_operator (people)" in done.err

@@ -155,6 +155,7 @@ def test_embedded_servers_are_started_for_the_command(tmp_path):
     assert findings["durability"]["verdict"] == "ok"
 
 
+@pytest.mark.usefixtures("durable")
 def test_doctor_says_no_with_its_exit_code(database):
     well = helixq("doctor", "--dsn", database.dsn("app_a"))
     assert well.returncode == Exit.OK, well.stdout

@@ -16,6 +16,7 @@ def verdicts(dsn):
     return {finding.name: finding for finding in examine(dsn)}
 
 
+@pytest.mark.usefixtures("durable")
 def test_a_bound_role_in_a_migrated_database_is_well(database):
     found = verdicts(database.dsn("app_a", direct=True))
     assert len(found) == len(EXAMINATIONS)
