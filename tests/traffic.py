@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 import uuid
@@ -15,6 +14,7 @@ from helixqueue.operate.check import check
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
 from helixqueue.store.rows import Held, LeaseRow, Settlement, SubmissionRow, SubmittedRow
+from tests.processes import PROCESSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,12 +26,8 @@ POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
 PAYLOAD = '{"tube":1}'
 RESULT = '{"reads":7}'
 # How long a condition may take to come true on a machine that is busy with something else.
-PATIENCE_S = 30.0
-TOGETHER_S = 60.0
-# Children are forked from a clean process that has imported what they need: fifty that each
-# import it by themselves take the time of the whole test.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", "tests.traffic"])
+PATIENCE_S = 60.0
+TOGETHER_S = 120.0
 
 
 def store(dsn: str) -> Store:

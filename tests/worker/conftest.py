@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from helixqueue import HelixQueue, Queue
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from tests.lab import one_database
+from tests.processes import Module
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -92,13 +91,13 @@ class Shift:
 
     def __enter__(self):
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         return self
 
     def stop(self):
         self._stop()
 
-    def join(self, seconds=30):
+    def join(self, seconds=60):
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the worker did not end"
         if self.error is not None:
@@ -109,7 +108,7 @@ class Shift:
         if self._thread.is_alive() and self._stop is not None:
             self._stop()
             self._stop()
-        self._thread.join(30)
+        self._thread.join(60)
         if kind is None:
             self.join()
 
@@ -119,7 +118,7 @@ def shift():
     return Shift
 
 
-class Process:
+class Process(Module):
     """A worker in a process of its own, with the handler of tests/worker/app.py."""
 
     def __init__(self, database, queue, *, dsn=None, options=None, **environment):
@@ -130,30 +129,7 @@ class Process:
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             **environment,
         }
-        self.popen = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.worker.app", json.dumps(options or {})],
-            env=kept,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.out, self.err = self.popen.communicate()
-
-    def signal(self, number):
-        self.popen.send_signal(number)
-
-    def wait(self, seconds=30):
-        """The exit code; what it said is in `out` and `err`."""
-        self.out, self.err = self.popen.communicate(timeout=seconds)
-        return self.popen.returncode
+        super().__init__("tests.worker.app", json.dumps(options or {}), environment=kept)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import os
 import signal
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,9 @@ class Victim:
 
     def tree(self):
         """The worker and its renewer."""
-        children = Path(f"/proc/{self.process.popen.pid}/task").glob("*/children")
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         found = [int(pid) for one in children for pid in one.read_text().split()]
-        return [self.process.popen.pid, *found]
+        return [self.process.pid, *found]
 
     def close(self):
         for pid in self.tree():
@@ -139,21 +140,30 @@ def rescued(helix, shift, victims):
         health = rescuer.worker.health
         until(lambda at=health.heard_at: health.heard_at > at, SLACK)
         begun = datetime.now(UTC)
+        heard = [health.heard_at]
+
+        def all_completed():
+            heard.append(health.heard_at)
+            return all(one.completed for one in victims)
+
         try:
-            until(lambda: all(one.completed for one in victims), SLACK + 2 * LEASE)
+            until(all_completed, SLACK + 2 * LEASE)
         except AssertionError:
             stuck = {one.point: one.story() for one in victims if not one.completed}
             raise AssertionError(f"stuck: {stuck}") from None
-    for one in victims:  # whoever had it was gone by then: from here on nothing is stuck
+    # Whoever had it was gone by then: from here on nothing is stuck while anybody claims. What the
+    # machine did instead of letting the rescuer claim is nobody's fault here.
+    deaf = max(later - earlier for earlier, later in pairwise(heard))
+    for one in victims:
         lost = [event.at for event in helix.history(one.receipt) if event.reason == "lost"]
-        assert all((at - begun).total_seconds() < 2 * LEASE for at in lost[:1]), one.story()
+        late = [(at - begun).total_seconds() - deaf for at in lost[:1]]
+        assert all(seconds < 2 * LEASE for seconds in late), one.story()
 
 
 def settled_down(victims):
     """Whoever still runs is stopped; then everybody is judged."""
     for one in victims:
-        if one.process.popen.poll() is None:
-            one.process.signal(signal.SIGTERM)
+        one.process.signal(signal.SIGTERM)
     for one in victims:
         one.process.wait()
         assert "Traceback" not in one.process.err or "failpoint" in one.process.err, one.process.err
