@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from helixqueue import HelixQueue, NotPermitted
+from helixqueue.identity import key_text
+from helixqueue.store import fences, tokens
+from tests.lab import POOLED, Lab
+
 BODY = {"identity": "S-1", "payload": {"pod5": "a.pod5"}}
 
 
@@ -54,3 +61,50 @@ def test_a_fence_and_its_story_are_told_to_their_tenant_alone(site, http, lab):
     assert row["fence"] not in {one["fence"] for one in doubts}
     with site.client("submit") as submitter:
         assert submitter.get("/v1/fences").status_code == 403
+
+
+@pytest.fixture
+def doubted(database, lab):
+    """A fence of tenant a in doubt."""
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
+            raise TimeoutError("the bank did not answer")
+        [row] = helix.run(fences.listed(name=lab.q))
+    return row
+
+
+def resolve(database, row, token, role="service"):
+    call = fences.resolve_by_token(
+        tokens.hashed(token), row.key, row.version, fences.Times(), reason="looked", answer=None
+    )
+    with Lab(database, role) as desk:
+        return desk.run(call).decision
+
+
+def test_the_database_itself_looks_at_the_token_that_decides_a_doubt(site, database, doubted):
+    """Whatever a bug of the service lets through: only operate, and only the own tenant's."""
+    for good_for_less in (site.token("read", "admin", "payloads", "submit", "work"), "hx_unknown"):
+        with pytest.raises(NotPermitted, match="only a good token with the scope operate"):
+            resolve(database, doubted, good_for_less)
+    assert resolve(database, doubted, site.token("operate", tenant="b")) == "stale"
+    for stranger in ("pool", "app_a", "app_b"):
+        # Their logins serve nobody's tokens.
+        with pytest.raises(NotPermitted):
+            resolve(database, doubted, site.token("operate"), stranger)
+    assert resolve(database, doubted, site.token("operate")) == "done"
+
+
+def test_a_decision_is_about_the_fence_that_was_looked_at(http, doubted):
+    path = f"/v1/fences/{key_text(doubted.key)}/resolve"
+    body = {"reason": "looked", "applied": False, "version": doubted.version + 1}
+    told = http.post(path, json=body)
+    assert told.status_code == 409
+    assert told.json()["type"].endswith(":not-in-doubt")
+    assert (told.json()["state"], told.json()["version"]) == ("IN_DOUBT", doubted.version)
+    body["version"] = doubted.version
+    assert http.post(path, json=body | {"effect": "re_1"}).status_code == 422
+    headers = {"Idempotency-Key": f"decide-{doubted.name}-0000000"}
+    first, again = (http.post(path, json=body, headers=headers) for _ in range(2))
+    assert (first.status_code, first.json()["state"]) == (200, "RELEASED")
+    assert again.json() == first.json()
+    assert http.post(path, json=body).status_code == 409
