@@ -126,19 +126,25 @@ def test_one_batchs_story_is_a_search_for_its_id(site, http, lab, caplog):
         until(lambda: any("show_outcome" in line for line in logged(caplog)))
     lines = [json.loads(line) for line in logged(caplog) if batch_id in line]
     assert [
-        (line["operation"], line.get("worker"), line.get("attempt"), line.get("decision"))
+        (
+            line["operation"],
+            line.get("worker"),
+            line.get("attempt"),
+            line.get("state"),
+            line.get("decision"),
+        )
         for line in lines
     ] == [
-        ("submit", None, None, "new"),
-        ("submit", None, None, "duplicate"),
-        ("submit", None, None, "conflict"),
-        ("claim", "bo", 1, "ok"),
-        ("claim", "ada", 2, "ok"),
-        ("start", "ada", 2, "ok"),
-        ("renew", "bo", 1, "refused"),
-        ("settle", "bo", 1, "refused"),
-        ("settle", "ada", 2, "ok"),
-        ("show_outcome", None, None, None),
+        ("submit", None, None, None, "new"),
+        ("submit", None, None, None, "duplicate"),
+        ("submit", None, None, None, "conflict"),
+        ("claim", "bo", 1, None, "ok"),
+        ("claim", "ada", 2, None, "ok"),
+        ("start", "ada", 2, "RUNNING", "ok"),
+        ("renew", "bo", 1, "RUNNING", "refused"),
+        ("settle", "bo", 1, "RUNNING", "refused"),
+        ("settle", "ada", 2, "COMPLETED", "ok"),
+        ("show_outcome", None, None, None, None),
     ]
     assert {line["conflicting_worker"] for line in lines if line.get("decision") == "refused"} == {
         "ada"

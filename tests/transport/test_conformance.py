@@ -230,13 +230,13 @@ def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other,
     lines = [json.loads(text) for text in caplog.messages if str(row.receipt.batch_id) in text]
     assert [
         (line["operation"], line["worker"], line.get("conflicting_worker"), line["attempt"],
-         line["decision"], line["tenant"], line["queue"])
+         line["decision"], line.get("state"), line["queue"])
         for line in lines
     ] == [
-        ("claim", way.worker, None, 1, "ok", "a", lab.q),
-        ("claim", other.worker, None, 2, "ok", "a", lab.q),
-        ("settle", way.worker, other.worker, 1, "refused", "a", lab.q),
-        ("settle", other.worker, None, 2, "ok", "a", lab.q),
+        ("claim", way.worker, None, 1, "ok", None, lab.q),
+        ("claim", other.worker, None, 2, "ok", None, lab.q),
+        ("settle", way.worker, other.worker, 1, "refused", "RUNNING", lab.q),
+        ("settle", other.worker, None, 2, "ok", "COMPLETED", lab.q),
     ]  # fmt: skip
     assert all("request" in line for line in lines if line["operation"] == "claim")
 

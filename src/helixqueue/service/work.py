@@ -239,6 +239,7 @@ def _told(
             attempt=None if name is None else name.attempt,
             conflicting_worker=one.owner if one.answer == "refused" else None,
             decision=one.answer,
+            state=None if one.state is None else one.state.value,
         )
     if told:
         note.know(decision=sorted({one.answer for one in told}), count=len(told))

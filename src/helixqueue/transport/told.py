@@ -93,7 +93,8 @@ class Told:
             if one.answer != "busy":  # else it is asked about again
                 self._claimed.pop(one.batch, None)
             owner = one.owner if one.answer == "refused" else None
-            self._line(operation, about, one.answer, request, owner)
+            now = {} if one.state is None else {"state": one.state.value}
+            self._line(operation, about | now, one.answer, request, owner)
 
     def _line(
         self,
