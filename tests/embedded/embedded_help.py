@@ -26,7 +26,7 @@ PACKAGES = os.pathsep.join(
 )
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a condition; a test that waits says for what."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -171,12 +171,12 @@ def test_a_sentinel_that_is_given_the_lock_first_is_not_taken_for_a_user(
             taken.set()
             inode = f":{os.fstat(users.fileno()).st_ino} "
             # The kernel lists those who wait for a lock behind an arrow.
-            until(lambda: _waited_for(inode), "whoever leaves to wait", timeout_s=5)
+            until(lambda: _waited_for(inode), "whoever leaves to wait", timeout_s=60)
 
     def forget() -> None:
         # Called when the membership is given up, just before the look for other users.
         Sharing.forget(sharing)
-        assert taken.wait(5)
+        assert taken.wait(60)
 
     monkeypatch.setattr(sharing, "forget", forget)
     with sharing.exclusive(print), ThreadPoolExecutor(1) as threads:

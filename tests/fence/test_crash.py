@@ -75,7 +75,7 @@ class Victims:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(60)
         self._process.stdout.close()
 
 

@@ -179,12 +179,12 @@ def test_who_does_not_wait_is_told_who_is_at_it(helix, name):
     @helix.fence(name, key=lambda: "k", wait=0)
     def act() -> str:
         going.set()
-        done.wait(20)
+        done.wait(60)
         return "done"
 
     holder = threading.Thread(target=act)
     holder.start()
-    going.wait(20)
+    going.wait(60)
     with pytest.raises(InProgress) as told:
         act()
     assert 1 <= told.value.retry_after <= 30

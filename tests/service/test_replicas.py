@@ -145,7 +145,7 @@ def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lo
         until(lambda: len(load.acknowledged) > before + 100, 60)
         # The duties go on: a worker that died is found out by the one that is left.
         [lease] = lab.claim(lease_seconds=0.05)
-        until(lambda: lab.rows("select from helix.ready r where r.batch = %s", lease.batch), 10)
+        until(lambda: lab.rows("select from helix.ready r where r.batch = %s", lease.batch))
         actor = lab.value(
             "select e.actor from helix.event e where e.batch = %s order by e.version desc limit 1",
             lease.batch,

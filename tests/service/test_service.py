@@ -247,7 +247,7 @@ def test_serve_serves_until_a_signal(site, database):
         told = httpx.get(f"{url}/v1/batches", headers={"Authorization": f"Bearer {token}"})
         assert told.status_code == 200
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     assert "/v1/batches" in {line["route"] for line in lines}
     assert token not in errors

@@ -70,11 +70,11 @@ def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
         with pytest.raises(Refused, match="from 0 to 1"):
             lease.progress(40)
         said.set()
-        assert go.wait(20)
+        assert go.wait(60)
 
     one = helix.submit(queue, identity="s1", payload={}).receipt
     with shift(helix, queue, slots=1) as worker:
-        assert said.wait(20)
+        assert said.wait(60)
         [told] = worker.worker._told()["progress"]
         go.set()
     assert told == {"batch": str(one.batch_id), "fraction": 0.4, "note": "demultiplexing"}
@@ -301,7 +301,7 @@ def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, sh
     @queue.handler
     def run(lease: Lease):
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         try:
             if way == "transaction":
                 with lease.transaction() as tx:
@@ -324,7 +324,7 @@ def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, sh
 
     one = helix.submit(queue, identity="s", payload={})
     with shift(helix, queue, slots=1) as worker:
-        assert begun.wait(20)
+        assert begun.wait(60)
         take_over(helix, database, queue, one.receipt.batch_id)
         go.set()
         until(lambda: worker.worker.health.counts.lost == 1)
@@ -359,9 +359,9 @@ def test_a_cancelled_batch_stops_its_handler(helix, database, name, shift):
 
     one = helix.submit(queue, identity="s", payload={})
     with shift(helix, queue, slots=1):
-        assert begun.wait(20)
+        assert begun.wait(60)
         helix.cancel(one.receipt, reason="sequenced twice")
-        assert stopped.wait(10)
+        assert stopped.wait(60)
     assert helix.state(one.receipt) is State.CANCELLED
     proven(database)
 
@@ -372,7 +372,7 @@ def test_a_time_limit_ends_the_attempt(helix, name, shift):
 
     @queue.handler
     def run(lease: Lease):
-        if lease.lost.wait(20):
+        if lease.lost.wait(60):
             told.set()
 
     one = helix.submit(queue, identity="s", payload={})
@@ -381,7 +381,7 @@ def test_a_time_limit_ends_the_attempt(helix, name, shift):
     with pytest.raises(NoResult) as ended:
         helix.result(one.receipt)
     assert ended.value.failure == "timeout"
-    assert told.wait(10)
+    assert told.wait(60)
 
 
 def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, shift):

@@ -207,7 +207,7 @@ def test_a_link_that_is_silent_past_the_lease_fences_the_work(
     ):
         one = far.submit(queue, identity="s", payload={})
         with shift(far, queue, slots=1) as worker:
-            assert begun.wait(20)
+            assert begun.wait(60)
             faults.freeze()
             until(lambda: told_in_time)
             assert worker.worker.health.counts.completed == 0
@@ -306,7 +306,7 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
 
         transport.claim = slow
         one = helix.submit(queue, identity="s", payload={}).receipt
-        assert granted.wait(20)
+        assert granted.wait(60)
         worker.stop()
         time.sleep(0.3)  # for a worker that does not wait for its claims to end
         stopped.set()
@@ -328,7 +328,7 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
 
     one = helix.submit(queue, identity="s", payload={}).receipt
     with pytest.raises(RuntimeError, match="broken"), shift(helix, queue, slots=1) as worker:
-        assert begun.wait(20)
+        assert begun.wait(60)
 
         async def broken():
             raise RuntimeError("broken")
@@ -354,7 +354,7 @@ def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
         queue, [{"identity": f"s{n}", "payload": {"slow": n == 40}} for n in range(count)]
     )
     with shift(helix, queue, slots=1) as worker:
-        assert slow.wait(20)
+        assert slow.wait(60)
         assert until(lambda: worker.worker.health.held) > 1
         until(lambda: worker.worker.health.held == 1)
         assert worker.worker.health.counts.given_back > 0
