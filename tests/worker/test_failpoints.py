@@ -134,6 +134,14 @@ def victims(helix, database, tmp_path_factory, request):
         one.close()
 
 
+def struck(victims):
+    """Until everybody was hurt."""
+    for one in victims:
+        one.provoke()
+    for one in victims:
+        until(lambda one=one: one.fired, SLACK)
+
+
 def rescued(helix, shift, victims):
     """Another worker serves all queues until everything is completed."""
     with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2) as rescuer:
@@ -180,10 +188,7 @@ def judge(database, victims):
 
 @pytest.mark.parametrize("victims", ["kill"], indirect=True)
 def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database, shift, victims):
-    for one in victims:
-        one.provoke()
-    for one in victims:
-        until(lambda one=one: one.fired, SLACK)
+    struck(victims)
     rescued(helix, shift, victims)
     settled_down(victims)
     judge(database, victims)
@@ -196,10 +201,7 @@ def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database,
 
 @pytest.mark.parametrize("victims", ["stop"], indirect=True)
 def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shift, victims):
-    for one in victims:
-        one.provoke()
-    for one in victims:
-        until(lambda one=one: one.fired, SLACK)
+    struck(victims)
     rescued(helix, shift, victims)
     for one in victims:
         for pid in one.tree():
@@ -211,10 +213,7 @@ def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shi
 
 @pytest.mark.parametrize("victims", ["raise"], indirect=True)
 def test_an_error_at_any_point_costs_an_attempt_at_most(helix, database, shift, victims):
-    for one in victims:
-        one.provoke()
-    for one in victims:
-        until(lambda one=one: one.fired, SLACK)
+    struck(victims)
     rescued(helix, shift, victims)
     settled_down(victims)
     judge(database, victims)
