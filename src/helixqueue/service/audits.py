@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -45,6 +46,7 @@ class Audits:
         self._settings = settings
         self._under_way: asyncio.Task[Any] | None = None
         self._connection: Connection[Any] | None = None
+        self._closed = False
 
     async def check(self, token_hash: bytes) -> list[Result]:
         """Every invariant, for the rows of the token's tenant."""
@@ -64,11 +66,13 @@ class Audits:
 
     async def close(self) -> None:
         """End what is under way: nobody waits for the answer."""
-        if self._under_way is None:
-            return
-        if self._connection is not None:
-            await asyncio.to_thread(self._connection.cancel_safe)
-        await asyncio.gather(self._under_way, return_exceptions=True)
+        self._closed = True
+        # Again and again: between two statements there is nothing to cancel.
+        while (task := self._under_way) is not None:
+            if self._connection is not None:
+                with suppress(psycopg.Error):
+                    await asyncio.to_thread(self._connection.cancel_safe)
+            await asyncio.wait([task], timeout=0.1)
 
     async def _alone(self, work: Callable[[Connection[Any]], T]) -> T:
         if self._under_way is not None:
@@ -93,6 +97,8 @@ class Audits:
             statement_seconds=self._settings.check_seconds,
         ) as database:
             self._connection = database.connection
+            if self._closed:
+                raise Unavailable("the service is about to end; ask another one")
             return work(database.connection)
 
     def _checked(
