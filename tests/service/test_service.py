@@ -35,6 +35,10 @@ def test_health_needs_no_token_and_tells_no_secret(site):
         told = http.get("/health/ready").json()
         assert told.pop("duties")
         assert told == {"status": "ready"}
+        for path in ("/health/live", "/health/ready"):
+            head = http.head(path)  # as some load balancers ask
+            assert (head.status_code, head.content) == (200, b"")
+        assert http.head("/v1/batches").status_code == 401
 
 
 def test_a_login_that_sees_too_much_is_not_ready(database):

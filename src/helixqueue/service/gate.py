@@ -183,6 +183,8 @@ class Gate:
         body = await self._body(receive)
         given = _Given(body, receive)
         scope[OPERATION_KEY] = operation
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": operation.method}  # the server sends no body
         inner = self._direct.get(operation.name, self.app)
         if principal is not None and self._keyed(operation, scope):
             fence = IdempotencyMiddleware(
@@ -196,7 +198,9 @@ class Gate:
         """The operation asked for; else the methods that the path does know."""
         method, path = scope["method"], scope["path"]
         for one in self._operations:
-            if one.method == method and one.pattern.fullmatch(path):
+            # Whoever only looks whether somebody is there may leave the answer's body out.
+            meant = "GET" if method == "HEAD" and one.scope == OPEN else method
+            if one.method == meant and one.pattern.fullmatch(path):
                 return one, []
         return None, sorted({one.method for one in self._operations if one.pattern.fullmatch(path)})
 
