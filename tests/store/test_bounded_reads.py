@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from helixqueue.states import State
@@ -118,6 +119,29 @@ def test_a_page_reads_no_more_than_it_may(lab, tenant, analyzed, plans):
             for name, filters in lists(fresh).items()
         }
     assert {name: count for name, count in read.items() if count > MOST} == {}
+
+
+@pytest.mark.parametrize("state", [None, State.COMPLETED])
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_the_last_page_touches_no_more_than_the_first(lab, plans, state):
+    """A walk begins where the page does: rows that an index steps over count as read nowhere."""
+    oldest = lab.value(
+        "select min(created_at) from helix.batch where tenant = 'a' and queue = 'deep'"
+        if state is None
+        else "select min(finished_at) from helix.outcome where tenant = 'a' and queue = 'deep'"
+    )
+    behind = oldest + timedelta(microseconds=1)
+    touched = []
+    with lab.database.connect(cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f"set plan_cache_mode = {plans}")
+        for bounds in ({}, {"until": behind}, {"after": f"{behind.isoformat()}~0"}):
+            call = reads.batches(tenant="a", queue="deep", state=state, limit=1, **bounds)
+            for _ in range(2):  # the first time, catalogs are read as well
+                [(told,)] = connection.execute(
+                    f"explain (analyze, buffers, format json) {call.sql}", call.args
+                ).fetchall()
+            touched.append(told[0]["Plan"]["Shared Hit Blocks"])
+    assert max(touched) <= touched[0] + 4
 
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])

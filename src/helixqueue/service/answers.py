@@ -296,7 +296,9 @@ def submitted(one: Submitted[Any], *, values: bool, request_id: str) -> dict[str
 
 def batch(row: BatchRow, *, details: bool) -> BatchAnswer:
     """`details`: the client may read what workers wrote."""
-    told = asdict(row) | {"identity": identity(row.identity), "raw": identity(row.raw)}
+    # Not asdict(), which copies every value deeply: that was half of the time of a long page.
+    told: dict[str, Any] = {name: getattr(row, name) for name in BatchAnswer.model_fields}
+    told |= {"identity": identity(row.identity), "raw": identity(row.raw)}
     return BatchAnswer(**told | ({} if details else {"detail": None}))
 
 

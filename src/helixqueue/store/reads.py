@@ -49,7 +49,7 @@ _LAST_ID = 2**63 - 1
 _LOOK = {
     "batches_finished_by": 2_000,
     "batches_leased": 5_000,
-    "batches_pending": 1_000,
+    "batches_pending": 500,
     "batches_pending_anywhere": 1_000,
     "batches_of_identity": 200,
 }
@@ -94,7 +94,13 @@ def batches(
     else:
         statement = _list_of(tenant, state, worker)
     args["look"] = max(_LOOK.get(statement, 0), limit + 1)
+    if statement not in _BY_ID and until is not None and (isinstance(at, str) or until <= at):
+        args |= {"at": until, "id": 0}
     return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
+
+
+# Their order is that of internal ids, so a time does not bound their walk.
+_BY_ID = {"batches_leased", "batches_pending_anywhere"}
 
 
 def _list_of(tenant: str | None, state: State | None, worker: str | None) -> str:

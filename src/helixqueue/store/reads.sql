@@ -1,6 +1,8 @@
 -- What is read about batches, queues and workers. Payloads and results come only when asked for.
 --
--- Lists walk an index from the newest on; `%(at)s` and `%(id)s` are where the last page ended. No list
+-- Lists walk an index from the newest on; `%(at)s` and `%(id)s` are where the last page ended, or the
+-- time until which is asked for, whichever is earlier. (Of two upper bounds PostgreSQL begins its walk at
+-- one, and steps over all that lies between it and the other, row by row.) No list
 -- looks at more than a bounded number of rows, however few of them its filters take: what may find
 -- too few looks at `%(look)s` rows and tells how far it came, its *edge*, from where the next page goes
 -- on. The first two columns are the edge, null where the walk came to its end; the next two the place
@@ -19,7 +21,7 @@ with line as (
   cross join lateral (
     select b.created_at, b.id from helix.batch b
     where b.tenant = q.tenant and b.queue = q.name
-      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and b.created_at >= %(since)s::timestamptz
       and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
     order by b.created_at desc, b.id desc limit 1) newest
   order by newest.created_at desc, newest.id desc limit %(limit)s::int
@@ -29,7 +31,7 @@ page as (
   cross join lateral (
     select b.id, b.created_at as at from helix.batch b
     where b.tenant = l.tenant and b.queue = l.name
-      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and b.created_at >= %(since)s::timestamptz
       and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
     order by b.created_at desc, b.id desc limit %(limit)s::int) p
   order by p.at desc, p.id desc limit %(limit)s::int
@@ -48,7 +50,7 @@ with line as (
   cross join lateral (
     select o.finished_at, o.batch from helix.outcome o
     where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(%(state)s::helix.state)
-      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit 1) newest
   order by newest.finished_at desc, newest.batch desc limit %(limit)s::int
@@ -58,7 +60,7 @@ page as (
   cross join lateral (
     select o.batch as id, o.finished_at as at from helix.outcome o
     where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
-      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit %(limit)s::int) p
   order by p.at desc, p.id desc limit %(limit)s::int
@@ -85,7 +87,7 @@ seen as materialized (
   cross join lateral (
     select o.batch as id, o.finished_at as at, o.actor from helix.outcome o
     where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
-      and o.finished_at >= %(since)s::timestamptz and o.finished_at < %(until)s::timestamptz
+      and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit l.share) p
 ),
@@ -157,7 +159,7 @@ seen as materialized (
   select f.batch as id, b.at, f.queue from few f
   cross join lateral (select b.created_at as at from helix.batch b where b.id = f.batch limit 1) b
   where not f.many
-    and b.at >= %(since)s::timestamptz and b.at < %(until)s::timestamptz
+    and b.at >= %(since)s::timestamptz
     and (b.at, f.batch) < (%(at)s::timestamptz, %(id)s::bigint)
   union all
   select p.id, p.at, d.name from deep d
@@ -165,7 +167,7 @@ seen as materialized (
     select b.id, b.at
     from (select b.id, b.created_at as at from helix.batch b
           where b.tenant = d.tenant and b.queue = d.name
-            and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+            and b.created_at >= %(since)s::timestamptz
             and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
           order by b.created_at desc, b.id desc limit d.share) b
     cross join lateral (
@@ -181,7 +183,7 @@ edge as (
   cross join lateral (
     select b.created_at as at, b.id from helix.batch b
     where b.tenant = d.tenant and b.queue = d.name
-      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and b.created_at >= %(since)s::timestamptz
       and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
     order by b.created_at desc, b.id desc offset d.share - 1 limit 1) p
   where (select count(*) from seen s where s.queue = d.name) < %(limit)s::int
@@ -245,7 +247,7 @@ revised as materialized (
   cross join lateral (
     select b.id, b.created_at as at from helix.batch b
     where b.tenant = t.tenant and b.identity = f.form and b.revision <> ''
-      and b.created_at >= %(since)s::timestamptz and b.created_at < %(until)s::timestamptz
+      and b.created_at >= %(since)s::timestamptz
       and (b.created_at, b.id) < (%(at)s::timestamptz, %(id)s::bigint)
     order by b.created_at desc, b.id desc limit %(look)s::int) r
 ),
@@ -268,7 +270,7 @@ left join (found f cross join lateral (
   on (%(state)s::text is null or v.state = %(state)s::helix.state)
   and (%(worker)s::text is null or coalesce(v.worker, v.finished_by) = %(worker)s::text)
   and (%(queue)s::text is null or v.queue = %(queue)s::text)
-  and v.created_at >= %(since)s::timestamptz and v.created_at < %(until)s::timestamptz
+  and v.created_at >= %(since)s::timestamptz
   and (v.created_at, v.id) < (%(at)s::timestamptz, %(id)s::bigint)
   and (e.id is null or (v.created_at, v.id) >= (e.at, e.id))
 order by v.created_at desc, v.id desc limit %(limit)s::int;
