@@ -51,12 +51,14 @@ def public_id(key: str) -> uuid.UUID:
     return stored_public_id(b"\x01" + bytes.fromhex(key[len(KEY_PREFIX) :]))
 
 
+# Version 8, whose layout is ours (RFC 9562), and the variant; the hash fills the other bits.
+_ID_LAYOUT = 8 << 76 | 0b10 << 62
+_ID_HASH = ~(0xF << 76 | 0b11 << 62)
+
+
 def stored_public_id(key: bytes) -> uuid.UUID:
     """Derive the public id from a key as the database keeps it: a version byte, then the hash."""
-    number = int.from_bytes(key[1:17], "big")
-    number = number & ~(0xF << 76) | 8 << 76  # version 8: the layout is ours (RFC 9562)
-    number = number & ~(0b11 << 62) | 0b10 << 62  # variant
-    return uuid.UUID(int=number)
+    return uuid.UUID(int=int.from_bytes(key[1:17], "big") & _ID_HASH | _ID_LAYOUT)
 
 
 def key_text(key: bytes) -> str:

