@@ -59,6 +59,23 @@ def test_settlements_that_free_limit_keys_crosswise(database):
     proven(database)
 
 
+def test_settlements_that_waited_for_a_renewal_find_where_it_put_their_leases(database):
+    """A renewal writes each row anew, and a settlement goes by where the rows stand."""
+    dsn = database.dsn("pool")
+    with store(dsn) as db, store(dsn) as other, ThreadPoolExecutor(1) as pool:
+        open_queue(db)
+        submit(db, ["one", "two"])
+        leases = claim(db, 2, "A")
+        with other.connection.transaction():
+            other.run(calls.renew(worker="A", held=held(leases)))
+            settled = pool.submit(
+                db.run, calls.settle(worker="A", settlements=[completed(one) for one in leases])
+            )
+            until_waiting(database, 1, "settle_v1")
+        assert [answer.answer for answer in settled.result(30)] == ["ok", "ok"]
+    proven(database)
+
+
 def cancel_or_work(role, dsn, number, ids):
     """Cancel sets that overlap with everybody's, or claim and give back what they cancel."""
     chance = random.Random(number)
