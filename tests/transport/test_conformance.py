@@ -324,14 +324,15 @@ def test_a_worker_says_how_it_is(way, lab):
     assert free["progress"] == told["progress"]
 
 
-def test_whoever_expects_is_woken_by_a_submission(way, lab):
+@pytest.mark.parametrize("identities", [["s"], ["s", "t"]], ids=["one", "many"])
+def test_whoever_expects_is_woken_by_a_submission(way, lab, identities):
     async def wait():
         await way.transport.expect([lab.q], 60)
         await way.transport.woken(0.3)  # what was told while the way was made
         waiting = asyncio.create_task(way.transport.woken(30))
         await asyncio.sleep(0.05)
         begun = time.monotonic()
-        await asyncio.to_thread(lab.submit, "s")
+        await asyncio.to_thread(lab.submit, *identities)
         await waiting
         return time.monotonic() - begun
 

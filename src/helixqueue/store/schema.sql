@@ -588,12 +588,12 @@ begin
   while v_wanted > 0 loop
     -- One pass: the lanes of the most urgent priority that has anything.
     select array_agg(f.id) as id, array_agg(f.queue) as queue, array_agg(f.turn) as turn,
-           array_agg(f.batch) as batch, count(*)::integer as n,
+           array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
            bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
            sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
            sum(f.disk_gb) as disk_gb
     into v_lanes
-    from (select l.*, min(l.priority) over () as most_urgent
+    from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
           from helix.lanes_for(p_queues, p_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
                                p_hint_batch, v_passed, least(v_wanted, 64)) l) f
     where f.priority = f.most_urgent;
@@ -644,6 +644,9 @@ begin
     v_choice.tuple := v_choice.tuple || v_got.tuple[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
+    -- Where these were all the lanes there are, and they gave all they have, a second look finds
+    -- nothing: the usual case of a worker that waits and is woken.
+    exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_dry @> v_lanes.id;
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),
@@ -2121,9 +2124,9 @@ begin
     delete from helix.waiting w where w.batch = any (p_batch) returning w.*
   )
   insert into helix.ready (batch, tenant, version, attempt, epoch, number, actor, reason, detail, late,
-                           lane, turn, limit_key, expires_at)
+                           moved, lane, turn, limit_key, expires_at)
   select f.batch, f.tenant, f.version, f.attempt, f.epoch, f.number, f.actor, f.reason, f.detail,
-         f.late, f.lane,
+         f.late, true, f.lane,
          behind.turn + row_number() over (partition by f.lane, f.tenant order by f.due, f.batch),
          f.limit_key, f.expires_at
   from freed f
@@ -2648,6 +2651,19 @@ declare
   v_at  timestamptz := clock_timestamp();
   v_xid xid8 := pg_current_xact_id();
 begin
+  if tg_nargs > 0 then   -- Two conditions, because only ready and waiting have the column `moved`.
+    if not exists (select from arrived n where n.moved or n.version > 1) then
+      -- First steps come from nothing, and the ledger's primary key holds them to that: looking for
+      -- what is not there was a tenth of a submission.
+      insert into helix.event (batch, version, tenant, to_state, at, xid, attempt, actor, reason, late,
+                               hash)
+      select n.batch, 1, n.tenant, n.state, v_at, v_xid, n.attempt, n.actor, n.reason, n.late,
+             helix.event_hash(null, n.batch, 1, n.tenant, null, n.state, v_at, n.attempt, null, null,
+                              n.actor, n.reason, null, n.late, v_xid)
+      from arrived n;
+      return null;
+    end if;
+  end if;
   -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
   -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
@@ -3389,9 +3405,9 @@ begin
       delete from helix.ready r where r.batch = any (v_blocked) returning r.*
     )
     insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
-                               late, lane, queue, cause, limit_key, expires_at)
+                               late, moved, lane, queue, cause, limit_key, expires_at)
     select a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.actor, a.reason, a.detail,
-           a.late, a.lane, l.queue,
+           a.late, true, a.lane, l.queue,
            -- The queue may have been resumed since it was found paused. What has no limit key would
            -- wait for one for ever; as paused it comes back with the next promotion.
            case when q.paused or a.limit_key is null then 'paused' else 'limit' end::helix.cause,
@@ -3837,9 +3853,11 @@ begin
                    coalesce(v_turn[u.place], v_behind) as turn
             from unnest(v_place, v_batch) as u (place, batch)
             where p_run_at[u.place] is null or p_run_at[u.place] <= v_now) n;
-      if exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now) then
-        perform pg_notify(helix.wake_channel(p_queue), '');
-      end if;
+    end if;
+    if not v_queue.paused
+       and exists (select from helix.waiter w where w.queue = p_queue and w.until > v_now)
+    then
+      perform pg_notify(helix.wake_channel(p_queue), '');
     end if;
     -- Apart, because most submissions need neither, and every insert, even of no rows, pays for its
     -- triggers.
@@ -3884,6 +3902,12 @@ ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_pr
 
 CREATE FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) RETURNS helix.submitted
     LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
   v_to     record;
@@ -3893,7 +3917,10 @@ declare
 begin
   -- The queue, the lane of its usual work and the tenant's last turn in it, the secret, and whether
   -- anybody waits for work.
-  select q.class, l.id as lane, helix.turn_after(l.id, p_tenant) as turn,
+  select q.class, l.id as lane,
+         greatest(l.served, (select r.turn from helix.ready r
+                             where r.lane = l.id and r.tenant = p_tenant and r.turn > l.served
+                             order by r.turn desc limit 1)) as turn,
          s.id as secret, s.inner_pad, s.outer_pad,
          exists (select from helix.waiter w
                  where w.queue = p_queue and w.until > clock_timestamp()) as awaited
@@ -4688,6 +4715,7 @@ CREATE TABLE helix.ready (
     reason helix.reason NOT NULL,
     detail text,
     late boolean DEFAULT false NOT NULL,
+    moved boolean DEFAULT false NOT NULL,
     lane integer NOT NULL,
     turn bigint NOT NULL,
     limit_key text,
@@ -4714,6 +4742,7 @@ CREATE TABLE helix.waiting (
     reason helix.reason NOT NULL,
     detail text,
     late boolean DEFAULT false NOT NULL,
+    moved boolean DEFAULT false NOT NULL,
     lane integer NOT NULL,
     queue text NOT NULL,
     cause helix.cause NOT NULL,
@@ -5635,13 +5664,13 @@ ALTER TABLE helix.outcome ENABLE ALWAYS TRIGGER record;
 
 -- Name: ready record; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER record AFTER INSERT ON helix.ready REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record();
+CREATE TRIGGER record AFTER INSERT ON helix.ready REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record('first');
 
 ALTER TABLE helix.ready ENABLE ALWAYS TRIGGER record;
 
 -- Name: waiting record; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER record AFTER INSERT ON helix.waiting REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record();
+CREATE TRIGGER record AFTER INSERT ON helix.waiting REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.record('first');
 
 ALTER TABLE helix.waiting ENABLE ALWAYS TRIGGER record;
 

@@ -43,6 +43,7 @@ create table helix.ready (
   reason     helix.reason not null,
   detail     text,
   late       boolean not null default false,
+  moved      boolean not null default false, -- it stood in waiting before: no step
   lane       integer not null,
   turn       bigint not null,
   limit_key  text,
@@ -72,6 +73,7 @@ create table helix.waiting (
   reason     helix.reason not null,
   detail     text,
   late       boolean not null default false,
+  moved      boolean not null default false, -- it stood in ready before: no step
   lane       integer not null,
   queue      text not null,
   -- What waits for a limit key has one, or it would wait for ever.

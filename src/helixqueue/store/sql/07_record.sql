@@ -11,6 +11,19 @@ declare
   v_at  timestamptz := clock_timestamp();
   v_xid xid8 := pg_current_xact_id();
 begin
+  if tg_nargs > 0 then   -- Two conditions, because only ready and waiting have the column `moved`.
+    if not exists (select from arrived n where n.moved or n.version > 1) then
+      -- First steps come from nothing, and the ledger's primary key holds them to that: looking for
+      -- what is not there was a tenth of a submission.
+      insert into helix.event (batch, version, tenant, to_state, at, xid, attempt, actor, reason, late,
+                               hash)
+      select n.batch, 1, n.tenant, n.state, v_at, v_xid, n.attempt, n.actor, n.reason, n.late,
+             helix.event_hash(null, n.batch, 1, n.tenant, null, n.state, v_at, n.attempt, null, null,
+                              n.actor, n.reason, null, n.late, v_xid)
+      from arrived n;
+      return null;
+    end if;
+  end if;
   -- Rows without an event are right only where nothing changed: a renewal, an erasure, or a PENDING
   -- batch that moves between waiting and ready. Everything else is a step, and a legal one.
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
@@ -114,11 +127,11 @@ begin
 end
 $$;
 
--- Every table in which a batch can stand, for every way to arrive there.
+-- Every table in which a batch can stand, for every way to arrive there; only two are where it begins.
 create trigger record after insert on helix.ready
-  referencing new table as arrived for each statement execute function helix.record();
+  referencing new table as arrived for each statement execute function helix.record('first');
 create trigger record after insert on helix.waiting
-  referencing new table as arrived for each statement execute function helix.record();
+  referencing new table as arrived for each statement execute function helix.record('first');
 create trigger record after insert on helix.active
   referencing new table as arrived for each statement execute function helix.record_leases();
 create trigger record after insert on helix.outcome

@@ -200,9 +200,9 @@ begin
       delete from helix.ready r where r.batch = any (v_blocked) returning r.*
     )
     insert into helix.waiting (batch, tenant, version, attempt, epoch, number, actor, reason, detail,
-                               late, lane, queue, cause, limit_key, expires_at)
+                               late, moved, lane, queue, cause, limit_key, expires_at)
     select a.batch, a.tenant, a.version, a.attempt, a.epoch, a.number, a.actor, a.reason, a.detail,
-           a.late, a.lane, l.queue,
+           a.late, true, a.lane, l.queue,
            -- The queue may have been resumed since it was found paused. What has no limit key would
            -- wait for one for ever; as paused it comes back with the next promotion.
            case when q.paused or a.limit_key is null then 'paused' else 'limit' end::helix.cause,
@@ -247,12 +247,12 @@ begin
   while v_wanted > 0 loop
     -- One pass: the lanes of the most urgent priority that has anything.
     select array_agg(f.id) as id, array_agg(f.queue) as queue, array_agg(f.turn) as turn,
-           array_agg(f.batch) as batch, count(*)::integer as n,
+           array_agg(f.batch) as batch, count(*)::integer as n, min(f.found)::integer as found,
            bool_or(f.served_at < clock_timestamp() - interval '1 s') as stale,
            sum(f.gpus) as gpus, sum(f.cpu_cores) as cpu_cores, sum(f.ram_gb) as ram_gb,
            sum(f.disk_gb) as disk_gb
     into v_lanes
-    from (select l.*, min(l.priority) over () as most_urgent
+    from (select l.*, min(l.priority) over () as most_urgent, count(*) over () as found
           from helix.lanes_for(p_queues, p_tenants, v_free, v_dry, p_hint_lane, p_hint_turn,
                                p_hint_batch, v_passed, least(v_wanted, 64)) l) f
     where f.priority = f.most_urgent;
@@ -303,6 +303,9 @@ begin
     v_choice.tuple := v_choice.tuple || v_got.tuple[1 : v_wanted];
     v_choice.queue := v_choice.queue || v_got.queue[1 : v_wanted];
     v_choice.lease_seconds := v_choice.lease_seconds || v_got.lease_seconds[1 : v_wanted];
+    -- Where these were all the lanes there are, and they gave all they have, a second look finds
+    -- nothing: the usual case of a worker that waits and is woken.
+    exit when v_lanes.found = v_lanes.n and v_lanes.n < least(v_wanted, 64) and v_dry @> v_lanes.id;
     v_wanted := p_count - cardinality(v_choice.batch);
     if v_wanted > 0 then
       select v_free.gpus - sum(l.gpus), v_free.gpu_vram_gb, v_free.cpu_cores - sum(l.cpu_cores),

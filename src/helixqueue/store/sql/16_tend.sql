@@ -122,9 +122,9 @@ begin
     delete from helix.waiting w where w.batch = any (p_batch) returning w.*
   )
   insert into helix.ready (batch, tenant, version, attempt, epoch, number, actor, reason, detail, late,
-                           lane, turn, limit_key, expires_at)
+                           moved, lane, turn, limit_key, expires_at)
   select f.batch, f.tenant, f.version, f.attempt, f.epoch, f.number, f.actor, f.reason, f.detail,
-         f.late, f.lane,
+         f.late, true, f.lane,
          behind.turn + row_number() over (partition by f.lane, f.tenant order by f.due, f.batch),
          f.limit_key, f.expires_at
   from freed f
