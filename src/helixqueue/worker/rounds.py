@@ -128,14 +128,19 @@ class Rounds:
     def _is_needed(self) -> bool:
         if self._outbox:
             return True
-        # Where little was found the last time, one call is enough to find out whether that changed.
         alone = not (self._scarce and self._asking)
-        return self._claims and self._hungry and alone and self._count() >= self._host.share()[0]
+        return self._claims and self._hungry and alone and self._count() >= self._share()[0]
 
     def _count(self) -> int:
         if not self._claims:
             return 0
-        return min(self._host.room() - self._asking, self._host.share()[1], self._most)
+        return min(self._host.room() - self._asking, self._share()[1], self._most)
+
+    def _share(self) -> tuple[int, int]:
+        """Where little was found the last time, one call finds out whether that changed, and for
+        one batch: that is the quickest to ask for, and whoever is woken is mostly woken for one.
+        """
+        return (1, 1) if self._scarce else self._host.share()
 
     def _next(self) -> None:
         while self._resting:
@@ -151,6 +156,7 @@ class Rounds:
                 self._resting.append(turn)
                 await turn
             await self._round()
+            await asyncio.sleep(0)  # what came begins before more is asked for
 
     async def _round(self) -> None:
         out = self._finished()
