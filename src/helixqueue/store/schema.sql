@@ -1166,7 +1166,7 @@ ALTER FUNCTION helix.enclose(p_table regclass, p_guard regproc) OWNER TO helix_o
 CREATE FUNCTION helix.ending(p_state helix.state) RETURNS smallint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
-  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 else 3 end::smallint
+  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 when 'CANCELLED' then 3 end::smallint
 $$;
 
 ALTER FUNCTION helix.ending(p_state helix.state) OWNER TO helix_engine;

@@ -122,7 +122,7 @@ create index active_deadline on helix.active (deadline);
 -- cannot be looked up in an index, and whoever wanted the failed ones would read all that is finished.
 create function helix.ending(p_state helix.state) returns smallint
 language sql immutable parallel safe as $$
-  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 else 3 end::smallint
+  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 when 'CANCELLED' then 3 end::smallint
 $$;
 
 -- COMPLETED, FAILED, CANCELLED.
