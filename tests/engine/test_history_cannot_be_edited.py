@@ -43,8 +43,10 @@ REFUSED = {"QH002", "QH003", "42501"}
 STATEMENTS = {
     "insert": "insert into {t} default values",
     "insert what is there": "insert into {t} ({all}) overriding system value select {all} from {t}",
-    "insert nothing": "insert into {t} ({all}) overriding system value select {all} from {t} where false",
-    "upsert": "insert into {t} ({all}) overriding system value select {all} from {t} on conflict do nothing",
+    "insert nothing": "insert into {t} ({all}) overriding system value "
+    "select {all} from {t} where false",
+    "upsert": "insert into {t} ({all}) overriding system value "
+    "select {all} from {t} on conflict do nothing",
     "update": "update {t} set {c} = {c}",
     "update nothing": "update {t} set {c} = {c} where false",
     "update from": "update {t} set {c} = {t}.{c} from (select 1) other",
@@ -71,7 +73,8 @@ STATEMENTS = {
 def tables(database):
     """Every table and partition of the engine, with its columns; the first takes any update."""
     found = database.rows(
-        "select c.relname, (select array_agg(a.attname::text order by a.attidentity <> '', a.attnum) "
+        "select c.relname, "
+        "(select array_agg(a.attname::text order by a.attidentity <> '', a.attnum) "
         "from pg_attribute a where a.attrelid = c.oid "
         "and a.attnum > 0 and not a.attisdropped and a.attgenerated = '')"
         " from pg_class c where c.relnamespace = 'helix'::regnamespace "
