@@ -33,12 +33,13 @@ MAX_SHOWN_CHARS: Final = 80  # of a value or a path inside an error message
 
 # From here on RFC 8785 writes an exponent; a whole number below it is written in digits.
 _FIRST_EXPONENT = 1e21
-# Within these, a fraction has no exponent; beyond, orjson writes one that RFC 8785 writes otherwise.
+# Within these, a fraction has no exponent; beyond, orjson writes another than RFC 8785 does.
 _PLAIN_FRACTION_FROM, _PLAIN_FRACTION_TO = 1e-4, 1e16
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Path: TypeAlias = "tuple[str | int, ...]"
+
 
 def canonical_text(value: object) -> str:
     """Write a value as RFC 8785 text, or raise `InvalidPayload`.

@@ -137,9 +137,9 @@ class Rounds:
         return min(self._host.room() - self._asking, self._share()[1], self._most)
 
     def _share(self) -> tuple[int, int]:
-        """Where little was found the last time, one call finds out whether that changed, and for
-        one batch: that is the quickest to ask for, and whoever is woken is mostly woken for one.
-        """
+        """The least that is worth a call of its own, and the most that one call should bring."""
+        # Where little was found the last time, one call finds out whether that changed, and for
+        # one batch: that is the quickest to ask for, and whoever is woken is mostly woken for one.
         return (1, 1) if self._scarce else self._host.share()
 
     def _next(self) -> None:
