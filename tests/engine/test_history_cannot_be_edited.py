@@ -262,8 +262,10 @@ begin
     values (p_batch, 'a', p_to, v_now.version + p_steps, 1, 1, 1, 'eve', 'claimed', 1, 'eve',
             'infinity', v_was.lane, 'q', 60, gen_random_uuid(), 1);
   else
-    insert into helix.outcome (batch, tenant, state, version, attempt, actor, reason, lane, queue)
-    values (p_batch, 'a', p_to, v_now.version + p_steps, 1, 'eve', 'completed', v_was.lane, 'q');
+    insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, lane,
+                               queue)
+    values (p_batch, 'a', p_to, helix.ending(p_to), v_now.version + p_steps, 1, 'eve', 'completed',
+            v_was.lane, 'q');
   end if;
 end
 $$;

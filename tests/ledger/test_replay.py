@@ -118,7 +118,7 @@ DAMAGE = {
     ),
     "the outcome was edited": (
         {Kind.STANDING},
-        "update helix.outcome set state = 'FAILED' where batch = {COMPLETED}",
+        "update helix.outcome set state = 'FAILED', ending = 2 where batch = {COMPLETED}",
     ),
     "the outcome was deleted": (
         {Kind.NOWHERE},

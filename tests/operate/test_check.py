@@ -47,7 +47,7 @@ EDITS = {
     ),
     "a failure was turned into a success": (
         {"state_not_last_event"},
-        "update helix.outcome set state = 'COMPLETED' where batch = {FAILED}",
+        "update helix.outcome set state = 'COMPLETED', ending = 1 where batch = {FAILED}",
     ),
     "the last event was deleted": (
         {"state_not_last_event", "version_not_last_event"},

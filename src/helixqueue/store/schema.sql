@@ -540,9 +540,9 @@ begin
       returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
                                  detail, lane, queue)
-      select g.batch, g.tenant, 'CANCELLED', g.version + 1, g.attempt, g.epoch, g.number, v_actor,
+      select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, g.epoch, g.number, v_actor,
              'cancelled', p_detail, g.lane, l.queue
       from (select * from leased union all select * from readied union all select * from parked) g
       join helix.lane l on l.id = g.lane
@@ -938,9 +938,9 @@ begin
       and a.state = 'RUNNING'
     returning a.batch, a.tenant, a.version, a.attempt, a.deadline, a.lane, a.queue
   )
-  insert into helix.outcome as o (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+  insert into helix.outcome as o (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
                                   late, lane, queue, result, finished_at)
-  select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, p_epoch, p_number, p_worker,
+  select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, p_epoch, p_number, p_worker,
          'completed', c.deadline < v_now, c.lane, c.queue, p_result::json, v_now
   from completed c
   returning o.late into v_late;
@@ -1293,8 +1293,8 @@ begin
     where w.batch = any (p_batch) and w.expires_at <= clock_timestamp()
     returning w.batch, w.tenant, w.version, w.attempt, w.lane, w.expires_at
   )
-  insert into helix.outcome (batch, tenant, state, version, attempt, actor, reason, detail, lane, queue)
-  select g.batch, g.tenant, 'CANCELLED', g.version + 1, g.attempt, p_actor, 'expired',
+  insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, detail, lane, queue)
+  select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, p_actor, 'expired',
          format('not begun before %s', g.expires_at), g.lane, l.queue
   from (select * from gone union all select * from gone_waiting) g
   join helix.lane l on l.id = g.lane;
@@ -3556,9 +3556,9 @@ begin
                 a.queue, p_result[u.place] as given
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
                                  late, lane, queue, result, finished_at)
-      select c.batch, c.tenant, 'COMPLETED', c.version + 1, c.attempt, c.epoch, c.number, p_worker,
+      select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, c.epoch, c.number, p_worker,
              'completed', c.deadline < v_now, c.lane, c.queue, c.given::json, v_now
       from completed c
       returning batch, late
@@ -3801,20 +3801,7 @@ begin
       select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
       from unnest(p_payload) with ordinality as u (payload, place) order by u.place);
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
-    -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
-    -- one direction. Of equal keys in one call the first place counts.
-    with won as (
-      insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-      select f.key, f.id, p_tenant, f.print, v_secret.id
-      from (select distinct on (k.key) k.key, k.id, k.print
-            from unnest(v_key, v_id, v_print, p_expires_at) with ordinality
-              as k (key, id, print, expires_at, place)
-            where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
-            order by k.key, k.place) f
-      on conflict do nothing
-      returning i.batch
-    )
-    select array_agg(w.batch) into v_batch from won w;
+    v_batch := helix.win(p_tenant, v_secret.id, v_key, v_id, v_print, p_expires_at, v_now);
     if cardinality(v_batch) = cardinality(p_payload) then
       v_batch := v_id;
       v_place := array(select generate_series(1, cardinality(p_payload)));
@@ -4290,9 +4277,9 @@ begin
   ),
   gone as (delete from helix.active a using ended e where a.batch = e.batch),
   failed as (
-    insert into helix.outcome (batch, tenant, state, version, attempt, epoch, number, actor, reason,
+    insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
                                detail, late, lane, queue, failure)
-    select e.batch, e.tenant, 'FAILED', e.version + 1, e.attempt, e.epoch, e.number,
+    select e.batch, e.tenant, 'FAILED', 2, e.version + 1, e.attempt, e.epoch, e.number,
            coalesce(p_actor, e.worker), p_reason, e.failure_detail,
            e.overdue, e.lane, e.queue, coalesce(e.failure_class, p_reason::text)
     from ended e where e.goes_to = 'FAILED'
@@ -4358,6 +4345,45 @@ CREATE FUNCTION helix.wake_channel(p_queue text) RETURNS text
     AS $$ select 'helix_' || left(md5(p_queue), 16) $$;
 
 ALTER FUNCTION helix.wake_channel(p_queue text) OWNER TO helix_engine;
+
+-- Name: win(text, smallint, bytea[], bigint[], bytea[], timestamp with time zone[], timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.win(p_tenant text, p_secret smallint, p_key bytea[], p_id bigint[], p_print bytea[], p_expires_at timestamp with time zone[], p_now timestamp with time zone) RETURNS bigint[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_key   bytea[];
+  v_id    bigint[];
+  v_print bytea[];
+begin
+  select array_agg(f.key), array_agg(f.id), array_agg(f.print) into v_key, v_id, v_print
+  from (select distinct on (k.key) k.key, k.id, k.print
+        from unnest(p_key, p_id, p_print, p_expires_at) with ordinality
+          as k (key, id, print, expires_at, place)
+        where k.key is not null and (k.expires_at is null or k.expires_at > p_now)
+        order by k.key, k.place) f;
+  -- Mostly all are new. Then a plain insert will do: one that is ready to meet others looks each key
+  -- up twice and writes each row to the log twice.
+  begin
+    insert into helix.identity (key, batch, tenant, fingerprint, secret)
+    select k.key, k.id, p_tenant, k.print, p_secret
+    from unnest(v_key, v_id, v_print) as k (key, id, print);
+    return v_id;
+  exception when unique_violation then
+    with won as (
+      insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
+      select k.key, k.id, p_tenant, k.print, p_secret
+      from unnest(v_key, v_id, v_print) as k (key, id, print)
+      on conflict do nothing
+      returning i.batch
+    )
+    select array_agg(w.batch) into v_id from won w;
+    return v_id;
+  end;
+end
+$$;
+
+ALTER FUNCTION helix.win(p_tenant text, p_secret smallint, p_key bytea[], p_id bigint[], p_print bytea[], p_expires_at timestamp with time zone[], p_now timestamp with time zone) OWNER TO helix_engine;
 
 -- Name: active; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -4682,6 +4708,7 @@ CREATE TABLE helix.outcome (
     state helix.state NOT NULL,
     version integer NOT NULL,
     attempt smallint NOT NULL,
+    ending smallint NOT NULL,
     epoch integer,
     number bigint,
     actor text NOT NULL,
@@ -4693,8 +4720,13 @@ CREATE TABLE helix.outcome (
     failure helix.short_text,
     result helix.document,
     finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    ending smallint GENERATED ALWAYS AS (helix.ending(state)) STORED NOT NULL,
-    CONSTRAINT outcome_state_check CHECK ((state = ANY (ARRAY['COMPLETED'::helix.state, 'FAILED'::helix.state, 'CANCELLED'::helix.state])))
+    CONSTRAINT outcome_check CHECK (
+CASE state
+    WHEN 'COMPLETED'::helix.state THEN (ending = 1)
+    WHEN 'FAILED'::helix.state THEN (ending = 2)
+    WHEN 'CANCELLED'::helix.state THEN (ending = 3)
+    ELSE false
+END)
 );
 
 ALTER TABLE ONLY helix.outcome FORCE ROW LEVEL SECURITY;
@@ -6839,6 +6871,10 @@ GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds re
 -- Name: FUNCTION wake_channel(p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text) FROM PUBLIC;
+
+-- Name: FUNCTION win(p_tenant text, p_secret smallint, p_key bytea[], p_id bigint[], p_print bytea[], p_expires_at timestamp with time zone[], p_now timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.win(p_tenant text, p_secret smallint, p_key bytea[], p_id bigint[], p_print bytea[], p_expires_at timestamp with time zone[], p_now timestamp with time zone) FROM PUBLIC;
 
 -- Name: TABLE active; Type: ACL; Schema: helix; Owner: helix_owner
 

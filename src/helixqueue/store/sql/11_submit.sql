@@ -180,20 +180,7 @@ begin
       select sha256(v_secret.outer_pad || sha256(v_secret.inner_pad || convert_to(u.payload, 'UTF8')))
       from unnest(p_payload) with ordinality as u (payload, place) order by u.place);
     v_id := array(select nextval('helix.batch_id') from generate_series(1, cardinality(p_payload)));
-    -- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in
-    -- one direction. Of equal keys in one call the first place counts.
-    with won as (
-      insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
-      select f.key, f.id, p_tenant, f.print, v_secret.id
-      from (select distinct on (k.key) k.key, k.id, k.print
-            from unnest(v_key, v_id, v_print, p_expires_at) with ordinality
-              as k (key, id, print, expires_at, place)
-            where k.key is not null and (k.expires_at is null or k.expires_at > v_now)
-            order by k.key, k.place) f
-      on conflict do nothing
-      returning i.batch
-    )
-    select array_agg(w.batch) into v_batch from won w;
+    v_batch := helix.win(p_tenant, v_secret.id, v_key, v_id, v_print, p_expires_at, v_now);
     if cardinality(v_batch) = cardinality(p_payload) then
       v_batch := v_id;
       v_place := array(select generate_series(1, cardinality(p_payload)));
@@ -272,6 +259,45 @@ begin
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
              else 'expires_at is in the past' end);
   end if;
+end
+$$;
+
+-- The race for the keys, sorted, so that two submitters of overlapping sets wait for each other in one
+-- direction. Of equal keys in one call the first place counts. Returns the batches that won.
+create function helix.win(
+  p_tenant text, p_secret smallint, p_key bytea[], p_id bigint[], p_print bytea[],
+  p_expires_at timestamptz[], p_now timestamptz
+) returns bigint[]
+language plpgsql as $$
+declare
+  v_key   bytea[];
+  v_id    bigint[];
+  v_print bytea[];
+begin
+  select array_agg(f.key), array_agg(f.id), array_agg(f.print) into v_key, v_id, v_print
+  from (select distinct on (k.key) k.key, k.id, k.print
+        from unnest(p_key, p_id, p_print, p_expires_at) with ordinality
+          as k (key, id, print, expires_at, place)
+        where k.key is not null and (k.expires_at is null or k.expires_at > p_now)
+        order by k.key, k.place) f;
+  -- Mostly all are new. Then a plain insert will do: one that is ready to meet others looks each key
+  -- up twice and writes each row to the log twice.
+  begin
+    insert into helix.identity (key, batch, tenant, fingerprint, secret)
+    select k.key, k.id, p_tenant, k.print, p_secret
+    from unnest(v_key, v_id, v_print) as k (key, id, print);
+    return v_id;
+  exception when unique_violation then
+    with won as (
+      insert into helix.identity as i (key, batch, tenant, fingerprint, secret)
+      select k.key, k.id, p_tenant, k.print, p_secret
+      from unnest(v_key, v_id, v_print) as k (key, id, print)
+      on conflict do nothing
+      returning i.batch
+    )
+    select array_agg(w.batch) into v_id from won w;
+    return v_id;
+  end;
 end
 $$;
 
