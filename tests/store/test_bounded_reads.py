@@ -48,8 +48,10 @@ def lab(database):
         lab.queue(tenant="b")
         lab.queue("calm")
         lab.submit("rare", queue="calm")
-        lab.submit_many(5, prefix="broken")
-        lab.settle(*[failed(one) for one in lab.claim(5)])
+        lab.submit_many(3, prefix="torn")
+        lab.settle(*[failed(one, failure="Rare") for one in lab.claim(3)])
+        lab.submit_many(3 * LOOK, prefix="broken")
+        lab.settle(*[failed(one) for one in lab.claim(3 * LOOK)])
         lab.submit_many(5, prefix="old")
         lab.settle(*[completed(one) for one in lab.claim(5)], worker="seldom")
         lab.submit_many(EACH, prefix="done")
@@ -126,6 +128,29 @@ def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
             for name, filters in lists(fresh).items()
         }
     assert {name: count for name, count in read.items() if count > MOST} == {}
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("tenant", ["a", None])
+@pytest.mark.parametrize("queue", ["deep", None])
+@pytest.mark.parametrize("failure", [None, "Broken", "Rare", "none such"])
+def test_letters_are_looked_for_in_bounded_steps_and_all_are_found(
+    lab, tenant, queue, failure, plans
+):
+    wanted = {None: 3 + 3 * LOOK, "Broken": 3 * LOOK, "Rare": 3}.get(failure, 0)
+    asked = {"tenant": tenant, "queue": queue, "failure": failure}
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        found, after = [], None
+        while True:
+            call = reads.letters(limit=LIMIT, after=after, **asked)
+            assert rows_read(fresh, call) <= MOST
+            page = fresh.run(call)
+            found += [one.batch_id for one in page.rows]
+            after = page.next
+            if after is None:
+                break
+    assert len(found) == len(set(found)) == wanted
 
 
 @pytest.mark.parametrize("state", [None, State.COMPLETED])

@@ -296,6 +296,7 @@ def asked_of(lab):
     yield from (reads.batches(), reads.batches(queue=lab.q), reads.batches(after=page.next))
     yield from (reads.batches(state=state) for state in State)
     yield from (reads.batches(identity="1-00007"), reads.batches(worker="w1"))
+    yield from (reads.letters(), reads.letters(queue=lab.q, failure="Broken"))
     yield from (reads.story(ids[0]), reads.story_of_key(page.rows[0].key))
     yield from (reads.outcomes(ids=ids, results=True), reads.events(ids=ids))
 

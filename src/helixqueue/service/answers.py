@@ -17,7 +17,13 @@ from helixqueue.store.rows import AnswerWord, DecisionWord
 
 if TYPE_CHECKING:
     from helixqueue.client.answers import Submitted
-    from helixqueue.store.read_rows import BatchRow, OutcomeRow, QueueSight, Story, WorkerRow
+    from helixqueue.store.read_rows import (
+        BatchRow,
+        OutcomeRow,
+        QueueSight,
+        Story,
+        WorkerRow,
+    )
     from helixqueue.store.rows import Answer, LeaseRow, QueueRow, Verdict
     from helixqueue.store.serving import Change
 

@@ -21,6 +21,7 @@ from helixqueue.service import (
     changes,
     fences,
     health,
+    letters,
     login,
     people,
     queues,
@@ -70,7 +71,8 @@ def create_app(settings: Settings) -> Gate:
     )
     app.state.service = service
     for module in (
-        batches, people, queues, work, changes, fences, audit_routes, token_routes, login, health,
+        batches, people, letters, queues, work, changes, fences, audit_routes, token_routes, login,
+        health,
     ):  # fmt: skip
         app.include_router(module.routes)
     for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):

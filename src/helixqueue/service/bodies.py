@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import (
@@ -52,6 +52,10 @@ Reason = Annotated[
     ),
     AfterValidator(printable),
 ]
+Failure = Annotated[
+    str, Field(min_length=1, max_length=255, description="Its class.", examples=["OutOfMemory"])
+]
+Cursor = Annotated[str, Field(max_length=100)]
 IdentityText = Annotated[str, Field(max_length=1024)]
 Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
 Json = Any
@@ -95,6 +99,29 @@ class RefusedBody(Body):
 
 class ReasonBody(Body):
     reason: Reason
+
+
+class RedriveBody(Body):
+    """Some letters by the ids of their batches, or those of a queue."""
+
+    reason: Reason
+    batch_ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_ROWS)] | None = None
+    queue: Name | None = None
+    failure: Failure | None = None
+    before: AwareDatetime | None = Field(None, description="Only what failed before.")
+    after: Cursor | None = Field(None, description="The `next` of the answer before.")
+    limit: Annotated[StrictInt, Field(ge=1, le=MAX_ROWS)] | None = Field(
+        None, description="At most so many of the queue; 100 unless said."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.batch_ids is None) == (self.queue is None):
+            raise ValueError("expected batch_ids, or else a queue")
+        narrowed = (self.failure, self.before, self.after, self.limit) != (None,) * 4
+        if self.batch_ids is not None and narrowed:
+            raise ValueError("expected failure, before, after and limit with a queue only")
+        return self
 
 
 class Resources(Body):

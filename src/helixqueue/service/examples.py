@@ -74,6 +74,23 @@ _EVENTS = [
     {**_STEP, "version": 4, "at": _ENDED, "from_state": "RUNNING", "to_state": "COMPLETED",
      "reason": "completed"},
 ]  # fmt: skip
+_ATTEMPT = {
+    "attempt": 1, "epoch": 1, "number": 7, "worker": "gpu-1", "claimed_at": _CLAIMED,
+    "started_at": _CLAIMED, "ended_at": _ENDED, "end": "completed", "ended_by": "gpu-1",
+    "detail": None, "late": False,
+}  # fmt: skip
+_LETTER = {
+    "batch_id": BATCH,
+    "tenant": "lab",
+    "queue": "basecall",
+    "identity": "S-1",
+    "revision": "",
+    "attempt": 1,
+    "failure": "OutOfMemory",
+    "detail": "24 GB were not enough",
+    "worker": "gpu-1",
+    "failed_at": _ENDED,
+}
 _STORY = {
     **_STANDING,
     "fingerprint": _FINGERPRINT,
@@ -93,11 +110,7 @@ _STORY = {
     "has_result": True,
     "result": {"reads": 4_180_332},
     "events": _EVENTS,
-    "attempts": [
-        {"attempt": 1, "epoch": 1, "number": 7, "worker": "gpu-1", "claimed_at": _CLAIMED,
-         "started_at": _CLAIMED, "ended_at": _ENDED, "end": "completed", "ended_by": "gpu-1",
-         "detail": None, "late": False},
-    ],
+    "attempts": [_ATTEMPT],
     "refusals": [],
     "decisions": [{"at": _LATER, "kind": "duplicate", "actor": "uploader", "detail": None}],
 }  # fmt: skip
@@ -199,6 +212,27 @@ OPERATIONS: Final[dict[str, Example]] = {
     "cancel_batch": _verdict("CANCELLED"),
     "release_batch": _verdict("PENDING"),
     "erase_batch": _verdict("COMPLETED"),
+    "list_letters": Example({"letters": [_LETTER], "next": None}),
+    "show_letter": Example(
+        {
+            **_LETTER,
+            "attempts": [
+                {**_ATTEMPT, "end": "failed", "detail": "24 GB were not enough"},
+            ],
+        }
+    ),
+    "redrive_letters": Example(
+        {
+            "answers": [{"batch_id": BATCH, "answer": "ok", "state": "PENDING", "note": None}],
+            "next": None,
+        },
+        request={
+            "reason": "workers with more memory",
+            "queue": "basecall",
+            "failure": "OutOfMemory",
+            "limit": 100,
+        },
+    ),
     "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}]}),
     "show_queue": Example({**_QUEUE, "counts": _COUNTS}),
     "show_settings": Example(_QUEUE),
@@ -345,6 +379,8 @@ PARAMETERS: Final[dict[str, Any]] = {
     "worker": "gpu-1",
     "since": _BEGAN,
     "until": _ENDED,
+    "before": _LATER,
+    "failure": "OutOfMemory",
     "limit": 50,
     "behind": 0,
     "payload": True,

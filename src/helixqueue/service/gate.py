@@ -116,6 +116,9 @@ class Gate:
         self._policy = policy
         self._direct = direct
         self._operations = [*operations(app.openapi()), *more]
+        self._by_path: dict[str, list[Operation]] = {}
+        for one in self._operations:
+            self._by_path.setdefault(one.path, []).append(one)
         self._fences = {
             one: policy.route(one.method, one.path) for one in self._operations if one.fenced
         }
@@ -197,12 +200,14 @@ class Gate:
     def _find(self, scope: Scope) -> tuple[Operation | None, list[str]]:
         """The operation asked for; else the methods that the path does know."""
         method, path = scope["method"], scope["path"]
-        for one in self._operations:
+        # A path that is named is not also somebody's id.
+        known = self._by_path.get(path, self._operations)
+        for one in known:
             # Whoever only looks whether somebody is there may leave the answer's body out.
             meant = "GET" if method == "HEAD" and one.scope == OPEN else method
             if one.method == meant and one.pattern.fullmatch(path):
                 return one, []
-        return None, sorted({one.method for one in self._operations if one.pattern.fullmatch(path)})
+        return None, sorted({one.method for one in known if one.pattern.fullmatch(path)})
 
     async def _principal(self, scope: Scope, journal: Journal) -> Principal:
         principal = await self.service.principals.of(values(scope["headers"], "authorization"))

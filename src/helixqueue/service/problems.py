@@ -42,6 +42,11 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-found": (404, "There is no such path", "see /v1/openapi.json"),
     "no-such-batch": (404, "The tenant has no such batch", "look at the receipt"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
+    "no-such-letter": (
+        404,
+        "The tenant has no such dead letter",
+        "look at the batch: it may run again, or have been done",
+    ),
     "no-such-fence": (404, "The tenant has no such fence", "look at the answer that named it"),
     "no-such-login": (
         404,
@@ -95,6 +100,7 @@ USUAL: Final[dict[str, tuple[str, str]]] = {
     "not-found": ("a path of /v1/openapi.json", "another one"),
     "no-such-batch": ("a batch of the tenant", "an id that it does not know"),
     "no-such-queue": ("a queue of the tenant", "a name that it does not know"),
+    "no-such-letter": ("a batch of the tenant that failed", "an id of none"),
     "no-such-fence": ("a fence of the tenant", "a key that it does not know"),
     "no-such-login": ("a code that was not used, in its time", "another one"),
     "no-such-token": ("a token of the tenant that is good", "a name that has none"),

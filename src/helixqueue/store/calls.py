@@ -7,7 +7,7 @@ round trip; inside a caller's transaction it is simply part of that. The SQL is 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from helixqueue.identity import stored_public_id
@@ -206,6 +206,18 @@ def cancel(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Cal
 
 def retry(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
     return _people_call("retry", ids, actor, reason)
+
+
+def redrive(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
+    """Retry dead letters; what is none (any more) is refused, and says where it stands."""
+    call = retry(ids=ids, reason=reason, actor=actor)
+    return replace(call, read=lambda rows: [_redriven(one) for one in call.read(rows)])
+
+
+def _redriven(one: Verdict) -> Verdict:
+    if one.answer != "illegal":
+        return one
+    return replace(one, answer="refused", note=one.note or f"no dead letter: it is {one.state}")
 
 
 def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:

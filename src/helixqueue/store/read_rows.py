@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from helixqueue.states import State
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
-    from helixqueue.states import State
     from helixqueue.store.rows import QueueRow
 
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
@@ -46,6 +47,46 @@ class BatchRow:
 class Page:
     rows: tuple[BatchRow, ...]
     next: str | None  # hand it to the next call; None: that was all
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter: work that nobody tries any more, until somebody redrives it."""
+
+    batch_id: UUID
+    tenant: str
+    queue: str
+    identity: tuple[str, ...]
+    revision: str
+    attempt: int  # how many there were
+    failure: str  # its class
+    detail: str | None  # why, in the words of whoever had it
+    worker: str | None  # who had it last
+    failed_at: datetime
+
+    @classmethod
+    def of(cls, told: Story) -> Letter | None:
+        """The dead letter that a batch is now; None for one that is none (any more)."""
+        if told.state is not State.FAILED or told.queue is None or told.finished_at is None:
+            return None
+        return cls(
+            told.batch_id,
+            told.tenant,
+            told.queue,
+            told.identity,
+            told.revision or "",
+            told.attempt,
+            told.failure or "",
+            told.detail,
+            told.leases[-1].worker if told.leases else None,
+            told.finished_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    rows: tuple[Letter, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from helixqueue.store.read_rows import (
     DecisionRow,
     EventRow,
     LeaseStory,
+    Letter,
+    LetterPage,
     OutcomeRow,
     Page,
     QueueSight,
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-_SQL = {name: one.sql for name, one in statements("helixqueue.store", "reads.sql").items()}
+_SQL = {
+    name: one.sql
+    for file in ("reads.sql", "letters.sql")
+    for name, one in statements("helixqueue.store", file).items()
+}
 
 PAGE_ROWS_MAX = 1_000
 STORY_ROWS_MAX = 10_000
@@ -52,6 +58,7 @@ _LOOK = {
     "batches_pending": 500,
     "batches_pending_anywhere": 1_000,
     "batches_of_identity": 200,
+    "letters": 2_000,
 }
 # The statement gives its columns in the order of the fields; leases follow from the events.
 _STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
@@ -74,9 +81,7 @@ def batches(
 
     `worker` means who holds the batch now; with a finished state, who finished it.
     """
-    if not 1 <= limit <= PAGE_ROWS_MAX:
-        raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} batches, got {limit}")
-    at, last = _read_cursor(after)
+    _demand_page(limit)
     args = {
         "tenant": tenant,
         "queue": queue,
@@ -84,8 +89,6 @@ def batches(
         "state": state and state.value,
         "since": since or "-infinity",
         "until": until or "infinity",
-        "at": at,
-        "id": last,
         "limit": limit + 1,  # one more tells whether there is another page
     }
     if identity is not None:
@@ -94,8 +97,7 @@ def batches(
     else:
         statement = _list_of(tenant, state, worker)
     args["look"] = max(_LOOK.get(statement, 0), limit + 1)
-    if statement not in _BY_ID and until is not None and (isinstance(at, str) or until <= at):
-        args |= {"at": until, "id": 0}
+    args |= _begin(after, None if statement in _BY_ID else until)
     return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
 
 
@@ -127,6 +129,19 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
     return list(forms)
 
 
+def _demand_page(limit: int) -> None:
+    if not 1 <= limit <= PAGE_ROWS_MAX:
+        raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} rows, got {limit}")
+
+
+def _begin(after: str | None, until: datetime | None) -> dict[str, Any]:
+    """Where a walk begins: behind the page before, or at a time, whichever is earlier."""
+    at, last = _read_cursor(after)
+    if until is not None and (isinstance(at, str) or until <= at):
+        at, last = until, 0
+    return {"at": at, "id": last}
+
+
 def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
     if after is None:
         return "infinity", _LAST_ID
@@ -143,21 +158,63 @@ def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
 
 
 def _read_page(rows: list[Row], limit: int) -> Page:
-    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
-    edge = tuple(rows[0][:2]) if rows else (None, None)
-    found = [row[2:] for row in rows if row[3] is not None]
-    shown = found[:limit]
-    at, last = shown[-1][:2] if len(found) > limit else edge
-    onward = None if last is None else f"{at.isoformat()}~{last}"
+    shown, onward = _cut(rows, limit)
     return Page(tuple(_read_batch(row) for row in shown), onward)
 
 
+def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
+    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
+    edge = tuple(rows[0][:2]) if rows else (None, None)
+    found = [row[2:] for row in rows if row[3] is not None]
+    at, last = found[limit - 1][:2] if len(found) > limit else edge
+    onward = None if last is None else f"{at.isoformat()}~{last}"
+    return [row[2:] for row in found[:limit]], onward
+
+
 def _read_batch(row: Row) -> BatchRow:
-    _, _, batch_id, key, tenant, queue, identity, raw, revision, state, *rest = row
+    batch_id, key, tenant, queue, identity, raw, revision, state, *rest = row
     return BatchRow(
         batch_id, _key_text(key), tenant, queue, _parts(identity), _parts(raw or identity),
         revision, State(state), *rest,
     )  # fmt: skip
+
+
+def letters(
+    *,
+    tenant: str | None = None,
+    queue: str | None = None,
+    failure: str | None = None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> Call[LetterPage]:
+    """A page of dead letters, those that failed last first; `failure` is their class."""
+    _demand_page(limit)
+    # Of one queue, every row that is looked at is shown unless its class is not the one.
+    narrow = queue is None or failure is not None
+    args = {
+        "tenant": tenant,
+        "queue": queue,
+        "failure": failure,
+        "since": since or "-infinity",
+        "limit": limit + 1,
+        "look": max(_LOOK["letters"] if narrow else 0, limit + 1),
+    }
+    return Call(
+        _SQL["letters"], args | _begin(after, before), lambda rows: _read_letters(rows, limit)
+    )
+
+
+def _read_letters(rows: list[Row], limit: int) -> LetterPage:
+    shown, onward = _cut(rows, limit)
+    return LetterPage(
+        tuple(
+            Letter(batch_id, tenant, queue, _parts(identity), *rest)
+            for batch_id, tenant, queue, identity, *rest in shown
+        ),
+        onward,
+    )
 
 
 def story(batch_id: UUID, *, payload: bool = False) -> Call[Story | None]:

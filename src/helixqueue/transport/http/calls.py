@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from uuid import UUID
 
 from helixqueue.errors import InvalidPayload, Refused
@@ -30,10 +30,11 @@ from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unl
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from helixqueue.store.rows import AnswerWord, Held, QueueSettings, Settlement, SubmissionRow
 
+T = TypeVar("T")
 # The service's bounds of one request.
 BODY_BYTES_MAX = 1024 * 1024
 SUBMIT_ROWS_MAX = 1_000
@@ -169,6 +170,45 @@ def retry(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Http
 
 def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> HttpCall[list[Verdict]]:
     return _decide("erase", ids, reason, actor)
+
+
+def redrive(
+    *,
+    ids: Sequence[UUID],
+    reason: str,
+    actor: str | None = None,  # noqa: ARG001
+) -> HttpCall[list[Verdict]]:
+    """Retry dead letters; what is none (any more) is refused, and says where it stands."""
+    return _redrive({"batch_ids": [str(one) for one in ids]}, reason, lambda told: _driven(told)[0])
+
+
+def redrive_queue(
+    *,
+    queue: str,
+    reason: str,
+    failure: str | None,
+    before: datetime | None,
+    after: str | None,
+    limit: int,
+) -> HttpCall[tuple[list[Verdict], str | None]]:
+    """Those of a queue, at most `limit`, and where to go on."""
+    asked = {
+        "queue": queue,
+        "failure": failure,
+        "before": None if before is None else before.isoformat(),
+        "after": after,
+        "limit": limit,
+    }
+    return _redrive(asked, reason, _driven)
+
+
+def _redrive(asked: dict[str, Any], reason: str, read: Callable[[Any], T]) -> HttpCall[T]:
+    return post(at("letters", "redrive"), {"reason": reason, **asked}, read, keyed=True)
+
+
+def _driven(told: dict[str, Any]) -> tuple[list[Verdict], str | None]:
+    verdicts = [_verdict(UUID(one["batch_id"]), one["answer"], one) for one in told["answers"]]
+    return verdicts, told["next"]
 
 
 def take_back(

@@ -16,6 +16,8 @@ from helixqueue.store.read_rows import (
     DecisionRow,
     EventRow,
     LeaseStory,
+    Letter,
+    LetterPage,
     OutcomeRow,
     Page,
     QueueSight,
@@ -35,6 +37,7 @@ _COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "ca
 _TIMES = {
     "at", "created_at", "deadline", "due", "finished_at", "claimed_at", "started_at", "ended_at",
     "first_at", "last_at", "run_at", "expires_at", "retired_at", "first_seen", "last_seen",
+    "failed_at",
 }  # fmt: skip
 _STATES = {"state", "from_state", "to_state"}
 
@@ -68,6 +71,32 @@ def batches(
         at("batches"),
         lambda told: Page(tuple(_row(BatchRow, one) for one in told["batches"]), told["next"]),
         query,
+    )
+
+
+def letters(
+    *,
+    tenant: str | None = None,  # noqa: ARG001
+    queue: str | None = None,
+    failure: str | None = None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+    after: str | None = None,
+    limit: int = 50,
+) -> HttpCall[LetterPage]:
+    """A page of dead letters, those that failed last first; `failure` is their class."""
+    asked = [
+        ("queue", queue),
+        ("failure", failure),
+        ("since", None if since is None else since.isoformat()),
+        ("before", None if before is None else before.isoformat()),
+        ("after", after),
+        ("limit", str(limit)),
+    ]
+    return get(
+        at("letters"),
+        lambda told: LetterPage(tuple(_row(Letter, one) for one in told["letters"]), told["next"]),
+        [(name, value) for name, value in asked if value is not None],
     )
 
 
