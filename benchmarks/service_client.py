@@ -26,6 +26,7 @@ from helixqueue.client.answers import Submission
 CONNECTIONS = 32
 BULK_CONNECTIONS = 2
 ROWS = 1_000
+IDLE_S = 2.0  # the service ends a connection that says nothing for five
 
 
 class Line:
@@ -130,12 +131,15 @@ async def reads(
 
     async def ask() -> None:
         lines: dict[str, Line] = {}
+        used: dict[str, float] = {}
         for name, token, path in left:
-            if token not in lines:
-                lines[token] = Line(url, token)
-                await lines[token].open()
+            line = lines.get(token)
+            if line is None or time.monotonic() - used[token] > IDLE_S:
+                lines[token] = line = Line(url, token)
+                await line.open()
+            used[token] = time.monotonic()
             began = time.perf_counter()
-            status, told = await lines[token].ask("GET", path)
+            status, told = await line.ask("GET", path)
             took.append((name, time.perf_counter() - began))
             if status != 200:
                 raise RuntimeError(f"{path}: expected 200, got {status}: {told[:200]!r}")
