@@ -4068,8 +4068,7 @@ begin
     perform helix.expire_due(p_worker, 1000);
   end if;
   if 'sweep' = any (p_due) then
-    perform helix.extend_ledger();
-    delete from helix.request r where r.at < clock_timestamp() - interval '1 day';
+    perform helix.sweep(1000);
   end if;
 end
 $$;
