@@ -28,6 +28,7 @@ NOISE = [
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
     (re.compile(r"^(database|tenant): .*\n", re.MULTILINE), ""),
     (re.compile(r'"fingerprint": "[0-9a-f]{64}"'), '"fingerprint": "..."'),
+    (re.compile(r"scanner-[0-9a-f]{6}"), "scanner-7b1d34"),
 ]
 
 
@@ -127,7 +128,11 @@ def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path
 
 def test_the_document_has_an_example_of_every_command():
     text = DOCUMENT.read_text(encoding="utf-8")
-    nouns = {"batch": "list show retry cancel erase", "queue": "list show set pause resume"}
+    nouns = {
+        "batch": "list show retry cancel erase",
+        "letter": "list show redrive",
+        "queue": "list show set pause resume",
+    }
     for verb in VERBS:
         inner = nouns.get(verb)
         wanted = (

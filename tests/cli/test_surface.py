@@ -17,6 +17,7 @@ from tests.cli.conftest import HELIXQ
 
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "erase"},
+    "letter": {"list", "show", "redrive"},
     "queue": {"list", "show", "set", "pause", "resume"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},

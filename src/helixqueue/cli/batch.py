@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,7 +13,7 @@ from helixqueue.store import reads
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from helixqueue.store.read_rows import BatchRow
@@ -247,8 +247,7 @@ def _decide(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    if not reason.strip():
-        raise typer.BadParameter("--reason must say something: it is what the record keeps")
+    demand_reason(reason)
     with target.reached(dsn, data) as there:
         ids = [_found(there, name, tenant, queue, None) for name in names]
         decide = getattr(there.calls, verb)
@@ -259,8 +258,21 @@ def _decide(
             for some in several
             for verdict in there.run(decide(ids=some, reason=reason, actor=actor))
         ]
+    tell_verdicts(verdicts, as_json=as_json)
+
+
+def demand_reason(reason: str) -> None:
+    if not reason.strip():
+        raise typer.BadParameter("--reason must say something: it is what the record keeps")
+
+
+def tell_verdicts(
+    verdicts: Sequence[Verdict], *, as_json: bool, more: Mapping[str, Any] | None = None
+) -> NoReturn:
+    """And end with what they amount to; `more` stands beside them in JSON."""
     if as_json:
-        show.as_json({"verdicts": [shapes.verdict(verdict) for verdict in verdicts]})
+        told = {"verdicts": [shapes.verdict(verdict) for verdict in verdicts]}
+        show.as_json(told | dict(more or {}))
     else:
         show.table(
             ("batch", "answer", "state", "note"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.cli.spelling import differences
 
 if TYPE_CHECKING:
-    from helixqueue.store.read_rows import BatchRow, Count, QueueSight, Story
+    from helixqueue.store.read_rows import BatchRow, Count, Letter, QueueSight, Story
     from helixqueue.store.rows import QueueRow, Verdict
 
 
@@ -26,6 +26,10 @@ def batch(row: BatchRow) -> dict[str, Any]:
         "identity": identity(row.identity),
         "raw": identity(row.raw),
     }
+
+
+def letter(one: Letter) -> dict[str, Any]:
+    return _plain_members(asdict(one)) | {"identity": identity(one.identity)}
 
 
 def story(told: Story, *, payload: bool) -> dict[str, Any]:
