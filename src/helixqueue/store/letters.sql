@@ -9,7 +9,7 @@ with line as (
   from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
   cross join lateral (
     select from helix.outcome o
-    where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending('FAILED')
+    where o.tenant = q.tenant and o.queue = q.name and o.ending = 2  -- FAILED
       and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit 1) newest
@@ -20,7 +20,7 @@ seen as materialized (
   from line l
   cross join lateral (
     select o.batch as id, o.finished_at as at, o.failure from helix.outcome o
-    where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending('FAILED')
+    where o.tenant = l.tenant and o.queue = l.name and o.ending = 2  -- FAILED
       and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit l.share) p

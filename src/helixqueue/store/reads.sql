@@ -49,7 +49,7 @@ with line as (
   select q.tenant, q.name from helix.queues_of(%(tenant)s::text, %(queue)s::text) q
   cross join lateral (
     select o.finished_at, o.batch from helix.outcome o
-    where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(%(state)s::helix.state)
+    where o.tenant = q.tenant and o.queue = q.name and o.ending = %(ending)s::smallint
       and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit 1) newest
@@ -59,7 +59,7 @@ page as (
   select p.id, p.at from line l
   cross join lateral (
     select o.batch as id, o.finished_at as at from helix.outcome o
-    where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
+    where o.tenant = l.tenant and o.queue = l.name and o.ending = %(ending)s::smallint
       and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit %(limit)s::int) p
@@ -86,7 +86,7 @@ seen as materialized (
   from line l
   cross join lateral (
     select o.batch as id, o.finished_at as at, o.actor from helix.outcome o
-    where o.tenant = l.tenant and o.queue = l.name and o.ending = helix.ending(%(state)s::helix.state)
+    where o.tenant = l.tenant and o.queue = l.name and o.ending = %(ending)s::smallint
       and o.finished_at >= %(since)s::timestamptz
       and (o.finished_at, o.batch) < (%(at)s::timestamptz, %(id)s::bigint)
     order by o.finished_at desc, o.batch desc limit l.share) p

@@ -2528,14 +2528,14 @@ begin
     from helix.queue q
     left join leased a on a.tenant = q.tenant and a.queue = q.name
     cross join lateral (
-      select max(n.number) filter (where n.state = 'COMPLETED') as completed,
-             max(n.number) filter (where n.state = 'FAILED') as failed,
-             max(n.number) filter (where n.state = 'CANCELLED') as cancelled
-      from (select s.state, (select count(*) from (
+      select max(n.number) filter (where n.ending = 1) as completed,
+             max(n.number) filter (where n.ending = 2) as failed,
+             max(n.number) filter (where n.ending = 3) as cancelled
+      from (select s.ending, (select count(*) from (
                      select from helix.outcome o
-                     where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(s.state)
+                     where o.tenant = q.tenant and o.queue = q.name and o.ending = s.ending
                      limit v_past) one) as number
-            from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
+            from unnest('{1,2,3}'::smallint[]) as s (ending)) n) c
     where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
     order by q.tenant, q.name;
 end
@@ -3072,12 +3072,12 @@ begin
     select o.batch
     from helix.queue q
     cross join lateral (values
-      ('COMPLETED'::helix.state, q.keep_completed_seconds),
-      ('FAILED', q.keep_failed_seconds),
-      ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
+      (1::smallint, q.keep_completed_seconds),
+      (2::smallint, q.keep_failed_seconds),
+      (3::smallint, q.keep_cancelled_seconds)) as keep (ending, seconds)
     cross join lateral (
       select o.batch from helix.outcome o
-      where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(keep.state)
+      where o.tenant = q.tenant and o.queue = q.name and o.ending = keep.ending
         and o.finished_at < v_now - make_interval(secs => keep.seconds)
       order by o.finished_at limit p_limit for update skip locked) o
     where keep.seconds > 0
@@ -3095,11 +3095,13 @@ CREATE FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     AS $$
+declare
+  v_ending smallint := helix.ending(p_state);
 begin
   perform helix.enter_for(p_tenant);
   return helix.retire(array(
     select o.batch from helix.outcome o
-    where o.tenant = p_tenant and o.queue = p_queue and o.ending = helix.ending(p_state)
+    where o.tenant = p_tenant and o.queue = p_queue and o.ending = v_ending
       and o.finished_at < p_before
     order by o.finished_at limit least(p_limit, 10000) for update skip locked));
 end

@@ -28,11 +28,13 @@ create function helix.retire_v1(
 ) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
+declare
+  v_ending smallint := helix.ending(p_state);
 begin
   perform helix.enter_for(p_tenant);
   return helix.retire(array(
     select o.batch from helix.outcome o
-    where o.tenant = p_tenant and o.queue = p_queue and o.ending = helix.ending(p_state)
+    where o.tenant = p_tenant and o.queue = p_queue and o.ending = v_ending
       and o.finished_at < p_before
     order by o.finished_at limit least(p_limit, 10000) for update skip locked));
 end
@@ -49,12 +51,12 @@ begin
     select o.batch
     from helix.queue q
     cross join lateral (values
-      ('COMPLETED'::helix.state, q.keep_completed_seconds),
-      ('FAILED', q.keep_failed_seconds),
-      ('CANCELLED', q.keep_cancelled_seconds)) as keep (state, seconds)
+      (1::smallint, q.keep_completed_seconds),
+      (2::smallint, q.keep_failed_seconds),
+      (3::smallint, q.keep_cancelled_seconds)) as keep (ending, seconds)
     cross join lateral (
       select o.batch from helix.outcome o
-      where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(keep.state)
+      where o.tenant = q.tenant and o.queue = q.name and o.ending = keep.ending
         and o.finished_at < v_now - make_interval(secs => keep.seconds)
       order by o.finished_at limit p_limit for update skip locked) o
     where keep.seconds > 0

@@ -77,14 +77,14 @@ begin
     from helix.queue q
     left join leased a on a.tenant = q.tenant and a.queue = q.name
     cross join lateral (
-      select max(n.number) filter (where n.state = 'COMPLETED') as completed,
-             max(n.number) filter (where n.state = 'FAILED') as failed,
-             max(n.number) filter (where n.state = 'CANCELLED') as cancelled
-      from (select s.state, (select count(*) from (
+      select max(n.number) filter (where n.ending = 1) as completed,
+             max(n.number) filter (where n.ending = 2) as failed,
+             max(n.number) filter (where n.ending = 3) as cancelled
+      from (select s.ending, (select count(*) from (
                      select from helix.outcome o
-                     where o.tenant = q.tenant and o.queue = q.name and o.ending = helix.ending(s.state)
+                     where o.tenant = q.tenant and o.queue = q.name and o.ending = s.ending
                      limit v_past) one) as number
-            from unnest(array['COMPLETED', 'FAILED', 'CANCELLED']::helix.state[]) as s (state)) n) c
+            from unnest('{1,2,3}'::smallint[]) as s (ending)) n) c
     where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
     order by q.tenant, q.name;
 end
