@@ -60,8 +60,8 @@ _LOOK = {
     "batches_of_identity": 200,
     "letters": 2_000,
 }
-# As helix.ending says. Worked out here, because inside a statement it would compare enums, and the plan
-# would not go by the index.
+# As helix.ending says. Worked out here, because inside a statement it would compare enums, and the
+# plan would not go by the index.
 _ENDING = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3, None: None}
 # The statement gives its columns in the order of the fields; leases follow from the events.
 _STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
