@@ -1,9 +1,11 @@
--- Dead letters: what nobody tries any more. Written, and led on by an edge, as the lists of reads.sql are.
+-- Dead letters: what nobody tries any more. Written, and led on by an edge, as the lists of reads.sql
+-- are.
 
 -- name: letters
 -- Dead letters, by when they failed. No index knows classes of failures, so each queue that has any is
--- looked at for its share of rows; the edge is where the first had to stop. Who had a batch last stands in the step before
--- its last one, which may be somebody else's: of whoever found that the lease had run out.
+-- looked at for its share of rows; the edge is where the first had to stop. Who had a batch last stands
+-- in the step before its last one, which may be somebody else's: of whoever found that the lease had run
+-- out.
 with line as (
   select q.tenant, q.name, greatest(%(look)s::bigint / count(*) over (), 1) as share
   from helix.queues_of(%(tenant)s::text, %(queue)s::text) q

@@ -62,7 +62,7 @@ _LOOK = {
 }
 # As helix.ending says. Worked out here, because inside a statement it would compare enums, and the
 # plan would not go by the index.
-_ENDING = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3, None: None}
+ENDINGS = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 # The statement gives its columns in the order of the fields; leases follow from the events.
 _STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
@@ -90,7 +90,7 @@ def batches(
         "queue": queue,
         "worker": worker,
         "state": state and state.value,
-        "ending": _ENDING.get(state),
+        "ending": state and ENDINGS.get(state),
         "since": since or "-infinity",
         "until": until or "infinity",
         "limit": limit + 1,  # one more tells whether there is another page

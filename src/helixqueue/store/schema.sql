@@ -540,8 +540,8 @@ begin
       returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                 detail, lane, queue)
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                 reason, detail, lane, queue)
       select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, g.epoch, g.number, v_actor,
              'cancelled', p_detail, g.lane, l.queue
       from (select * from leased union all select * from readied union all select * from parked) g
@@ -938,8 +938,8 @@ begin
       and a.state = 'RUNNING'
     returning a.batch, a.tenant, a.version, a.attempt, a.deadline, a.lane, a.queue
   )
-  insert into helix.outcome as o (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                  late, lane, queue, result, finished_at)
+  insert into helix.outcome as o (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                  reason, late, lane, queue, result, finished_at)
   select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, p_epoch, p_number, p_worker,
          'completed', c.deadline < v_now, c.lane, c.queue, p_result::json, v_now
   from completed c
@@ -1293,7 +1293,8 @@ begin
     where w.batch = any (p_batch) and w.expires_at <= clock_timestamp()
     returning w.batch, w.tenant, w.version, w.attempt, w.lane, w.expires_at
   )
-  insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, detail, lane, queue)
+  insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, detail, lane,
+                             queue)
   select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, p_actor, 'expired',
          format('not begun before %s', g.expires_at), g.lane, l.queue
   from (select * from gone union all select * from gone_waiting) g
@@ -3558,8 +3559,8 @@ begin
                 a.queue, p_result[u.place] as given
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                 late, lane, queue, result, finished_at)
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                 reason, late, lane, queue, result, finished_at)
       select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, c.epoch, c.number, p_worker,
              'completed', c.deadline < v_now, c.lane, c.queue, c.given::json, v_now
       from completed c
@@ -4278,8 +4279,8 @@ begin
   ),
   gone as (delete from helix.active a using ended e where a.batch = e.batch),
   failed as (
-    insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                               detail, late, lane, queue, failure)
+    insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                               reason, detail, late, lane, queue, failure)
     select e.batch, e.tenant, 'FAILED', 2, e.version + 1, e.attempt, e.epoch, e.number,
            coalesce(p_actor, e.worker), p_reason, e.failure_detail,
            e.overdue, e.lane, e.queue, coalesce(e.failure_class, p_reason::text)

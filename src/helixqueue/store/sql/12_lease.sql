@@ -97,8 +97,8 @@ begin
   ),
   gone as (delete from helix.active a using ended e where a.batch = e.batch),
   failed as (
-    insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                               detail, late, lane, queue, failure)
+    insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                               reason, detail, late, lane, queue, failure)
     select e.batch, e.tenant, 'FAILED', 2, e.version + 1, e.attempt, e.epoch, e.number,
            coalesce(p_actor, e.worker), p_reason, e.failure_detail,
            e.overdue, e.lane, e.queue, coalesce(e.failure_class, p_reason::text)

@@ -124,8 +124,8 @@ begin
       and a.state = 'RUNNING'
     returning a.batch, a.tenant, a.version, a.attempt, a.deadline, a.lane, a.queue
   )
-  insert into helix.outcome as o (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                  late, lane, queue, result, finished_at)
+  insert into helix.outcome as o (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                  reason, late, lane, queue, result, finished_at)
   select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, p_epoch, p_number, p_worker,
          'completed', c.deadline < v_now, c.lane, c.queue, p_result::json, v_now
   from completed c
@@ -174,8 +174,8 @@ begin
                 a.queue, p_result[u.place] as given
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                 late, lane, queue, result, finished_at)
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                 reason, late, lane, queue, result, finished_at)
       select c.batch, c.tenant, 'COMPLETED', 1, c.version + 1, c.attempt, c.epoch, c.number, p_worker,
              'completed', c.deadline < v_now, c.lane, c.queue, c.given::json, v_now
       from completed c

@@ -180,7 +180,8 @@ begin
     where w.batch = any (p_batch) and w.expires_at <= clock_timestamp()
     returning w.batch, w.tenant, w.version, w.attempt, w.lane, w.expires_at
   )
-  insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, detail, lane, queue)
+  insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, detail, lane,
+                             queue)
   select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, p_actor, 'expired',
          format('not begun before %s', g.expires_at), g.lane, l.queue
   from (select * from gone union all select * from gone_waiting) g

@@ -64,8 +64,8 @@ begin
       returning w.batch, w.tenant, w.version, w.attempt, w.epoch, w.number, w.lane
     ),
     kept as (
-      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor, reason,
-                                 detail, lane, queue)
+      insert into helix.outcome (batch, tenant, state, ending, version, attempt, epoch, number, actor,
+                                 reason, detail, lane, queue)
       select g.batch, g.tenant, 'CANCELLED', 3, g.version + 1, g.attempt, g.epoch, g.number, v_actor,
              'cancelled', p_detail, g.lane, l.queue
       from (select * from leased union all select * from readied union all select * from parked) g
