@@ -75,6 +75,8 @@ class Site:
 
 
 def settings_for(database, **options):
+    # The tests are strangers more often than anybody should be.
+    options.setdefault("strangers_burst", 100_000)
     return Settings(database.dsn("service"), pooled=POOLED, poll_seconds=0.05, **options)
 
 

@@ -118,7 +118,7 @@ def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
         assert isinstance(wrote, InvalidToken)
         assert isinstance(read, InvalidToken)
         with Lab(database, "service") as service:
-            assert service.run(tokens.authenticate(token_hash)) is None
+            assert service.run(tokens.authenticate([token_hash])) == {}
     assert lab.run(calls.queue(tenant="a", queue="forged")) is None
 
 
@@ -138,10 +138,10 @@ def test_last_use_is_written_at_most_once_a_minute(database, lab):
 
     assert used() is None
     with Lab(database, "service") as service:
-        assert service.run(tokens.authenticate(token.hash)).name == "used"
+        assert service.run(tokens.authenticate([token.hash]))[token.hash].name == "used"
         first = used()
         assert first is not None
-        service.run(tokens.authenticate(token.hash))
+        service.run(tokens.authenticate([token.hash]))
         assert used() == first
 
 
@@ -161,12 +161,15 @@ def test_a_rotated_token_overlaps_and_then_ends(database, lab):
 
     with Lab(database, "service") as service:
         assert rotated(second, 3600) == 2
-        grants = [service.run(tokens.authenticate(one.hash)) for one in (first, second)]
-        assert [grant.generation for grant in grants] == [1, 2]
-        assert grants[0].queues == grants[1].queues == {"q"}
+        hashes = [one.hash for one in (first, second, third)]
+        grants = service.run(tokens.authenticate(hashes))
+        assert {one: grant.generation for one, grant in grants.items()} == {
+            first.hash: 1,
+            second.hash: 2,
+        }
+        assert all(grant.queues == {"q"} for grant in grants.values())
         assert rotated(third, 0) == 3
-        good = [service.run(tokens.authenticate(one.hash)) for one in (first, second, third)]
-        assert [grant is not None for grant in good] == [False, False, True]
+        assert service.run(tokens.authenticate(hashes)).keys() == {third.hash}
 
 
 def test_a_name_is_used_once_for_ever(lab):
@@ -228,8 +231,8 @@ def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
     assert helixq("token", "create", f"{name}x", "--scope", "root").code == 5
     rotated = helixq("token", "rotate", name, "--overlap", "0", "--json")
     with Lab(database, "service") as service:
-        assert service.run(tokens.authenticate(tokens.hashed(created.json["token"]))) is None
-        assert service.run(tokens.authenticate(tokens.hashed(rotated.json["token"])))
+        old, new = (tokens.hashed(one.json["token"]) for one in (created, rotated))
+        assert service.run(tokens.authenticate([old, new])).keys() == {new}
     listed = helixq("token", "list", "--json")
     assert created.json["token"] not in listed.out
     assert helixq("token", "revoke", name, "--reason", "lost", "--json").json["revoked"] == 2

@@ -181,7 +181,7 @@ class Gate:
                 raise Problem("forbidden", "this operation names no scope, so nobody may")
             if operation.scope != ANY:
                 principal.demand(operation.scope)
-            principal.allowance.take()
+            principal.take()
             _demand_known_query(operation, scope["query_string"])
         body = await self._body(receive)
         given = _Given(body, receive)
@@ -210,7 +210,11 @@ class Gate:
         return None, sorted({one.method for one in known if one.pattern.fullmatch(path)})
 
     async def _principal(self, scope: Scope, journal: Journal) -> Principal:
-        principal = await self.service.principals.of(values(scope["headers"], "authorization"))
+        try:
+            principal = await self.service.principals.of(values(scope["headers"], "authorization"))
+        except Problem:
+            self.service.strangers.take(scope)
+            raise
         scope[PRINCIPAL_KEY] = principal
         name = f"{principal.grant.name}.{principal.grant.generation}"
         journal.know(tenant=principal.tenant, token=name)

@@ -56,11 +56,11 @@ class SessionAnswer(BaseModel):
     response_model=SessionAnswer,
     status_code=201,
     summary="Exchange the code of a login link for a token, once",
-    **demands("open", "no-such-login"),
+    **demands("open", "no-such-login", "too-many-requests"),
 )
-async def log_in(body: LoginBody, here: Here, note: Note) -> SessionAnswer:
+async def log_in(body: LoginBody, request: Request, here: Here, note: Note) -> SessionAnswer:
     """`helixq up` prints such a link. Of any number who try a code, one gets the token."""
-    session = await _redeemed(body.code, here)
+    session = await _redeemed(body.code, request, here)
     if session is None:
         raise Problem("no-such-login", NO_GOOD)
     note.know(tenant=session.tenant, token=session.name)
@@ -87,7 +87,7 @@ async def page(code: str | None = None) -> HTMLResponse:
 @routes.post("/login", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
 async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
-    session = await _redeemed(fields.get("code", [""])[0], here)
+    session = await _redeemed(fields.get("code", [""])[0], request, here)
     if session is None:
         return _page(
             f"<p>This link does not log in: {escape(NO_GOOD)}. "
@@ -105,7 +105,8 @@ async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
     )
 
 
-async def _redeemed(code: str, here: Service) -> SessionAnswer | None:
+async def _redeemed(code: str, request: Request, here: Service) -> SessionAnswer | None:
+    allowance = here.strangers.take(request.scope)
     if not tokens.LOGIN.fullmatch(code):
         return None
     made = tokens.fresh()
@@ -114,6 +115,7 @@ async def _redeemed(code: str, here: Service) -> SessionAnswer | None:
     )
     if session is None:
         return None
+    allowance.give_back()
     return SessionAnswer(
         token=made.token,
         tenant=session.tenant,

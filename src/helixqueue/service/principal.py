@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from helixqueue.client.desk import Desk
 from helixqueue.fence.guard import AsyncFences
+from helixqueue.service.allowance import Allowance
 from helixqueue.service.gathering import BOOK, Gathering, Single
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.store import tokens
@@ -53,7 +54,7 @@ class Principal:
             BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
         )
         self._gathering = Gathering(self.run)
-        self.allowance = Allowance(settings.requests_per_second, settings.burst)
+        self._allowance = Allowance(settings.requests_per_second, settings.burst)
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
         """Make a call for the token's tenant; `more` in the same transaction."""
@@ -78,6 +79,17 @@ class Principal:
     def fences(self) -> AsyncFences:
         """Of the requests that come with an idempotency key."""
         return AsyncFences(self.run, self.tenant, self.grant.name, self._counters)
+
+    def take(self) -> None:
+        """One request of what the token is allowed."""
+        wait = self._allowance.take()
+        if wait:
+            raise Problem(
+                "too-many-requests",
+                f"a token may ask {self._allowance}",
+                expected=f"at most {self._allowance}",
+                retry_after=wait,
+            )
 
     def demand(self, scope: str) -> None:
         if scope not in self.grant.scopes:
@@ -105,29 +117,6 @@ class Principal:
         return "payloads" in self.grant.scopes
 
 
-class Allowance:
-    """So many requests a second, and so many at once after a pause."""
-
-    def __init__(self, per_second: float, burst: int) -> None:
-        self._per_second = per_second
-        self._burst = burst
-        self._left = float(burst)
-        self._at = time.monotonic()
-
-    def take(self) -> None:
-        now = time.monotonic()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
-        if self._left < 1:
-            raise Problem(
-                "too-many-requests",
-                f"a token may ask {self._per_second:g} times a second, {self._burst} at once",
-                expected=f"at most {self._per_second:g} requests a second",
-                retry_after=(1 - self._left) / self._per_second,
-            )
-        self._left -= 1
-
-
 class Principals:
     """Those who asked lately."""
 
@@ -136,7 +125,8 @@ class Principals:
         self._settings = settings
         self._counters = counters  # of all fences, whoever asked
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
-        self._looking: dict[bytes, asyncio.Task[Grant | None]] = {}
+        self._look: asyncio.Task[dict[bytes, Grant]] | None = None
+        self._asked: set[bytes] | None = None  # by that look, while it has not begun
 
     async def of(self, authorization: list[bytes]) -> Principal:
         """Who sent this header; raises a problem for nobody we know."""
@@ -168,10 +158,27 @@ class Principals:
         return known
 
     async def _looked_up(self, token_hash: bytes) -> Grant | None:
-        """One look for all who ask with the same token at the same time."""
-        looking = self._looking.get(token_hash)
-        if looking is None:
-            looking = asyncio.ensure_future(self._served.ask(tokens.authenticate(token_hash)))
-            self._looking[token_hash] = looking
-            looking.add_done_callback(lambda _: self._looking.pop(token_hash, None))
-        return await asyncio.shield(looking)
+        """Whoever comes while a look is under way is part of the next.
+
+        So guesses cost the database one look at a time, however many there are, and a good token
+        among them waits for two at most.
+        """
+        if self._look is None or self._asked is None:
+            self._asked = set()
+            self._look = asyncio.create_task(self._look_behind(self._look, self._asked))
+            self._look.add_done_callback(_looked_at)
+        self._asked.add(token_hash)
+        return (await asyncio.shield(self._look)).get(token_hash)
+
+    async def _look_behind(
+        self, before: asyncio.Task[dict[bytes, Grant]] | None, asked: set[bytes]
+    ) -> dict[bytes, Grant]:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        self._asked = None
+        return await self._served.ask(tokens.authenticate(asked))
+
+
+def _looked_at(look: asyncio.Task[dict[bytes, Grant]]) -> None:
+    if not look.cancelled():
+        look.exception()  # in case nobody waits for it any more

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from helixqueue.errors import HelixError, SchemaMismatch
 from helixqueue.fence.counters import Counters
+from helixqueue.service.allowance import Strangers
 from helixqueue.service.audits import Audits
 from helixqueue.service.duties import Duties
 from helixqueue.service.gate import PRINCIPAL_KEY
@@ -52,6 +53,7 @@ class Service:
             pooled=settings.pooled,
         )
         self.principals = Principals(self.served, settings, Counters())
+        self.strangers = Strangers(settings.strangers_per_second, settings.strangers_burst)
         self.marks = Marks(self.served)
         self.bell = self._bell()
         self.waits = 0

@@ -38,6 +38,8 @@ class Settings:
     body_seconds: float = 15.0  # for a client to say what it has to say
     requests_per_second: float = 500.0  # of one token, in this process
     burst: int = 1_000
+    strangers_per_second: float = 10.0  # requests without a good token, from one address
+    strangers_burst: int = 100
     max_pending: int = COUNT_BOUND  # of one queue; submissions beyond are told to wait
     max_streams: int = 64
     max_waits: int = 1_000  # workers whose requests are held at a time
@@ -55,7 +57,7 @@ class Settings:
                 "nothing is counted further"
             )
         for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
-                     "body_seconds", "requests_per_second", "burst", "max_streams",
-                     "max_waits", "poll_seconds"):  # fmt: skip
+                     "body_seconds", "requests_per_second", "burst", "strangers_per_second",
+                     "strangers_burst", "max_streams", "max_waits", "poll_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

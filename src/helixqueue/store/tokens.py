@@ -20,7 +20,7 @@ from helixqueue.store.statements import statements
 from helixqueue.store.token_rows import TokenRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
 _SQL = {name: one.sql for name, one in statements("helixqueue.store", "tokens.sql").items()}
@@ -69,15 +69,19 @@ class Grant:
     expires_at: datetime
 
 
-def authenticate(token_hash: bytes) -> Call[Grant | None]:
-    def read(rows: list[Row]) -> Grant | None:
-        if not rows:
-            return None
-        tenant, name, generation, scopes, queues, expires_at = rows[0]
-        only = None if queues is None else frozenset(queues)
-        return Grant(tenant, name, generation, frozenset(scopes), only, expires_at)
+def authenticate(hashes: Iterable[bytes]) -> Call[dict[bytes, Grant]]:
+    """Of those tokens that are good now."""
 
-    return Call(_SQL["authenticate"], (token_hash,), read)
+    def read(rows: list[Row]) -> dict[bytes, Grant]:
+        return {
+            token_hash: Grant(
+                *(tenant, name, generation, frozenset(scopes)),
+                *(None if queues is None else frozenset(queues), expires_at),
+            )
+            for token_hash, tenant, name, generation, scopes, queues, expires_at in rows
+        }
+
+    return Call(_SQL["authenticate"], (list(hashes),), read)
 
 
 def create(

@@ -2,8 +2,10 @@
 -- as its hash alone.
 
 -- name: authenticate
--- What a token allows; no row when it is not good.
-select tenant, name, generation, scopes, queues, expires_at from helix.authenticate_v1(%s::bytea);
+-- What tokens allow; no row for one that is not good. Many at once, so that a flood of guesses is one
+-- question after another and not one each.
+select asked.hash, g.tenant, g.name, g.generation, g.scopes, g.queues, g.expires_at
+from unnest(%s::bytea[]) asked (hash), helix.authenticate_v1(asked.hash) g;
 
 -- name: create_token
 -- The first of its name.
