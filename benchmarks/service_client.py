@@ -13,11 +13,12 @@ service.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import threading
 import time
 from urllib.parse import urlsplit
+
+import orjson
 
 from benchmarks.workload import identity, payload
 from helixqueue import HelixQueue
@@ -65,7 +66,7 @@ async def over_http(
     async def one_by_one(line: Line) -> None:
         for number in firsts:
             body = {"identity": identity(number), "payload": payload(number)}
-            told = await line.ask("POST", f"/v1/queues/{queue}/batches", json.dumps(body).encode())
+            told = await line.ask("POST", f"/v1/queues/{queue}/batches", orjson.dumps(body))
             if told[0] != 201:
                 raise RuntimeError(f"expected 201, got {told}")
 
@@ -75,9 +76,9 @@ async def over_http(
                 {"identity": identity(n), "payload": payload(n)}
                 for n in range(number, number + ROWS)
             ]
-            body = json.dumps({"submissions": rows}).encode()
+            body = orjson.dumps({"submissions": rows})
             status, told = await line.ask("POST", f"/v1/queues/{queue}/chunks", body)
-            decisions = {one["decision"] for one in json.loads(told)["submitted"]}
+            decisions = {one["decision"] for one in orjson.loads(told)["submitted"]}
             if (status, decisions) != (200, {"new"}):
                 raise RuntimeError(f"expected new batches only, got {status} {decisions}")
 

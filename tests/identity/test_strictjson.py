@@ -20,7 +20,7 @@ from helixqueue.identity import canonical_text, loads
 from helixqueue.identity.strictjson import (
     MAX_NAMES_PER_OBJECT,
     MAX_TEXT_BYTES,
-    _is_simple,
+    _strings,
 )
 
 
@@ -350,7 +350,7 @@ def test_the_text_is_that_of_rfc8785(value):
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_simple_float_is_written_by_repr(number):
-    if _is_simple(number):
+    if _strings(number) is not None:
         assert repr(number) == rfc8785.dumps(number).decode()
 
 
@@ -360,6 +360,37 @@ def test_the_text_can_be_read_and_has_itself_as_text(value):
     assert canonical_text(loads(text)) == text
     assert canonical_text(loads(text.encode())) == text
     assert canonical_text(loads(json.dumps(value, indent=1))) == text
+
+
+names = st.sampled_from(["a", "b", 'c"', "d\\", "\u00e9"])
+texts = st.recursive(
+    st.sampled_from(["null", "1", "0.5", "1.0", '"', '"x"', '"y:\\""', '"a"', '"\\u0061"']),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda them: f"[{','.join(them)}]")
+        | st.lists(st.tuples(names.map(json.dumps), inner), max_size=3).map(
+            lambda them: f"{{{', '.join(f'{name}: {text}' for name, text in them)}}}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def once(pairs):
+    """What no parser may lose."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name twice")
+    return dict(pairs)
+
+
+@given(texts)
+@example('{"a": 1, "b": {"a": 2, "a": 2}}')
+def test_loads_takes_a_text_only_if_all_of_it_is_in_the_value(text):
+    try:
+        whole = json.loads(text, object_pairs_hook=once)
+    except ValueError:
+        assert refusal(loads, text).code in {"duplicate-name", "syntax"}
+    else:
+        assert loads(text) == whole
 
 
 @given(st.text() | st.binary())

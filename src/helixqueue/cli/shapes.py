@@ -22,14 +22,14 @@ def identity(parts: tuple[str, ...]) -> str | list[str] | None:
 
 
 def batch(row: BatchRow) -> dict[str, Any]:
-    return _plain_members(asdict(row)) | {
+    return _plain_members(row._asdict()) | {
         "identity": identity(row.identity),
         "raw": identity(row.raw),
     }
 
 
 def letter(one: Letter) -> dict[str, Any]:
-    return _plain_members(asdict(one)) | {"identity": identity(one.identity)}
+    return _plain_members(one._asdict()) | {"identity": identity(one.identity)}
 
 
 def story(told: Story, *, payload: bool) -> dict[str, Any]:

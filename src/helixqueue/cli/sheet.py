@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import fields
 from datetime import datetime
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,7 +26,7 @@ MAX_LINE_BYTES = 2 * 1024 * 1024  # twice the largest payload
 MAX_JSON_BYTES = 64 * 1024 * 1024  # JSON is read whole; larger files are JSONL
 IN_PAYLOAD = "payload."  # columns of CSV that become members of the payload
 
-_COLUMNS = [field.name for field in fields(Submission)]
+_COLUMNS = Submission._fields
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 # Between columns: spreadsheets write what their country or their clipboard has.

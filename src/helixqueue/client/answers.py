@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict
 
 from typing_extensions import TypeVar
 
@@ -29,8 +29,7 @@ class Options(TypedDict, total=False):
     requires: Mapping[str, Any] | None  # instead of the queue's
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """One row of `submit_many`."""
 
     identity: str | tuple[str, ...] | None

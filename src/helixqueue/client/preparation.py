@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_LIMIT_KEY_BYTES = 255
 MAX_NOTED_BYTES = 4096  # of an identity that was refused
 MAX_NOTED_WHY_CHARS = 1000
-_NAMES = [one.name for one in fields(Submission)]
+_NAMES = Submission._fields
 
 
 @dataclass(frozen=True)

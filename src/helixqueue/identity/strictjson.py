@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import orjson
@@ -47,7 +48,7 @@ def canonical_text(value: object) -> str:
     Most payloads are simple, and for those orjson gives the very text of RFC 8785 (property tests
     hold the two together) in a fifth of the time.
     """
-    if _is_simple(value) and (text := _simple_text(value)) is not None:
+    if _strings(value) is not None and (text := _simple_text(value)) is not None:
         return text
     text = rfc8785.dumps(_Walk().plain(value, (), 0)).decode()
     if len(text.encode()) > MAX_TEXT_BYTES:
@@ -56,48 +57,65 @@ def canonical_text(value: object) -> str:
 
 
 def loads(data: bytes | str) -> Json:
-    """Read strict JSON, or raise `InvalidPayload`."""
+    """Read strict JSON, or raise `InvalidPayload`.
+
+    Most texts are simple, and those orjson reads in a third of the time.
+    """
     text = _decoded(data)
+    with suppress(orjson.JSONDecodeError):  # the other reader says what is wrong, and where
+        simple: Json = orjson.loads(text)
+        if _is_all_of(text, simple):
+            return simple
     try:
-        value = _decode(text)
+        value: Json = _decode(text)
     except json.JSONDecodeError as error:
         _refuse("syntax", (), f"JSON text; got {error.msg} at offset {error.pos}")
     except RecursionError:
         _refuse("depth", (), f"at most {MAX_DEPTH} arrays and objects inside one another; got more")
     # Without escapes in well-formed text there is no way to a NUL or a lone surrogate.
-    if "\\u" not in text and _is_simple(value) and not _SURROGATE.search(text):
-        simple: Json = value
-        return simple
+    if "\\u" not in text and _strings(value) is not None and not _SURROGATE.search(text):
+        return value
     return _Walk().plain(value, (), 0)
 
 
-def _is_simple(value: object) -> bool:
-    """Say whether orjson's text is canonical for this value, strings left aside.
+def _is_all_of(text: str, value: object) -> bool:
+    """Say whether orjson read all that a text says: of two equal names it drops the first.
 
-    Level by level instead of by recursion: it bounds the depth, and is faster.
+    Where nothing is escaped every string stands in two quotes, so a dropped name would be missed.
     """
+    return "\\" not in text and _strings(value) == text.count('"') / 2
+
+
+def _strings(value: object) -> int | None:
+    """Count its strings, names among them, if orjson's text is canonical for this value; else None.
+
+    Strings themselves are left aside. Level by level instead of by recursion: it bounds the depth,
+    and is faster.
+    """
+    strings = 0
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for each in level:
             kind = type(each)
-            if kind is str or each is None or kind is bool:
-                continue
-            if kind is dict:
+            if kind is str:
+                strings += 1
+            elif kind is dict:
                 # ASCII names: by code point and by UTF-16 code unit they sort alike.
                 if not _has_simple_names(each):
-                    return False
+                    return None
+                strings += len(each)
                 below.extend(each.values())
             elif kind is list:
                 below.extend(each)
-            elif not _is_simple_number(each):
-                return False
+            elif not _is_simple_scalar(each):
+                return None
             if len(below) > MAX_VALUES:
-                return False
+                return None
         if not below:
-            return True
+            return strings
         level = below
-    return False  # near the bound or beyond it: the walk decides, and names the place
+    return None  # near the bound or beyond it: the walk decides, and names the place
 
 
 def _has_simple_names(names: dict[object, object]) -> bool:
@@ -106,9 +124,11 @@ def _has_simple_names(names: dict[object, object]) -> bool:
     return all(type(name) is str and name.isascii() for name in names)
 
 
-def _is_simple_number(value: object) -> bool:
+def _is_simple_scalar(value: object) -> bool:
     if type(value) is int:
         return -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER
+    if value is None or type(value) is bool:
+        return True
     return (
         type(value) is float
         and _PLAIN_FRACTION_FROM <= abs(value) < _PLAIN_FRACTION_TO
@@ -117,7 +137,7 @@ def _is_simple_number(value: object) -> bool:
 
 
 def _simple_text(value: object) -> str | None:
-    """Write it and check what `_is_simple` left aside: the size, lone surrogates, NUL.
+    """Write it and check what `_strings` left aside: the size, lone surrogates, NUL.
 
     A backslash before "u0000" in the value looks like a NUL here; then the walk decides.
     """

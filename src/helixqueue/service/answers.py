@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import orjson
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
-from helixqueue.service.bodies import write_token
 from helixqueue.service.problems import ProblemAnswer, problem_of
 from helixqueue.states import State
 from helixqueue.store.rows import AnswerWord, DecisionWord
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         Story,
         WorkerRow,
     )
-    from helixqueue.store.rows import Answer, LeaseRow, QueueRow, Verdict
+    from helixqueue.store.rows import QueueRow, Verdict
     from helixqueue.store.serving import Change
 
 IdentityAnswer = str | list[str] | None
@@ -230,48 +231,6 @@ class WorkersAnswer(BaseModel):
     workers: list[WorkerAnswer]
 
 
-class LeaseAnswer(BaseModel):
-    batch: int
-    batch_id: UUID
-    key: str
-    token: str
-    tenant: str
-    queue: str
-    identity: IdentityAnswer
-    revision: str
-    payload: Any
-    attempt: int
-    state: State
-    deadline: datetime
-    lease_seconds: float
-    hint: list[int] = Field(description="Where it stood: `hints` of later claims begin behind it.")
-
-
-class HeldAnswer(BaseModel):
-    batch: int
-    answer: AnswerWord
-    owner: str | None
-    state: State | None
-    late: bool
-
-
-class HeldsAnswer(BaseModel):
-    answers: list[HeldAnswer]
-
-
-class ClaimAnswer(BaseModel):
-    leases: list[LeaseAnswer]
-    settled: list[HeldAnswer]
-
-
-class MarkAnswer(BaseModel):
-    mark: str | None = Field(description="To wait with; null where nobody can be told.")
-
-
-class WokenAnswer(MarkAnswer):
-    woken: bool
-
-
 class HealthAnswer(BaseModel):
     status: str
 
@@ -280,32 +239,30 @@ def identity(parts: tuple[str, ...]) -> str | list[str] | None:
     return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
 
 
+def as_json(told: dict[str, Any], status: int = 200) -> Response:
+    """Of plain values, not of models: a page or a chunk of those took longer than all the rest."""
+    text = orjson.dumps(told, option=orjson.OPT_UTC_Z)
+    return Response(text, status, media_type="application/json")
+
+
 def submitted(one: Submitted[Any], *, values: bool, request_id: str) -> dict[str, Any]:
-    """As plain values: a chunk has a thousand, and a model each would be half of its time."""
     told: dict[str, Any] = {
         "decision": one.decision,
         "receipt": None,
-        "state": None if one.state is None else one.state.value,
-        "differs": list(one.differs),
+        "state": one.state,
+        "differs": one.differs,
     }
     if one.receipt is not None:
-        told["receipt"] = {
-            "batch_id": str(one.receipt.batch_id),
-            "key": one.receipt.key,
-            "fingerprint": one.receipt.fingerprint,
-        }
+        told["receipt"] = one.receipt._asdict()
     if one.error is not None:
-        problem = problem_of(one.error, values=values)
-        told["problem"] = json.loads(bytes(problem.response(request_id).body))
+        told["problem"] = problem_of(one.error, values=values).body(request_id)
     return told
 
 
-def batch(row: BatchRow, *, details: bool) -> BatchAnswer:
+def batch(row: BatchRow, *, details: bool) -> dict[str, Any]:
     """`details`: the client may read what workers wrote."""
-    # Not asdict(), which copies every value deeply: that was half of the time of a long page.
-    told: dict[str, Any] = {name: getattr(row, name) for name in BatchAnswer.model_fields}
-    told |= {"identity": identity(row.identity), "raw": identity(row.raw)}
-    return BatchAnswer(**told | ({} if details else {"detail": None}))
+    told = row._asdict() | {"identity": identity(row.identity), "raw": identity(row.raw)}
+    return told if details else told | {"detail": None}
 
 
 def story(told: Story, *, values: bool) -> StoryAnswer:
@@ -346,30 +303,6 @@ def queue(row: QueueRow, sight: QueueSight | None = None) -> QueueAnswer:
 
 def worker(row: WorkerRow) -> WorkerAnswer:
     return WorkerAnswer(**asdict(row))
-
-
-def lease(row: LeaseRow) -> LeaseAnswer:
-    parts = () if row.identity is None else tuple(row.identity.split("\x1f"))
-    return LeaseAnswer(
-        batch=row.batch,
-        batch_id=row.batch_id,
-        key=f"v{row.key[0]}:{row.key[1:].hex()}",
-        token=write_token(row.token),
-        tenant=row.tenant,
-        queue=row.queue,
-        identity=identity(parts),
-        revision=row.revision,
-        payload=None if row.payload is None else json.loads(row.payload),
-        attempt=row.attempt,
-        state=row.state,
-        deadline=row.deadline,
-        lease_seconds=row.lease_seconds,
-        hint=list(row.hint),
-    )
-
-
-def held(one: Answer) -> HeldAnswer:
-    return HeldAnswer(**one._asdict())
 
 
 def change(one: Change, *, details: bool) -> dict[str, Any]:

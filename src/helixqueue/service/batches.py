@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import Query
 from pydantic import AwareDatetime
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission, Submitted
@@ -67,7 +67,7 @@ async def submit(
     here.metrics.decided(done.decision)
     note.know(batch=done.receipt.batch_id, decision=done.decision)
     told = answers.submitted(done, values=asker.sees_payloads, request_id=note.request_id)
-    return JSONResponse(told, 201 if done.decision == "new" else 200)
+    return answers.as_json(told, 201 if done.decision == "new" else 200)
 
 
 @routes.post(
@@ -102,7 +102,7 @@ async def submit_many(
         answers.submitted(one, values=asker.sees_payloads, request_id=note.request_id)
         for one in done
     ]
-    return JSONResponse({"submitted": told})
+    return answers.as_json({"submitted": told})
 
 
 @routes.post(
@@ -172,7 +172,7 @@ async def batches(
         str | None, Query(max_length=100, description="The `next` of the page before.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-) -> answers.PageAnswer:
+) -> Response:
     """Filters narrow each other; `next` of one page is `after` of the following one.
 
     A page looks at a bounded number of batches: it may be short, even empty, and have a `next`.
@@ -194,10 +194,8 @@ async def batches(
             limit=limit,
         )
     )
-    return answers.PageAnswer(
-        batches=[answers.batch(row, details=asker.sees_payloads) for row in page.rows],
-        next=page.next,
-    )
+    told = [answers.batch(row, details=asker.sees_payloads) for row in page.rows]
+    return answers.as_json({"batches": told, "next": page.next})
 
 
 @routes.get(

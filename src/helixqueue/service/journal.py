@@ -7,12 +7,14 @@ What looks like a secret is masked even so: somebody may have sent it as the nam
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import UUID
+
+import orjson
 
 from helixqueue.store.tokens import LOGIN, TOKEN
 
@@ -25,7 +27,8 @@ FIELDS: Final = (
 _FIELDS: Final = frozenset(FIELDS)
 # Of the request, and so of each of its batches; the queue, where it is not the batch's own.
 _OF_ALL_STEPS: Final[tuple[str, ...]] = ("tenant", "token", "worker")
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
+_AS_THEY_ARE: Final = frozenset({bool, int, float, UUID})
+_LISTS: Final = (list, tuple, set, frozenset)
 MAX_CHARS: Final = 300
 SCOPE_KEY: Final = "helixqueue.journal"
 # What must not be read by whoever reads logs, and what stands in its place.
@@ -87,14 +90,14 @@ class Journal:
             "status": status,
             "ms": round(self.seconds * 1000, 2),
         }
-        lines.append(_json(head | answer | _told(self._facts)))
-        log.log(level, "%s", masked("\n".join(lines)))
+        lines.append(orjson.dumps(head | answer | _told(self._facts)))
+        log.log(level, "%s", masked(b"\n".join(lines).decode()))
 
-    def _step_lines(self, head: dict[str, Any]) -> list[str]:
+    def _step_lines(self, head: dict[str, Any]) -> list[bytes]:
         common = {name: self._facts[name] for name in _OF_ALL_STEPS if name in self._facts}
-        begin = _json(head | _told(common))[:-1]
+        begin = orjson.dumps(head | _told(common))[:-1]
         return [
-            f"{begin}, {_json({'operation': operation} | _told(facts))[1:]}"
+            b"%b,%b" % (begin, orjson.dumps({"operation": operation} | _told(facts))[1:])
             for operation, facts in self._steps
         ]
 
@@ -103,7 +106,9 @@ class MaskingFormatter(logging.Formatter):
     """The message alone, whoever wrote it, without its secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record))
+        text = super().format(record)
+        # The journal's has none left, and may have a thousand lines.
+        return text if record.name == log.name else masked(text)
 
 
 def masked(text: str) -> str:
@@ -115,16 +120,16 @@ def masked(text: str) -> str:
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in facts.items() if value is not None}
+    return {
+        name: value if type(value) in _AS_THEY_ARE else _bounded(value)
+        for name, value in facts.items()
+        if value is not None
+    }
 
 
-def _json(line: dict[str, Any]) -> str:
-    return _ENCODER.encode(line)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, str):
-        return value[:MAX_CHARS]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in list(value)[:20]]
-    return value if isinstance(value, int | float) else str(value)[:MAX_CHARS]
+def _bounded(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, _LISTS):
+        return [_bounded(one) for one in list(value)[:20]]
+    text = str(value)[:MAX_CHARS]
+    # A lone surrogate has no UTF-8, and a line that cannot be written tells nothing.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -46,7 +46,6 @@ class RedrivenAnswer(BaseModel):
     next: str | None = Field(description="There may be more: hand it over as `after`.")
 
 
-def letter(one: Letter, *, details: bool) -> LetterAnswer:
-    told: dict[str, Any] = {name: getattr(one, name) for name in LetterAnswer.model_fields}
-    told["identity"] = identity(one.identity)
-    return LetterAnswer(**told | ({} if details else {"detail": None}))
+def letter(one: Letter, *, details: bool) -> dict[str, Any]:
+    told = one._asdict() | {"identity": identity(one.identity)}
+    return told if details else told | {"detail": None}

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from fastapi import Query
 from pydantic import AwareDatetime
+from starlette.responses import Response
 
 from helixqueue.service import answers, letter_answers
 from helixqueue.service.bodies import NAME_PATTERN, Cursor, Failure, RedriveBody
@@ -36,7 +37,7 @@ async def letters(
     before: Annotated[AwareDatetime | None, Query()] = None,
     after: Annotated[Cursor | None, Query(description="The `next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-) -> letter_answers.LettersAnswer:
+) -> Response:
     """Batches that failed for good, or as often as their queue lets them try.
 
     `since` and `before` mean when that was. A page looks at a bounded number of letters: it may be
@@ -53,10 +54,8 @@ async def letters(
             limit=limit,
         )
     )
-    return letter_answers.LettersAnswer(
-        letters=[letter_answers.letter(one, details=asker.sees_payloads) for one in page.rows],
-        next=page.next,
-    )
+    told = [letter_answers.letter(one, details=asker.sees_payloads) for one in page.rows]
+    return answers.as_json({"letters": told, "next": page.next})
 
 
 @routes.get(
@@ -77,7 +76,7 @@ async def letter(*, batch_id: UUID, asker: Asker, note: Note) -> letter_answers.
         )
     values = asker.sees_payloads
     return letter_answers.LetterStoryAnswer(
-        **letter_answers.letter(found, details=values).model_dump(),
+        **letter_answers.letter(found, details=values),
         attempts=answers.story(told, values=values).attempts,
     )
 

@@ -154,8 +154,8 @@ class Problem(HTTPException):
         if retry_after is not None:
             self.extra["Retry-After"] = str(math.ceil(min(max(retry_after, 1), 60)))
 
-    def response(self, request_id: str) -> JSONResponse:
-        body = {
+    def body(self, request_id: str) -> dict[str, Any]:
+        return {
             "type": PREFIX + self.kind,
             "title": self.title,
             "status": self.status_code,
@@ -163,8 +163,12 @@ class Problem(HTTPException):
             "request": request_id,
             **{name: value for name, value in self.told.items() if value is not None},
         }
+
+    def response(self, request_id: str) -> JSONResponse:
         headers = {"Cache-Control": "no-store", **self.extra}
-        return JSONResponse(body, self.status_code, headers, media_type="application/problem+json")
+        return JSONResponse(
+            self.body(request_id), self.status_code, headers, "application/problem+json"
+        )
 
 
 def problem_of(error: HelixError, *, values: bool = False) -> Problem:

@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.identity import canonical_text
-from helixqueue.service import answers, bodies
+from helixqueue.service import bodies
+from helixqueue.service import work_answers as answers
 from helixqueue.service.bodies import (
     ClaimBody,
     ExpectBody,

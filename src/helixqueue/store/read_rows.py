@@ -18,8 +18,7 @@ Place = Literal["ready", "waiting", "active", "outcome", "retired"]
 Cause = Literal["delay", "limit", "paused"]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """A batch in a list: what was asked, and where it stands."""
 
     batch_id: UUID
@@ -49,8 +48,7 @@ class Page:
     next: str | None  # hand it to the next call; None: that was all
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     """A dead letter: work that nobody tries any more, until somebody redrives it."""
 
     batch_id: UUID

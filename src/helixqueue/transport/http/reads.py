@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -185,8 +184,7 @@ def workers(*, since: datetime | None = None, limit: int = 1_000) -> HttpCall[li
 
 def _row(kind: type[T], told: dict[str, Any]) -> T:
     """A row of the store's from what stands in an answer."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: _value(name, told[name]) for name in names})
+    return kind(**{name: _value(name, told[name]) for name in kind.__annotations__})
 
 
 def _value(name: str, value: Any) -> Any:

@@ -1,0 +1,84 @@
+"""What workers get."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from helixqueue.service.answers import IdentityAnswer, identity
+from helixqueue.service.bodies import write_token
+from helixqueue.states import State
+from helixqueue.store.rows import AnswerWord
+
+if TYPE_CHECKING:
+    from helixqueue.store.rows import Answer, LeaseRow
+
+
+class LeaseAnswer(BaseModel):
+    batch: int
+    batch_id: UUID
+    key: str
+    token: str
+    tenant: str
+    queue: str
+    identity: IdentityAnswer
+    revision: str
+    payload: Any
+    attempt: int
+    state: State
+    deadline: datetime
+    lease_seconds: float
+    hint: list[int] = Field(description="Where it stood: `hints` of later claims begin behind it.")
+
+
+class HeldAnswer(BaseModel):
+    batch: int
+    answer: AnswerWord
+    owner: str | None
+    state: State | None
+    late: bool
+
+
+class HeldsAnswer(BaseModel):
+    answers: list[HeldAnswer]
+
+
+class ClaimAnswer(BaseModel):
+    leases: list[LeaseAnswer]
+    settled: list[HeldAnswer]
+
+
+class MarkAnswer(BaseModel):
+    mark: str | None = Field(description="To wait with; null where nobody can be told.")
+
+
+class WokenAnswer(MarkAnswer):
+    woken: bool
+
+
+def lease(row: LeaseRow) -> LeaseAnswer:
+    parts = () if row.identity is None else tuple(row.identity.split("\x1f"))
+    return LeaseAnswer(
+        batch=row.batch,
+        batch_id=row.batch_id,
+        key=f"v{row.key[0]}:{row.key[1:].hex()}",
+        token=write_token(row.token),
+        tenant=row.tenant,
+        queue=row.queue,
+        identity=identity(parts),
+        revision=row.revision,
+        payload=None if row.payload is None else json.loads(row.payload),
+        attempt=row.attempt,
+        state=row.state,
+        deadline=row.deadline,
+        lease_seconds=row.lease_seconds,
+        hint=list(row.hint),
+    )
+
+
+def held(one: Answer) -> HeldAnswer:
+    return HeldAnswer(**one._asdict())
