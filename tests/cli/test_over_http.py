@@ -45,7 +45,7 @@ def over_http(site, database):
 def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
     q = over_http.q
     assert over_http("submit", q, "S-1").code == Exit.REFUSED
-    assert over_http("queue", "set", q, "--max-attempts", "2").code == Exit.OK
+    assert over_http("queue", "set", q, "--reason", "x", "--max-attempts", "2").code == Exit.OK
     done = over_http("submit", q, "S-1", '{"n": 1}', "--json")
     assert (done.code, done.json["decision"]) == (Exit.OK, "new")
     assert f"service: {over_http.url}" in done.err
@@ -68,7 +68,7 @@ def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
 
 def test_what_is_answered_is_the_same_both_ways(over_http):
     q = over_http.q
-    over_http("queue", "set", q, "--lease", "60")
+    over_http("queue", "set", q, "--reason", "x", "--lease", "60")
     over_http("submit", q, "S-1", '{"n": 1}')
     for words in (
         ("queue", "show", q),
@@ -80,12 +80,24 @@ def test_what_is_answered_is_the_same_both_ways(over_http):
 
 def test_queues_are_paused_and_listed(over_http):
     q = over_http.q
-    assert over_http("queue", "pause", q).code == Exit.NO
-    over_http("queue", "set", q)
-    assert over_http("queue", "pause", q, "--json").json["paused"] is True
-    assert over_http("queue", "resume", q, "--json").json["paused"] is False
+    assert over_http("queue", "pause", q, "--reason", "x").code == Exit.NO
+    over_http("queue", "set", q, "--reason", "x")
+    assert over_http("queue", "pause", q, "--reason", "x", "--json").json["paused"] is True
+    assert over_http("queue", "resume", q, "--reason", "x", "--json").json["paused"] is False
     names = {one["name"] for one in over_http("queue", "list", "--json").json["queues"]}
     assert q in names
+
+
+@pytest.mark.parametrize("way", ["service", "database"])
+def test_what_people_decide_about_a_queue_is_kept_with_their_reason(over_http, database, way):
+    run = over_http if way == "service" else over_http.direct
+    q = over_http.q
+    for verb in ("set", "pause", "resume"):
+        assert run("queue", verb, q).code == Exit.USAGE
+        assert run("queue", verb, q, "--reason", "  ").code == Exit.USAGE
+        assert run("queue", verb, q, "--reason", f"to {verb} it").code == Exit.OK
+    kept = "select detail::json ->> 'reason' from helix.decision where queue = %s order by id"
+    assert database.rows(kept, q) == [("to set it",), ("to pause it",), ("to resume it",)]
 
 
 def test_tokens_are_made_rotated_and_revoked(over_http):
@@ -128,7 +140,7 @@ def test_what_is_typed_wins_and_two_places_are_none(over_http, database):
     both = over_http("queue", "list", "--dsn", database.dsn("pool"), "--url", over_http.url)
     assert both.code == Exit.USAGE
     assert over_http("queue", "list", HELIX_TOKEN="").code == Exit.USAGE
-    assert over_http("queue", "set", "x", "--actor", "ann").code == Exit.USAGE
+    assert over_http("queue", "set", "x", "--reason", "x", "--actor", "ann").code == Exit.USAGE
 
 
 def test_a_file_says_where_it_is_when_nobody_else_does(over_http, database, tmp_path):
@@ -201,7 +213,7 @@ def test_ctrl_c_while_it_loads_shows_no_traceback(seconds):
 
 
 def test_a_table_in_a_pipe_names_its_columns(over_http):
-    over_http("queue", "set", over_http.q)
+    over_http("queue", "set", over_http.q, "--reason", "x")
     first = over_http("queue", "list").out.splitlines()[0].split("\t")
     assert first[:3] == ["tenant", "queue", "open"]
 
@@ -328,7 +340,7 @@ def test_a_login_link_is_made_over_http(over_http, site):
 
 
 def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, site):
-    over_http("queue", "set", over_http.q)
+    over_http("queue", "set", over_http.q, "--reason", "x")
     over_http("submit", over_http.q, "S-1")
     told = over_http("check", "--json").json
     direct = over_http.direct("check", "--json", role="app_a").json
@@ -349,7 +361,7 @@ def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, s
 
 @pytest.mark.parametrize("free", ['{"gpu": 1}', '{"gpus": 1.5}', '{"labels": {"site": 7}}'])
 def test_what_a_worker_has_free_is_said_in_known_words(over_http, site, free):
-    over_http("queue", "set", over_http.q)
+    over_http("queue", "set", over_http.q, "--reason", "x")
     words = ("work", over_http.q, "--exec", "true", "--until-idle", "--free", free)
     over, direct = over_http(*words), over_http.direct(*words)
     assert over.code == direct.code == Exit.REFUSED
@@ -366,7 +378,7 @@ def test_what_a_worker_has_free_is_said_in_known_words(over_http, site, free):
 
 
 def test_a_worker_gets_what_fits_what_it_has_free(over_http):
-    over_http("queue", "set", over_http.q, "--requires", '{"gpus": 1}')
+    over_http("queue", "set", over_http.q, "--reason", "x", "--requires", '{"gpus": 1}')
     over_http("submit", over_http.q, "S-1")
     words = ("work", over_http.q, "--exec", "true", "--until-idle", "--json")
     assert over_http(*words, "--free", '{"cpu_cores": 4}').json["completed"] == 0

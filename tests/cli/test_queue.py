@@ -10,10 +10,14 @@ from helixqueue.cli.exits import Exit
 
 def test_declare_change_and_show(helixq):
     name = helixq.q
-    made = helixq("queue", "set", name, "--lease", "30", "--profile", "lab-id-v1", "--json")
+    made = helixq(
+        "queue", "set", name, "--reason", "x", "--lease", "30", "--profile", "lab-id-v1", "--json"
+    )
     assert made.code == Exit.OK, made.err
     assert (made.json["lease_seconds"], made.json["profile"]) == (30, "lab-id-v1")
-    told = helixq("queue", "set", name, "--max-attempts", "2", "--requires", '{"gpus": 1}')
+    told = helixq(
+        "queue", "set", name, "--reason", "x", "--max-attempts", "2", "--requires", '{"gpus": 1}'
+    )
     assert told.out == f"queue {name} of tenant a: max_attempts 2, requires {{'gpus': 1}}\n"
     [shown] = helixq("queue", "show", name, "--json").json["queues"]
     assert (shown["lease_seconds"], shown["max_attempts"]) == (30, 2)
@@ -36,19 +40,22 @@ def test_counts(helixq, lab):
 
 def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(helixq, lab):
     lab.submit("x")
-    assert helixq("queue", "pause", lab.q).out == f"queue {lab.q} of tenant a: paused yes\n"
+    assert (
+        helixq("queue", "pause", lab.q, "--reason", "x").out
+        == f"queue {lab.q} of tenant a: paused yes\n"
+    )
     assert lab.claim() == []
     listed = {line[1]: line[2] for line in helixq("queue", "list").lines}
     assert listed[lab.q] == "paused"
-    assert helixq("queue", "resume", lab.q, "--json").json["paused"] is False
+    assert helixq("queue", "resume", lab.q, "--reason", "x", "--json").json["paused"] is False
     assert helixq("queue", "show", lab.q).code == Exit.OK
 
 
 def test_a_closed_queue_takes_no_new_work(helixq, lab):
-    helixq("queue", "set", lab.q, "--closed")
+    helixq("queue", "set", lab.q, "--reason", "x", "--closed")
     done = helixq("submit", lab.q, "x", "--json")
     assert (done.code, done.json["error"]["kind"]) == (Exit.REFUSED, "QueuePaused")
-    helixq("queue", "set", lab.q, "--open")
+    helixq("queue", "set", lab.q, "--reason", "x", "--open")
     assert helixq("submit", lab.q, "x").code == Exit.OK
 
 
@@ -56,7 +63,7 @@ def test_a_queue_that_is_not_there(helixq):
     assert helixq("queue", "show", "nowhere").code == Exit.NO
     assert helixq("queue", "show", "nowhere", "--json").json == {"queues": []}
     for verb in ("pause", "resume"):
-        done = helixq("queue", verb, "nowhere")
+        done = helixq("queue", verb, "nowhere", "--reason", "x")
         assert done.code == Exit.NO
         assert "no queue nowhere" in done.err
     listed = helixq("queue", "list", "--json").json["queues"]
@@ -76,16 +83,16 @@ def test_a_queue_that_is_not_there(helixq):
     ],
 )
 def test_settings_that_make_no_sense(helixq, arguments, code):
-    done = helixq("queue", "set", helixq.q, *arguments)
+    done = helixq("queue", "set", helixq.q, "--reason", "x", *arguments)
     assert (done.code, done.out) == (code, "")
 
 
 def test_a_role_of_one_tenant_need_not_name_it(helixq):
-    done = helixq("queue", "set", helixq.q, role="app_b", HELIX_TENANT="")
+    done = helixq("queue", "set", helixq.q, "--reason", "x", role="app_b", HELIX_TENANT="")
     assert done.out == f"queue {helixq.q} of tenant b: declared\n"
     assert "tenant: b" in done.err
-    everybody = helixq("queue", "set", helixq.q, HELIX_TENANT="")
+    everybody = helixq("queue", "set", helixq.q, "--reason", "x", HELIX_TENANT="")
     assert "of tenant default" in everybody.out
-    nobody = helixq("queue", "set", helixq.q, role="stranger", HELIX_TENANT="")
+    nobody = helixq("queue", "set", helixq.q, "--reason", "x", role="stranger", HELIX_TENANT="")
     assert nobody.code == Exit.REFUSED
     assert "--tenant" in nobody.err

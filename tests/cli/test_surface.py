@@ -145,7 +145,7 @@ def test_an_unset_variable_does_not_mean_the_working_directory(helixq):
 
 def test_an_answer_that_cannot_be_written_down_was_not_given(helixq):
     """Found at once where there is much, and when it is flushed where there is little."""
-    helixq("queue", "set", helixq.q)
+    helixq("queue", "set", helixq.q, "--reason", "x")
     for command in ("queue", "list"), ("migrate", "--print-sql"):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_database_without_the_schema_and_a_role_without_rights_are_told_so(hel
 
 
 def test_a_service_that_names_no_tenant_acts_for_none(helixq):
-    done = helixq("queue", "set", helixq.q, role="service", HELIX_TENANT="")
+    done = helixq("queue", "set", helixq.q, "--reason", "x", role="service", HELIX_TENANT="")
     assert done.code == Exit.REFUSED
     assert "acts for none" in done.err
 

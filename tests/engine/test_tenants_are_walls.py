@@ -332,9 +332,6 @@ CASES = {
     },
     "tend_fences_v1": lambda _: {"actor": "eve"},
     "take_back_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
-    "note_reason_v1": lambda _: {
-        "tenant": "b", "queue": "shared", "actor": "eve", "reason": "x",
-    },
     "create_token_v1": lambda _: {
         "tenant": "b", "name": "eve", "hash": b"e" * 32, "scopes": ["admin"], "queues": None,
         "expires_at": "infinity", "actor": "eve",

@@ -33,7 +33,6 @@ Revision = Annotated[
     str | None,
     typer.Option("--revision", help="Of the identity, when it has several.", show_default=False),
 ]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.", show_default=False)]
 
 
 def register(parent: typer.Typer) -> None:
@@ -171,7 +170,7 @@ def _found(
 def _retry(
     batches: Refs,
     *,
-    reason: Reason,
+    reason: target.Reason,
     actor: target.Actor = None,
     queue: InQueue = None,
     tenant: target.Tenant = None,
@@ -194,7 +193,7 @@ def _retry(
 def _cancel(
     batches: Refs,
     *,
-    reason: Reason,
+    reason: target.Reason,
     actor: target.Actor = None,
     queue: InQueue = None,
     tenant: target.Tenant = None,
@@ -217,7 +216,7 @@ def _cancel(
 def _erase(
     batches: Refs,
     *,
-    reason: Reason,
+    reason: target.Reason,
     actor: target.Actor = None,
     queue: InQueue = None,
     tenant: target.Tenant = None,
@@ -247,7 +246,6 @@ def _decide(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    demand_reason(reason)
     with target.reached(dsn, data) as there:
         ids = [_found(there, name, tenant, queue, None) for name in names]
         decide = getattr(there.calls, verb)
@@ -259,11 +257,6 @@ def _decide(
             for verdict in there.run(decide(ids=some, reason=reason, actor=actor))
         ]
     tell_verdicts(verdicts, as_json=as_json)
-
-
-def demand_reason(reason: str) -> None:
-    if not reason.strip():
-        raise typer.BadParameter("--reason must say something: it is what the record keeps")
 
 
 def tell_verdicts(

@@ -140,7 +140,7 @@ def _redrive(
         ),
     ] = None,
     *,
-    reason: batch.Reason,
+    reason: target.Reason,
     queue: batch.InQueue = None,
     failure: Failure = None,
     before: Before = None,
@@ -166,7 +166,6 @@ def _redrive(
     Of a queue they are taken from the newest on; --before keeps out what fails again meanwhile.
     Ends with 1 when one of them was refused.
     """
-    batch.demand_reason(reason)
     if not letters and queue is None:
         raise typer.BadParameter("expected BATCH..., or --queue; got neither")
     if letters and (failure, before, after, limit) != (None,) * 4:

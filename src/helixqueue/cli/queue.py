@@ -189,13 +189,17 @@ def _set(
     keep_failed: KeepFailed = None,
     keep_cancelled: KeepCancelled = None,
     keep_decisions: KeepDecisions = None,
+    reason: target.Reason,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Declare a queue, or change the settings that are named; the change is kept on record."""
+    """Declare a queue, or change the settings that are named.
+
+    The change is kept on record, with its reason.
+    """
     if profile is not None and profile not in PROFILES:
         raise typer.BadParameter(f"--profile: expected one of {', '.join(PROFILES)}")
     if unknown not in {None, "refuse", "accept"}:
@@ -215,7 +219,10 @@ def _set(
         "keep_cancelled_seconds": keep_cancelled,
         "keep_decisions_seconds": keep_decisions,
     }
-    _change(queue, settings, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json)
+    _change(
+        queue, settings, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("pause")
@@ -223,6 +230,7 @@ def _set(
 def _pause(
     queue: Name,
     *,
+    reason: target.Reason,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
@@ -231,8 +239,9 @@ def _pause(
 ) -> None:
     """Hand out no more work of a queue; what is leased goes on."""
     _change(
-        queue, {"paused": True}, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json
-    )
+        queue, {"paused": True}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("resume")
@@ -240,6 +249,7 @@ def _pause(
 def _resume(
     queue: Name,
     *,
+    reason: target.Reason,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
@@ -248,14 +258,16 @@ def _resume(
 ) -> None:
     """Hand out a paused queue's work again."""
     _change(
-        queue, {"paused": False}, actor=actor, tenant=tenant, dsn=dsn, data=data, as_json=as_json
-    )
+        queue, {"paused": False}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def _change(
     queue: str,
     settings: dict[str, Any],
     *,
+    reason: str,
     actor: str | None,
     tenant: str | None,
     dsn: str | None,
@@ -269,10 +281,12 @@ def _change(
         if "paused" in settings and there.run(there.calls.queue(tenant=of, queue=queue)) is None:
             show.progress(
                 f"{f'tenant {of}' if of else 'the tenant'} has no queue {queue}; "
-                "declare it with helixq queue set"
+                f"declare it with `helixq queue set {queue} --reason ...`"
             )
             raise typer.Exit(Exit.NO)
-        row = there.run(there.calls.set_queue(tenant=of, queue=queue, actor=actor, **settings))
+        row = there.run(
+            there.calls.set_queue(tenant=of, queue=queue, actor=actor, reason=reason, **settings)
+        )
     if as_json:
         show.as_json(shapes.settings(row))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
@@ -19,13 +18,8 @@ def register(app: typer.Typer) -> None:
 
 def _recover(
     *,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Why, for the ledger.", show_default=False)
-    ],
-    actor: Annotated[
-        str | None,
-        typer.Option("--actor", help="Who decides, else the database role.", show_default=False),
-    ] = None,
+    reason: target.Reason,
+    actor: target.Actor = None,
     dsn: target.Dsn = None,
     data: target.Data = None,
     as_json: target.AsJson = False,
@@ -35,8 +29,6 @@ def _recover(
     Begins a new epoch: whoever still holds a token from before is refused from now on, and the
     work goes back to its queue. Needs an operator's role.
     """
-    if not reason.strip():
-        raise typer.BadParameter("--reason must say something: it is what the ledger keeps")
     with target.opened(dsn, data, as_owner=True) as database:
         recovered = recover(database.connection, reason=reason, actor=actor)
     if as_json:

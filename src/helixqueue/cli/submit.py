@@ -153,7 +153,7 @@ def _helix(
 def _no_queue(whose: str, queue: str) -> Refused:
     return Refused(
         f"{whose} has no queue {queue!r}: declare it with "
-        f"`helixq queue set {queue}`, or add --create"
+        f"`helixq queue set {queue} --reason ...`, or add --create"
     )
 
 

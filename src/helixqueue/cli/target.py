@@ -44,6 +44,12 @@ def _directory(given: str | Path) -> Path:
     return Path(given)
 
 
+def _reason(given: str) -> str:
+    if not given.strip():
+        raise typer.BadParameter("expected some words, got none: they are what the record keeps")
+    return given
+
+
 Dsn = Annotated[
     str | None,
     typer.Option("--dsn", metavar="DSN", help="The database, else HELIX_DSN.", show_default=False),
@@ -91,6 +97,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Actor = Annotated[
     str | None,
     typer.Option("--actor", help="Who decides, else the database role.", show_default=False),
+]
+# Whatever a person decides has one.
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", parser=_reason, help="Why, for the record.", show_default=False
+    ),
 ]
 
 

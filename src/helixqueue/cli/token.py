@@ -200,7 +200,7 @@ def _rotated(
 def _revoke(
     name: Name,
     *,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
+    reason: target.Reason,
     actor: target.Actor = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
@@ -211,8 +211,6 @@ def _revoke(
 
     Ends with 1 when none was good.
     """
-    if not reason.strip():
-        raise typer.BadParameter("--reason must say something: it is what the record keeps")
     with target.reached(dsn, data) as there:
         of = target.tenant_to_change(there, tenant)
         ended = there.run(

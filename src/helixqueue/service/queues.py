@@ -150,12 +150,11 @@ async def _switch(
 async def _set(
     queue: str, settings: dict[str, Any], reason: str, asker: Asker, note: Note
 ) -> answers.QueueAnswer:
-    """The change and its reason, in one transaction."""
     note.know(queue=queue, reason=reason)
-    actor = asker.grant.name
     row = await asker.run(
-        calls.set_queue(tenant=asker.tenant, queue=queue, actor=actor, **settings),
-        serving.note_reason(tenant=asker.tenant, queue=queue, actor=actor, reason=reason),
+        calls.set_queue(
+            tenant=asker.tenant, queue=queue, actor=asker.grant.name, reason=reason, **settings
+        )
     )
     asker.desk.forget(queue)
     return answers.queue(row)

@@ -274,9 +274,17 @@ _JSON_SETTINGS = {"requires", "payload_schema", "result_schema"}
 
 
 def set_queue(
-    *, tenant: str, queue: str, actor: str | None = None, **settings: Unpack[QueueSettings]
+    *,
+    tenant: str,
+    queue: str,
+    actor: str | None = None,
+    reason: str | None = None,
+    **settings: Unpack[QueueSettings],
 ) -> Call[QueueRow]:
-    """Declare a queue or change some of its settings; what is not named stays as it is."""
+    """Declare a queue or change some of its settings; what is not named stays as it is.
+
+    People give a reason, which is kept with the change; a program that declares its queue has none.
+    """
     known = QueueSettings.__annotations__
     unknown = settings.keys() - known.keys()
     if unknown:
@@ -286,7 +294,7 @@ def set_queue(
         _jsonb(given.get(name)) if name in _JSON_SETTINGS else given.get(name) for name in known
     ]
     return Call(
-        _SQL["set_queue"], (tenant, queue, actor, *values), lambda rows: read_queue(rows[0])
+        _SQL["set_queue"], (tenant, queue, actor, *values, reason), lambda rows: read_queue(rows[0])
     )
 
 

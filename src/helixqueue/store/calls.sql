@@ -93,7 +93,8 @@ select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_s
        q.keep_cancelled_seconds, q.keep_decisions_seconds
 from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
                         %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb,
-                        %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8, %s::float8) q;
+                        %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8, %s::float8,
+                        %s::text) q;
 
 -- name: queue
 -- A queue's settings, as its tenant sees them.

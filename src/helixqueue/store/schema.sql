@@ -2202,22 +2202,6 @@ $$;
 
 ALTER FUNCTION helix.note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) OWNER TO helix_engine;
 
--- Name: note_reason_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  perform helix.enter_for(p_tenant);
-  insert into helix.decision (tenant, queue, kind, actor, detail)
-  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
-          jsonb_build_object('reason', p_reason)::text);
-end
-$$;
-
-ALTER FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) OWNER TO helix_engine;
-
 -- Name: note_refused_v1(text, text, text, bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) RETURNS void
@@ -3469,9 +3453,9 @@ ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.queue OWNER TO helix_owner;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision) RETURNS helix.queue
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_reason text DEFAULT NULL::text) RETURNS helix.queue
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -3517,6 +3501,7 @@ begin
            || jsonb_build_object(
                 'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
                 'result_schema', encode(sha256(convert_to(v_queue.result_schema::text, 'UTF8')), 'hex'))
+           || jsonb_strip_nulls(jsonb_build_object('reason', p_reason))
           )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
   perform helix.lane_of(p_queue, v_queue.class, 5::smallint);
@@ -3524,7 +3509,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6544,12 +6529,6 @@ REVOKE ALL ON FUNCTION helix.no_fence_arrow(p_life bigint, p_from helix.fence_st
 
 REVOKE ALL ON FUNCTION helix.note_fence(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea) FROM PUBLIC;
 
--- Name: FUNCTION note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_client;
-
 -- Name: FUNCTION note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
@@ -6761,11 +6740,11 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
 GRANT SELECT ON TABLE helix.queue TO helix_client;
 GRANT SELECT ON TABLE helix.queue TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision) TO helix_client;
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) TO helix_client;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -174,11 +174,6 @@ def take_back(*, ids: Sequence[UUID], reason: str, actor: str | None) -> Call[li
     )
 
 
-def note_reason(*, tenant: str, queue: str, actor: str, reason: str) -> Call[None]:
-    """Why a queue was changed; for the transaction that changes it."""
-    return Call(_SQL["note_reason"], (tenant, queue, actor, reason), lambda _: None)
-
-
 def worker_name(tenant: str, worker: str) -> str:
     """A worker as `hello` says it over a login that serves many tenants."""
     return f"{tenant}/{worker}"

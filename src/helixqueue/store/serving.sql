@@ -14,10 +14,6 @@ select set_config('statement_timeout', %s::text, true);
 -- An operator's release.
 select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);
 
--- name: note_reason
--- Why a queue was changed.
-select helix.note_reason_v1(%s::text, %s::text, %s::text, %s::text);
-
 -- name: workers
 -- A tenant's workers and how many leases each holds. Workers of a login that serves many tenants are
 -- named tenant/worker; the policy of helix.worker shows no others.

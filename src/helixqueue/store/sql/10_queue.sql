@@ -1,7 +1,8 @@
 -- Queues: their settings, pausing, and the classes and lanes that submissions fall into.
 
 -- Every setting may be given alone; what is null stays as it is (or takes the table's default when
--- the queue is new). The change is kept as a decision row.
+-- the queue is new). The change is kept as a decision row, with the reason that a person gave; a
+-- program that declares what it needs gives none.
 create function helix.set_queue_v1(
   p_tenant text, p_queue text, p_actor text,
   p_profile text default null, p_lease_seconds real default null,
@@ -12,7 +13,7 @@ create function helix.set_queue_v1(
   p_result_schema jsonb default null, p_keep_completed_seconds double precision default null,
   p_keep_failed_seconds double precision default null,
   p_keep_cancelled_seconds double precision default null,
-  p_keep_decisions_seconds double precision default null
+  p_keep_decisions_seconds double precision default null, p_reason text default null
 ) returns helix.queue
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -57,6 +58,7 @@ begin
            || jsonb_build_object(
                 'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
                 'result_schema', encode(sha256(convert_to(v_queue.result_schema::text, 'UTF8')), 'hex'))
+           || jsonb_strip_nulls(jsonb_build_object('reason', p_reason))
           )::text);
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
   perform helix.lane_of(p_queue, v_queue.class, 5::smallint);

@@ -187,15 +187,3 @@ begin
                                 p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
 end
 $$;
-
--- Why a queue was changed, beside the decision row that says how, in the same transaction.
-create function helix.note_reason_v1(p_tenant text, p_queue text, p_actor text, p_reason text)
-returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  perform helix.enter_for(p_tenant);
-  insert into helix.decision (tenant, queue, kind, actor, detail)
-  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
-          jsonb_build_object('reason', p_reason)::text);
-end
-$$;
