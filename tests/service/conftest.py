@@ -13,7 +13,8 @@ import httpx
 import pytest
 import uvicorn
 
-from helixqueue.service import Settings, create_app
+from helixqueue.service import Settings
+from helixqueue.service.run import config_of
 from helixqueue.store import tokens
 from tests.lab import POOLED, Lab, one_database, until
 
@@ -27,8 +28,8 @@ _numbers = itertools.count(1)
 def serving(settings):
     """The URL of a service, in a thread of its own."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    config = uvicorn.Config(create_app(settings), log_config=None, access_log=False, ws="none",
-                            timeout_graceful_shutdown=1)  # fmt: skip
+    config = config_of(settings)
+    config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

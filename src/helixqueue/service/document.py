@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 # What the gate and the framework may answer whatever is asked.
 ALWAYS: Final = (
-    "not-found", "method-not-allowed", "too-slow", "body-too-large", "internal", "unavailable",
-    "retryable",
+    "not-http", "not-found", "method-not-allowed", "too-slow", "body-too-large", "head-too-large",
+    "internal", "unavailable", "retryable",
 )  # fmt: skip
 GUARDED: Final = (
-    "unauthenticated", "forbidden", "too-many-requests", "not-ready", "invalid-request",
+    "unauthenticated", "forbidden", "too-many-requests", "too-busy", "not-ready",
+    "invalid-request",
 )  # fmt: skip
 PROBLEM_JSON: Final = "application/problem+json"
 _ABOUT = """\

@@ -173,6 +173,7 @@ class Gate:
             journal.operation = operation.name
         principal = None
         if operation is None or operation.scope != OPEN:
+            self._demand_room()
             principal = await self._principal(scope, journal)
         if operation is None:
             raise _nowhere(scope, allowed)
@@ -220,6 +221,18 @@ class Gate:
         journal.know(tenant=principal.tenant, token=name)
         return principal
 
+    def _demand_room(self) -> None:
+        """Not of those who only look whether it lives: it does."""
+        bound = self.service.settings.max_requests
+        if self.service.metrics.under_way > bound:
+            raise Problem(
+                "too-busy",
+                f"{bound} requests are under way",
+                expected=f"at most {bound} at a time",
+                got="one more",
+                retry_after=1,
+            )
+
     def _keyed(self, operation: Operation, scope: Scope) -> bool:
         route = self._fences.get(operation)
         if route is None:
@@ -232,7 +245,11 @@ class Gate:
             async with asyncio.timeout(seconds):
                 body = await whole_body(receive, MAX_BODY_BYTES)
         except TimeoutError:
-            raise Problem("too-slow", f"expected the body within {seconds:g} s") from None
+            raise Problem(
+                "too-slow",
+                f"expected the body within {seconds:g} s",
+                headers={"Connection": "close"},
+            ) from None
         if body is None:
             raise Problem(
                 "body-too-large",

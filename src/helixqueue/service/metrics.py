@@ -22,6 +22,8 @@ class Metrics:
         self._decisions: Counter[str] = Counter()
         self._answers: Counter[tuple[str, str]] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._let_go: Counter[str] = Counter()
+        self.connections = 0
         self.streams = 0
         self.under_way = 0
 
@@ -44,6 +46,10 @@ class Metrics:
     def turned_away(self, problem: str) -> None:
         self._refusals[problem] += 1
 
+    def let_go(self, why: str) -> None:
+        """A connection: silent, unread, or to make room for another."""
+        self._let_go[why] += 1
+
     def text(self) -> str:
         lines = [
             *_head("helix_http_requests_total", "counter", "Requests by route and status."),
@@ -60,6 +66,11 @@ class Metrics:
             *_head("helix_http_problems_total", "counter", "Requests turned away, by problem."),
             *(f'helix_http_problems_total{{problem="{p}"}} {n}'
               for p, n in sorted(self._refusals.items())),
+            *_head("helix_http_connections", "gauge", "Connections of clients."),
+            f"helix_http_connections {self.connections}",
+            *_head("helix_http_connections_let_go_total", "counter", "Connections cut off."),
+            *(f'helix_http_connections_let_go_total{{why="{w}"}} {n}'
+              for w, n in sorted(self._let_go.items())),
             *_head("helix_http_streams", "gauge", "Streams of changes that are open."),
             f"helix_http_streams {self.streams}",
             *_head("helix_http_requests_under_way", "gauge", "Requests being answered."),

@@ -10,6 +10,7 @@ BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 
 # What a problem says besides what problems.py has for all of its kind.
 PROBLEMS: Final[dict[str, dict[str, Any]]] = {
+    "not-http": {"detail": "Invalid HTTP request received."},
     "not-json": {
         "detail": "expected a value at line 1 column 14",
         "code": "syntax",
@@ -88,9 +89,15 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     },
     "too-many-streams": {"detail": "this process has 64 streams open"},
     "check-under-way": {"detail": "one check or replay at a time, of one service"},
+    "head-too-large": {"detail": "a head has at most 32768 bytes"},
     "internal": {"detail": "it is on record under the request's id"},
     "unavailable": {"detail": "The database is away", "outcome_unknown": False},
     "retryable": {"detail": "Something else was in the way"},
     "took-too-long": {"detail": "the check did not end in 60 s", "outcome_unknown": False},
+    "too-busy": {
+        "detail": "2000 requests are under way",
+        "expected": "at most 2000 at a time",
+        "got": "one more",
+    },
     "not-ready": {"detail": "the database's schema does not fit this release; run helixq migrate"},
 }

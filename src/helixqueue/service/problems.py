@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Kind: status, title, remedy. docs/http.md has a line on each; a test compares.
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
+    "not-http": (400, "The request is not HTTP", "send HTTP/1.1"),
     "not-json": (400, "The body is not JSON with one meaning", "send strict JSON in UTF-8"),
     "unauthenticated": (
         401,
@@ -80,6 +81,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
         "Another check or replay is under way",
         "ask again after Retry-After seconds: one at a time",
     ),
+    "head-too-large": (431, "The head is too large", "send fewer and shorter headers"),
     "internal": (500, "A fault of the service", "report it with the request's id"),
     "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
     "retryable": (503, "Something else was in the way", "repeat the request"),
@@ -88,12 +90,14 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
         "It takes longer than a request may",
         "run it where the database can be reached, with --dsn",
     ),
+    "too-busy": (503, "Too many requests are under way", "ask again, or ask another service"),
     "not-ready": (503, "The service cannot serve", "see the detail"),
 }
 
 
 # What was expected and what came, where whoever refuses knows no better; faults have neither.
 USUAL: Final[dict[str, tuple[str, str]]] = {
+    "not-http": ("HTTP/1.1", "something else"),
     "not-json": ("strict JSON in UTF-8", "something else"),
     "unauthenticated": ("a token that is good now", "none that is"),
     "forbidden": ("a token that may do this", "one that may not"),
@@ -118,6 +122,7 @@ USUAL: Final[dict[str, tuple[str, str]]] = {
     "invalid-payload": ("a payload that the queue takes", "another one"),
     "refused": ("what the detail says", "what the detail says"),
     "too-many-requests": ("fewer requests", "one more"),
+    "head-too-large": ("a smaller head", "more"),
     "queue-full": ("fewer batches pending", "more"),
     "too-many-streams": ("fewer streams", "one more"),
     "not-in-doubt": ("a fence in doubt, as it was looked at", "one that is not, or has moved on"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import resource
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from helixqueue.errors import Refused, SchemaMismatch
 from helixqueue.service.app import create_app
+from helixqueue.service.connection import connections_of
 from helixqueue.service.journal import MaskingFormatter
 from helixqueue.service.service import AWAY, MISFIT, Service
 
@@ -21,9 +24,8 @@ if TYPE_CHECKING:
 
     from helixqueue.service.settings import Settings
 
-MAX_CONNECTIONS: Final = 1_000  # of clients; beyond, they are told 503 at once
-MAX_HEAD_BYTES: Final = 32 * 1024
 GRACE_SECONDS: Final = 5
+OWN_FILES: Final = 100  # that a service has open besides its connections
 
 
 def serve(
@@ -62,18 +64,34 @@ def address_of(listener: socket.socket) -> str:
 
 def config_of(settings: Settings) -> uvicorn.Config:
     """What the server is told; every bound on clients that is not the gate's."""
+    gate = create_app(_with_room(settings))
     return uvicorn.Config(
-        create_app(settings),
+        gate,
+        http=connections_of(gate),
         access_log=False,  # it would hold queries; the request log has what matters
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # nothing is asked about the client's address
-        limit_concurrency=MAX_CONNECTIONS,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        timeout_keep_alive=30,
+        proxy_headers=False,  # anybody can write them
+        timeout_keep_alive=settings.idle_seconds,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
     )
+
+
+def _with_room(settings: Settings) -> Settings:
+    """Connections are files, of which the system allows so many: ask for as many as it takes."""
+    own = OWN_FILES + settings.connections
+    files = _files(settings.max_connections + own)
+    return replace(settings, max_connections=max(1, files - own))
+
+
+def _files(wanted: int) -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:

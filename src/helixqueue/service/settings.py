@@ -35,7 +35,12 @@ class Settings:
     replay_seconds: float = 2.0  # of one stretch of the ledger
     replay_batches: int = 200_000  # of it, whose ever: other tenants' rows are read past, too
     patience_seconds: float = 1.0  # over repeats, while the database is away
-    body_seconds: float = 15.0  # for a client to say what it has to say
+    head_seconds: float = 15.0  # for a client that is connected to say what it wants
+    body_seconds: float = 15.0  # and then to say what it has to say
+    read_seconds: float = 30.0  # to read some of an answer, of which some waits
+    idle_seconds: int = 30  # between an answer and the next request
+    max_connections: int = 4_000  # then whoever is silent the longest makes room
+    max_requests: int = 2_000  # under way at a time: those that are held, and the others
     requests_per_second: float = 500.0  # of one token, in this process
     burst: int = 1_000
     strangers_per_second: float = 10.0  # requests without a good token, from one address
@@ -57,7 +62,9 @@ class Settings:
                 "nothing is counted further"
             )
         for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
-                     "body_seconds", "requests_per_second", "burst", "strangers_per_second",
-                     "strangers_burst", "max_streams", "max_waits", "poll_seconds"):  # fmt: skip
+                     "head_seconds", "body_seconds", "read_seconds", "idle_seconds",
+                     "max_connections", "max_requests", "requests_per_second", "burst",
+                     "strangers_per_second", "strangers_burst", "max_streams", "max_waits",
+                     "poll_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

@@ -116,6 +116,7 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
     "not-ready": lambda said, *_: SchemaMismatch(said),
     "unavailable": _unavailable,
     "storage-unavailable": _unavailable,
+    "too-busy": _unavailable,
     "too-many-requests": _unavailable,
     "queue-full": _unavailable,
     "too-many-streams": _unavailable,
