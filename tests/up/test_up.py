@@ -18,6 +18,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
+from helixqueue.service.run import address_of, listener_on
 from tests.cli.conftest import HELIXQ
 from tests.lab import until
 from tests.service.conftest import TLS
@@ -244,6 +245,7 @@ def test_make_run_is_up_with_the_demo():
         (["--dsn", "postgresql://x@/y", "--app", "m"], "--work-dsn"),
         (["--tenant", "No Such"], "tenant"),
         (["--app", "no.such"], "found none called 'no.such'"),
+        (["--redis", "nonsense"], "redis://host"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_starts(
@@ -264,6 +266,56 @@ def test_an_address_that_is_taken_is_said_before_anything_starts(tmp_path, monke
     assert ended.value.code == Exit.REFUSED
     assert "name another with --port" in capsys.readouterr().err
     assert not (tmp_path / "helix-data" / "postgres").exists()
+
+
+def ended_with(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["up", *arguments])
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_said_once(tmp_path, capsys):
+    """And no free port is looked for there, nor a word said of what would travel to it."""
+    code, said = ended_with(capsys, "--host", "203.0.113.1", "--data", str(tmp_path / "data"))
+    assert code == Exit.REFUSED
+    assert said.count("\n") == 1
+    assert "203.0.113.1:8080, which is none of this machine; name one with --host" in said
+
+
+def test_ipv6_is_an_address_too():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with listener_on("::1", 0, pytest.fail) as listener:
+        assert re.fullmatch(r"http://\[::1\]:\d+", address_of(listener))
+
+
+def test_a_place_that_cannot_hold_data_is_said_kindly(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "data"):
+        code, said = ended_with(capsys, "--data", str(place))
+        assert code == Exit.UNAVAILABLE
+        assert "expected a directory that this user can write to" in said
+        assert "Errno" not in said
+
+
+def test_a_database_that_is_away_is_not_promised_to_be_served(capsys):
+    code, said = ended_with(capsys, "--dsn", "postgresql://x@127.0.0.1:1/y", "--port", "0")
+    assert code == Exit.UNAVAILABLE
+    assert "the database is away; see whether it runs" in said
+    assert "503" not in said
+
+
+def test_the_password_of_a_redis_reaches_no_screen(server, tmp_path):
+    with server_database(server, "up_redis") as (owner, dsn):
+        done = subprocess.run(
+            [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--for", "0",
+             "--redis", "redis://ann:canary@cache:6379/1"],
+            env=environment(tmp_path), capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+    assert "redis://cache:6379/1" in done.stdout
+    assert "canary" not in done.stdout + done.stderr
 
 
 def test_a_server_of_ones_own_is_migrated_and_the_login_let_in(server, tmp_path):

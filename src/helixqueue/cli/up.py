@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
 from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import Refused
+from helixqueue.errors import Refused, Unavailable
 from helixqueue.identity import check_name
-from helixqueue.service.run import address_of, demand_fit, listener_on, log_to
+from helixqueue.service.run import PortTaken, address_of, demand_fit, listener_on, log_to
 from helixqueue.service.settings import Settings
 from helixqueue.store import tokens
 from helixqueue.store.database import Database
@@ -40,6 +41,12 @@ PORT: Final = 8080
 WORKERS: Final = 2
 LOG_BYTES: Final = 10_000_000
 LAB: Final = "lab"
+
+
+def _redis(given: str) -> str:
+    if urlsplit(given).scheme not in {"redis", "rediss", "unix"}:
+        raise typer.BadParameter("expected a URL such as redis://host:6379, got none")
+    return given
 
 
 ServiceDsn = Annotated[
@@ -74,7 +81,11 @@ WorkDsn = Annotated[
 Redis = Annotated[
     str | None,
     typer.Option(
-        "--redis", metavar="URL", help="A Redis or Valkey that you run.", show_default=False
+        "--redis",
+        metavar="URL",
+        parser=_redis,
+        help="A Redis or Valkey that you run.",
+        show_default=False,
     ),
 ]
 Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
@@ -200,7 +211,7 @@ def _run(wanted: Wanted) -> Exit:
         listener = stack.enter_context(_listener(wanted))
         found = stack.enter_context(_home(wanted))
         settings = Settings(found.dsn)
-        demand_fit(settings, show.progress)
+        demand_fit(settings, _demand_database)
         _log(found)
         children = _children(wanted, found)
         facts = _facts(wanted, found, address_of(listener))
@@ -216,6 +227,11 @@ def _run(wanted: Wanted) -> Exit:
         )
     lab_failed = any(child.name == LAB and child.code not in {0, None} for child in children)
     return Exit.NO if lab_failed else Exit.OK
+
+
+def _demand_database(away: str) -> NoReturn:
+    """Without one there is no link to log in with."""
+    raise Unavailable(f"{away}; see whether it runs and --dsn is right, and start this again")
 
 
 def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either kind
@@ -247,7 +263,7 @@ def _listener(wanted: Wanted) -> socket.socket:
         return listener_on(wanted.host, wanted.port, show.progress)
     try:
         return listener_on(wanted.host, PORT, show.progress)
-    except Refused:
+    except PortTaken:
         return listener_on(wanted.host, 0, show.progress)
 
 
@@ -283,10 +299,16 @@ def _facts(wanted: Wanted, found: Home, url: str) -> dict[str, Any]:
         "login_until": until.isoformat(timespec="seconds"),
         "tenant": wanted.tenant,
         "data": None if found.data is None else str(found.data),
-        "redis": found.redis,
+        "redis": None if found.redis is None else _without_password(found.redis),
         "workers": wanted.workers,
         "pid": os.getpid(),
     }
+
+
+def _without_password(url: str) -> str:
+    """A banner is on a screen, and in the log of whoever starts this."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _tell(facts: dict[str, Any], place: Place | None, *, as_json: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
+import os
 import resource
 import socket
 import sys
@@ -37,29 +39,42 @@ def serve(
     warn: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `listening` is told the address."""
-    demand_fit(settings, warn)
+    demand_fit(settings, lambda away: warn(f"{away}; serving 503 until it is back"))
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
         listening(address_of(listener))
         uvicorn.Server(config_of(settings)).run(sockets=[listener])
 
 
+class PortTaken(Refused):
+    """Somebody else listens there, or the port is not for this user."""
+
+
 def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        what = f"expected an address to listen on, got {_shown(host)}:{port}"
+        if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+            raise PortTaken(
+                f"{what}: {os.strerror(error.errno).lower()}; "
+                "name another with --port, or --port 0 for any that is free"
+            ) from error
+        raise Refused(f"{what}, which is none of this machine; name one with --host") from error
     if not _is_loopback(host):
         warn("tokens travel as plain text: put TLS before this address")
-    try:
-        return socket.create_server((host, port), backlog=512)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise Refused(
-            f"expected an address to listen on, got {host}:{port}: {why.lower()}; "
-            "name another with --port, or --port 0 for any that is free"
-        ) from error
+    return listener
 
 
 def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{host}:{port}"
+    return f"http://{_shown(host)}:{port}"
+
+
+def _shown(host: str) -> str:
+    """As URLs have it."""
+    return f"[{host}]" if ":" in host else host
 
 
 def config_of(settings: Settings) -> uvicorn.Config:
@@ -95,7 +110,7 @@ def _files(wanted: int) -> int:
 
 
 def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
-    """A login that may not serve is told now; a database that is away may come back."""
+    """A login that may not serve is told now; of a database that is away, `warn` is told."""
 
     async def ask() -> str | None:
         service = Service(settings)
@@ -106,7 +121,7 @@ def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
 
     reason = asyncio.run(ask())
     if reason == AWAY:
-        warn(f"{reason}; serving 503 until it is back")
+        warn(reason)
     elif reason == MISFIT:
         raise SchemaMismatch(reason)
     elif reason is not None:

@@ -8,7 +8,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from helixqueue.errors import Refused
+from helixqueue.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +48,14 @@ class Place:
 @contextmanager
 def taken(directory: Path) -> Iterator[Place]:
     """Have the directory for ourselves; raises AlreadyUp when somebody else has it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(
+            f"expected a directory that this user can write to, got {directory}: "
+            f"{(error.strerror or str(error)).lower()}; name another with --data"
+        ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
