@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from helixqueue.identity import key_text
 from helixqueue.service.answers import IdentityAnswer, identity
 from helixqueue.service.bodies import write_token
 from helixqueue.states import State
@@ -65,7 +66,7 @@ def lease(row: LeaseRow) -> LeaseAnswer:
     return LeaseAnswer(
         batch=row.batch,
         batch_id=row.batch_id,
-        key=f"v{row.key[0]}:{row.key[1:].hex()}",
+        key=key_text(row.key),
         token=write_token(row.token),
         tenant=row.tenant,
         queue=row.queue,

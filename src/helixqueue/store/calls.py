@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from helixqueue.identity import stored_public_id
+from helixqueue.identity import key_text, stored_public_id
 from helixqueue.states import State
 from helixqueue.store.arrays import numbers, plain, texts
 from helixqueue.store.hints import Hint
@@ -87,9 +87,7 @@ def _read_submitted(answers: list[Row], count: int) -> list[SubmittedRow]:
     for place, decision, key, fingerprint, state, payload, note, differs in answers:
         receipt = None
         if key is not None:
-            receipt = Receipt(
-                stored_public_id(key), f"v{key[0]}:{key[1:].hex()}", fingerprint.hex()
-            )
+            receipt = Receipt(stored_public_id(key), key_text(key), fingerprint.hex())
         placed[place - 1] = SubmittedRow(
             decision, receipt, _state(state), payload, note, tuple(differs or ())
         )

@@ -35,7 +35,7 @@ page as (
   order by s.at desc, s.id desc limit %(limit)s::int
 )
 select e.at, e.id, p.at, p.id,
-       helix.public_id(b.key), b.tenant, b.queue, b.identity, b.revision, o.attempt, o.failure,
+       b.key, b.tenant, b.queue, b.identity, b.revision, o.attempt, o.failure,
        o.detail, h.worker, o.finished_at
 from (values (1)) always (one) left join edge e on true
 left join (page p

@@ -15,7 +15,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import InvalidIdentity, Refused
-from helixqueue.identity import PART_SEPARATOR, PROFILES, canonicalize, derive_key
+from helixqueue.identity import (
+    PART_SEPARATOR,
+    PROFILES,
+    canonicalize,
+    derive_key,
+    key_text,
+    stored_public_id,
+)
 from helixqueue.identity.canonical import canonical_revision
 from helixqueue.states import FINISHED, State
 from helixqueue.store.arrays import plain, texts
@@ -176,10 +183,10 @@ def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
 
 
 def _read_batch(row: Row) -> BatchRow:
-    batch_id, key, tenant, queue, identity, raw, revision, state, *rest = row
+    key, tenant, queue, identity, raw, revision, state, *rest = row
     return BatchRow(
-        batch_id, _key_text(key), tenant, queue, _parts(identity), _parts(raw or identity),
-        revision, State(state), *rest,
+        stored_public_id(key), key_text(key), tenant, queue, _parts(identity),
+        _parts(raw or identity), revision, State(state), *rest,
     )  # fmt: skip
 
 
@@ -214,8 +221,8 @@ def _read_letters(rows: list[Row], limit: int) -> LetterPage:
     shown, onward = _cut(rows, limit)
     return LetterPage(
         tuple(
-            Letter(batch_id, tenant, queue, _parts(identity), *rest)
-            for batch_id, tenant, queue, identity, *rest in shown
+            Letter(stored_public_id(key), tenant, queue, _parts(identity), *rest)
+            for key, tenant, queue, identity, *rest in shown
         ),
         onward,
     )
@@ -264,7 +271,7 @@ def _read_story(row: Row) -> Story:
     return Story(
         **told
         | {
-            "key": _key_text(told["key"]),
+            "key": key_text(told["key"]),
             "fingerprint": told["fingerprint"].hex(),
             "identity": _parts(told["identity"]),
             "raw": _parts(told["raw"] or told["identity"]),
@@ -377,10 +384,6 @@ def _time(text: str) -> datetime:
 
 def _parts(text: str | None) -> tuple[str, ...]:
     return () if text is None else tuple(text.split(PART_SEPARATOR))
-
-
-def _key_text(key: bytes) -> str:
-    return f"v{key[0]}:{key[1:].hex()}"
 
 
 def _bounded(what: str, ids: Sequence[UUID]) -> None:

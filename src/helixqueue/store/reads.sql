@@ -8,6 +8,8 @@
 -- on. The first two columns are the edge, null where the walk came to its end; the next two the place
 -- of a row. What may have an edge gives at least one row, of nulls when nothing was found.
 --
+-- Ids for people are worked out from keys by whoever asked: in SQL that was half of a long page's time.
+--
 -- How they are written: every bound of an index is a plain parameter, because a coalesce() counts as
 -- leaky and row-level security has it checked row by row. And a row is fetched by a lateral `limit 1`:
 -- of a join, PostgreSQL would believe that a page whose length it does not know is a tenth of the
@@ -37,7 +39,7 @@ page as (
   order by p.at desc, p.id desc limit %(limit)s::int
 )
 select null::timestamptz, null::bigint, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from page p cross join lateral (select * from helix.overview v where v.id = p.id limit 1) v
@@ -66,7 +68,7 @@ page as (
   order by p.at desc, p.id desc limit %(limit)s::int
 )
 select null::timestamptz, null::bigint, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from page p cross join lateral (select * from helix.overview v where v.id = p.id limit 1) v
@@ -98,7 +100,7 @@ page as (
   order by s.at desc, s.id desc limit %(limit)s::int
 )
 select e.at, e.id, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from (values (1)) always (one) left join edge e on true
@@ -130,7 +132,7 @@ page as (
   order by s.id desc limit %(limit)s::int
 )
 select e.at, e.id, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from (values (1)) always (one) left join edge e on true
@@ -195,7 +197,7 @@ page as (
   order by s.at desc, s.id desc limit %(limit)s::int
 )
 select e.at, e.id, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from (values (1)) always (one) left join edge e on true
@@ -227,7 +229,7 @@ page as (
   order by s.id desc limit %(limit)s::int
 )
 select e.at, e.id, p.at, p.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from (values (1)) always (one) left join edge e on true
@@ -261,7 +263,7 @@ found as (
   select r.id from revised r
 )
 select e.at, e.id, v.created_at, v.id,
-       v.public_id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
+       v.key, v.tenant, v.queue, v.identity, v.raw, v.revision, v.state::text,
        v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause::text, v.due, v.finished_at,
        v.finished_by, v.failure, v.detail
 from (values (1)) always (one) left join edge e on true

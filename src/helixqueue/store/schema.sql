@@ -4782,7 +4782,6 @@ ALTER TABLE helix.waiting OWNER TO helix_owner;
 CREATE VIEW helix.overview WITH (security_invoker='true') AS
  SELECT b.id,
     b.key,
-    helix.public_id((b.key)::bytea) AS public_id,
     b.tenant,
     b.queue,
     b.identity,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from typing_extensions import TypeVar
 
 from helixqueue.errors import Refused
-from helixqueue.identity import PART_SEPARATOR
+from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.worker.endings import AsyncTransaction, AsyncWithin, Transaction, Within
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ class _Common(Generic[P, R]):
     @property
     def idempotency_key(self) -> str:
         """For calls to others: the same over all attempts of this batch, and no other batch's."""
-        key = self._attempt.row.key
-        return f"v{key[0]}:{key[1:].hex()}"
+        return key_text(self._attempt.row.key)
 
     @property
     def fencing(self) -> tuple[int, int]:

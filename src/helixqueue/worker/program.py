@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import InvalidPayload
-from helixqueue.identity import PART_SEPARATOR
+from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.identity.strictjson import loads
 from helixqueue.worker.outcomes import Failed, Failure
 
@@ -94,7 +94,7 @@ def _environment(attempt: Attempt, payload: Path, result: Path) -> dict[str, str
     """That of this process, without what leads to the database, and with what the program needs."""
     row = attempt.row
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
-    key = f"v{row.key[0]}:{row.key[1:].hex()}"
+    key = key_text(row.key)
     return kept | {
         "HELIX_PAYLOAD": str(payload),
         "HELIX_RESULT": str(result),

@@ -4,8 +4,8 @@
 
 -- A batch beside where it stands. Of the four places exactly one has it.
 create view helix.overview with (security_invoker = true) as
-  select b.id, b.key, helix.public_id(b.key) as public_id, b.tenant, b.queue, b.identity, b.raw,
-         b.profile, b.revision, b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at,
+  select b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.profile, b.revision,
+         b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at,
          coalesce(o.state, a.state, r.state, w.state) as state,
          case when o.batch is not null then 'outcome' when a.batch is not null then 'active'
               when r.batch is not null then 'ready' else 'waiting' end as place,
