@@ -12,6 +12,7 @@ import uuid
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.cli import pages
 from helixqueue.cli.exits import Exit
 from helixqueue.identity import key_text
 from helixqueue.store import fences, tokens
@@ -40,6 +41,16 @@ def over_http(site, database):
 
     run.q, run.url, run.token, run.direct = helixq.q, site.url, token, helixq
     return run
+
+
+def test_a_list_is_as_long_at_a_service_as_at_a_database(over_http, monkeypatch):
+    monkeypatch.setattr(pages, "PAGE_ROWS", 2)
+    for number in range(5):
+        assert over_http("queue", "set", f"{over_http.q}-{number}", "--reason", "x").code == Exit.OK
+    told = [run("queue", "list", "--json").json["queues"] for run in (over_http, over_http.direct)]
+    names = [[one["name"] for one in queues] for queues in told]
+    assert names[0] == names[1]
+    assert {f"{over_http.q}-{number}" for number in range(5)} <= set(names[0])
 
 
 def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):

@@ -270,7 +270,9 @@ def test_a_story_and_queues_are_read_as_the_store_reads_them(site, lab, name):
         told = helix.run(reads.story(row.receipt.batch_id, payload=True))
         assert told == lab.run(direct.story(row.receipt.batch_id, payload=True))
         assert helix.run(reads.queues(queue=name)) == lab.run(direct.queues(tenant="a", queue=name))
-        assert helix.run(reads.queues(queue="nowhere")) == []
+        assert helix.run(reads.queues(queue="nowhere")).rows == ()
+        own = {"bound": 10, "after": f"a/{name[:-1]}", "limit": 1}
+        assert helix.run(reads.queues(**own)) == lab.run(direct.queues(tenant="a", **own))
         [mine] = helix.batches(queue=name)
         assert mine == lab.run(direct.batches(tenant="a", queue=name)).rows[0]
         assert helix.history(row.receipt) == list(told.events)

@@ -108,6 +108,22 @@ def test_settings_that_make_no_sense_change_nothing(http, lab, settings):
     assert http.get(f"/v1/queues/{name}").status_code == 404
 
 
+def test_pages_of_queues_lead_to_all_of_them(http, lab):
+    for number in range(5):
+        lab.queue(f"{lab.q}-{number}")
+    found, asked = [], {"limit": 2, "count_to": 10}
+    while True:
+        page = http.get("/v1/queues", params=asked).json()
+        found += [one["name"] for one in page["queues"]]
+        if page["next"] is None:
+            break
+        asked["after"] = page["next"]
+    assert found == sorted(set(found))
+    assert {lab.q, *(f"{lab.q}-{number}" for number in range(5))} <= set(found)
+    for asked in ({"limit": 501}, {"limit": 0}, {"after": "nonsense"}, {"after": "a/\0"}):
+        assert http.get("/v1/queues", params=asked).status_code == 422
+
+
 def test_a_profile_is_for_good(http, lab):
     told = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
     assert (told.status_code, kind(told)) == (422, "refused")

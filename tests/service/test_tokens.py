@@ -83,9 +83,9 @@ def test_a_token_acts_for_its_own_tenant_on_every_connection(database, lab):
         calls.set_queue(tenant="b", queue="theirs", paused=True),
         reads.queues(tenant="b"),
     )
-    assert {sight.settings.tenant for sight in mine} == {"a"}
+    assert {sight.settings.tenant for sight in mine.rows} == {"a"}
     assert isinstance(named, NotPermitted)
-    assert again == []
+    assert again.rows == ()
 
 
 def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
@@ -103,8 +103,8 @@ def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
         return before, between
 
     before, between = asyncio.run(ask())
-    assert before
-    assert between == []
+    assert before.rows
+    assert between.rows == ()
 
 
 def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
@@ -202,7 +202,7 @@ def test_workers_of_two_tenants_do_not_meet(database, lab):
         [listed, forged] = asked(
             database, token.hash, serving.workers(tenant=tenant), calls.hello(worker="c/gpu")
         )
-        assert [worker.name for worker in listed] == [f"gpu-{tenant}"]
+        assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)
     [across] = asked(database, one.hash, reads.workers())
     assert {worker.name for worker in across} == {"a/gpu-a"}

@@ -190,6 +190,31 @@ def test_workers_that_said_hello_are_listed_to_their_tenant(site, http, lab):
         assert worker not in other.get("/v1/workers").text
 
 
+def test_pages_of_workers_lead_to_all_of_them_though_they_say_hello_meanwhile(site):
+    names = [f"w-{n}" for n in range(5)] + ["Ω/7 % &", "w-0/child"]
+    with site.client(tenant="b") as http:
+
+        def hello(worker):
+            assert http.post("/v1/work/hello", json={"worker": worker}).status_code == 204
+
+        for worker in names:
+            hello(worker)
+        found, asked = [], {"limit": 2}
+        while True:
+            page = http.get("/v1/workers", params=asked).json()
+            found += [one["name"] for one in page["workers"]]
+            for worker in names:
+                hello(worker)
+            if page["next"] is None:
+                break
+            asked["after"] = page["next"]
+        assert found == sorted(names)
+        later = {"since": "2999-01-01T00:00:00Z"}
+        assert http.get("/v1/workers", params=later).json() == {"workers": [], "next": None}
+        for asked in ({"limit": 501}, {"after": "\0"}, {"after": ""}):
+            assert http.get("/v1/workers", params=asked).status_code == 422
+
+
 def test_a_failure_is_told_and_tried_again(http, lab):
     lab.queue(max_attempts=2, backoff_seconds=0)
     lab.submit("a")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from helixqueue.states import State
-from helixqueue.store import reads, serving
+from helixqueue.store import reads
 from tests.lab import Lab, completed, failed, one_database
 
 LOOK = 40
@@ -183,7 +183,6 @@ def test_counting_stops_at_its_bound(lab, plans):
         few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
         assert few <= MOST
         assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= MOST
-        assert rows_read(fresh, serving.workers(tenant="a")) <= MOST
 
 
 TRUTH = """

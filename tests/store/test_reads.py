@@ -228,12 +228,34 @@ def test_outcomes_and_events_come_in_the_order_they_were_asked_for(lab):
 
 def test_queues_count_no_further_than_their_bound(lab):
     in_every_state(lab)
-    [sight] = lab.run(reads.queues(queue=lab.q, bound=4))
+    [sight] = lab.run(reads.queues(queue=lab.q, bound=4)).rows
     told = ["ready", "waiting", "assigned", "running", "completed", "failed", "cancelled"]
     assert [str(getattr(sight, one)) for one in told] == ["4+", "3", "1", "2", "4+", "4", "3"]
-    [sight] = lab.run(reads.queues(queue=lab.q))
+    [sight] = lab.run(reads.queues(queue=lab.q)).rows
     assert [getattr(sight, one).number for one in told] == [7, 3, 1, 2, 5, 4, 3]
     assert sight.settings.max_attempts == 1
+
+
+@pytest.mark.parametrize("tenant", ["c", None])
+def test_pages_of_queues_lead_to_all_of_them(lab, tenant):
+    for number in range(7):
+        lab.queue(f"{lab.q}-{number}", tenant="c")
+    found, after = [], None
+    while True:
+        page = lab.run(reads.queues(tenant=tenant, after=after, limit=2))
+        found += [(one.settings.tenant, one.settings.name) for one in page.rows]
+        after = page.next
+        if after is None:
+            break
+    truth = "select tenant, name from helix.queue where tenant = coalesce(%s, tenant) order by 1, 2"
+    assert found == lab.rows(truth, tenant)
+    assert {(f"{lab.q}-{number}") for number in range(7)} <= {name for _, name in found}
+
+
+@pytest.mark.parametrize("after", ["", "b", "b/", "/q", "b/q/r", "b/\0", "2026~1", "B/q"])
+def test_a_page_of_queues_goes_on_behind_a_next_alone(after):
+    with pytest.raises(Refused, match="expected the `next` of an earlier page"):
+        reads.queues(after=after)
 
 
 def test_parked_and_limited_work_is_waiting(lab):
@@ -242,7 +264,7 @@ def test_parked_and_limited_work_is_waiting(lab):
     lab.claim(3)
     lab.queue(paused=True)
     lab.submit("parked")
-    [sight] = lab.run(reads.queues(queue=lab.q))
+    [sight] = lab.run(reads.queues(queue=lab.q)).rows
     assert (str(sight.ready), str(sight.waiting), str(sight.running)) == ("0", "3", "1")
 
 
@@ -269,11 +291,11 @@ def test_another_tenant_reads_nothing(lab, database):
         assert run(reads.story_of_key(one.receipt.key)) is None
         assert run(reads.outcomes(ids=[one.receipt.batch_id])) == [None]
         assert run(reads.events(ids=[one.receipt.batch_id])) == {one.receipt.batch_id: []}
-        assert run(reads.queues()) == []
+        assert run(reads.queues()).rows == ()
         assert run(reads.tenants()) == ["b"]
     with Lab(database, "app_a", q=lab.q) as own:
         assert names(own.run(reads.batches(queue=lab.q))) == ["mine"]
-        assert len(own.run(reads.queues(queue=lab.q))) == 1
+        assert len(own.run(reads.queues(queue=lab.q)).rows) == 1
 
 
 @pytest.fixture(scope="module")

@@ -331,7 +331,7 @@ def test_a_server_of_ones_own_is_migrated_and_the_login_let_in(server, tmp_path)
         running = Up(process, json.loads(line))
         assert running.facts["data"] is None
         with running.client() as http:
-            assert http.get("/v1/queues").json() == {"queues": []}
+            assert http.get("/v1/queues").json() == {"queues": [], "next": None}
         assert running.stopped()[0] == Exit.OK
 
 

@@ -9,7 +9,7 @@ import typer
 from helixqueue.cli import refs, shapes, show, spelling, story, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.states import State  # noqa: TC001 - Typer reads it
-from helixqueue.store import reads
+from helixqueue.store.cursors import PAGE_ROWS_MAX
 
 if TYPE_CHECKING:
     import uuid
@@ -68,7 +68,7 @@ def _list(
         str | None, typer.Option("--until", metavar="TIME", help="The end.", show_default=False)
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=reads.PAGE_ROWS_MAX, help="Rows of a page.")
+        int, typer.Option("--limit", min=1, max=PAGE_ROWS_MAX, help="Rows of a page.")
     ] = 50,
     after: Annotated[
         str | None,

@@ -8,7 +8,7 @@ import typer
 
 from helixqueue.cli import batch, refs, shapes, show, spelling, story, target, times
 from helixqueue.cli.exits import NoSuchBatch
-from helixqueue.store import reads
+from helixqueue.store.cursors import PAGE_ROWS_MAX
 from helixqueue.store.read_rows import Letter
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _list(
     ] = None,
     before: Before = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=reads.PAGE_ROWS_MAX, help="Rows of a page.")
+        int, typer.Option("--limit", min=1, max=PAGE_ROWS_MAX, help="Rows of a page.")
     ] = 50,
     after: After = None,
     tenant: target.Tenant = None,
@@ -150,7 +150,7 @@ def _redrive(
         typer.Option(
             "--limit",
             min=1,
-            max=reads.PAGE_ROWS_MAX,
+            max=PAGE_ROWS_MAX,
             help="At most so many of the queue; 100 unless said.",
             show_default=False,
         ),

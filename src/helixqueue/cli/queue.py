@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import shapes, show, target, times
+from helixqueue.cli import pages, shapes, show, target, times
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.resources import resources
 from helixqueue.identity import PROFILES, check_name
@@ -107,7 +108,7 @@ def _list(
     """List queues and how much stands where; nothing is counted past 10,000."""
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
-        sights = there.run(there.reads.queues(tenant=of))
+        sights = list(pages.every(there, partial(there.reads.queues, tenant=of)))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
         return
@@ -147,7 +148,7 @@ def _show(
     """
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
-        sights = there.run(there.reads.queues(tenant=of, queue=queue))
+        sights = list(pages.every(there, partial(there.reads.queues, tenant=of, queue=queue)))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
     elif not sights:

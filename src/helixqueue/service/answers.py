@@ -217,6 +217,7 @@ class QueueAnswer(BaseModel):
 
 class QueuesAnswer(BaseModel):
     queues: list[QueueAnswer]
+    next: str | None
 
 
 class WorkerAnswer(BaseModel):
@@ -229,6 +230,7 @@ class WorkerAnswer(BaseModel):
 
 class WorkersAnswer(BaseModel):
     workers: list[WorkerAnswer]
+    next: str | None
 
 
 class HealthAnswer(BaseModel):

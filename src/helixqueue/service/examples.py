@@ -233,7 +233,7 @@ OPERATIONS: Final[dict[str, Example]] = {
             "limit": 100,
         },
     ),
-    "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}]}),
+    "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}], "next": None}),
     "show_queue": Example({**_QUEUE, "counts": _COUNTS}),
     "show_settings": Example(_QUEUE),
     "set_queue": Example(
@@ -254,7 +254,8 @@ OPERATIONS: Final[dict[str, Example]] = {
             "workers": [
                 {"name": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}, "first_seen": _BEGAN,
                  "last_seen": _ENDED, "leases": 1},
-            ]
+            ],
+            "next": None,
         }
     ),
     "hello": Example(None, request={"worker": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}}),

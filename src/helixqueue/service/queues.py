@@ -9,9 +9,10 @@ from pydantic import AwareDatetime
 
 from helixqueue.queues import Schema, checked_requires
 from helixqueue.service import answers
-from helixqueue.service.bodies import QueueBody, ReasonBody
+from helixqueue.service.bodies import QueueBody, ReasonBody, Worker
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, QueueName, demands, router
+from helixqueue.service.settings import MAX_PAGE
 from helixqueue.store import calls, reads, serving
 
 routes = router("queues")
@@ -24,16 +25,23 @@ CountTo = Annotated[
     "/v1/queues",
     response_model=answers.QueuesAnswer,
     name="list_queues",
-    summary="Queues with their settings, and how much stands where",
+    summary="A page of queues with their settings, and how much stands where",
     **demands("read"),
 )
 async def queues(
     asker: Asker,
     count_to: CountTo = 1_000,
+    after: Annotated[
+        str | None, Query(max_length=130, description="The `next` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> answers.QueuesAnswer:
-    """Counts stop at `count_to` and say so: what is deep is not counted to its end."""
-    sights = await asker.ask(reads.queues(tenant=asker.tenant, bound=count_to))
-    return answers.QueuesAnswer(queues=[answers.queue(one.settings, one) for one in sights])
+    """By name. Counts stop at `count_to` and say so: what is deep is not counted to its end."""
+    page = await asker.ask(
+        reads.queues(tenant=asker.tenant, bound=count_to, after=after, limit=limit)
+    )
+    told = [answers.queue(one.settings, one) for one in page.rows]
+    return answers.QueuesAnswer(queues=told, next=page.next)
 
 
 @routes.get(
@@ -48,10 +56,10 @@ async def queue(
 ) -> answers.QueueAnswer:
     """Its settings and schemas, and how much of its work stands where."""
     note.know(queue=queue)
-    sights = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue, bound=count_to))
-    if not sights:
+    page = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue, bound=count_to))
+    if not page.rows:
         raise _no_such_queue(queue)
-    return answers.queue(sights[0].settings, sights[0])
+    return answers.queue(page.rows[0].settings, page.rows[0])
 
 
 @routes.get(
@@ -125,17 +133,26 @@ async def resume(
     "/v1/workers",
     response_model=answers.WorkersAnswer,
     name="list_workers",
-    summary="Workers that said hello over HTTP, the latest first",
+    summary="A page of workers that said hello over HTTP, by name",
     **demands("read"),
 )
 async def workers(
     asker: Asker,
-    since: Annotated[AwareDatetime | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    since: Annotated[
+        AwareDatetime | None, Query(description="Only those that said hello since.")
+    ] = None,
+    after: Annotated[Worker | None, Query(description="The `next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> answers.WorkersAnswer:
-    """With what they said they have free, and how many leases they hold now."""
-    rows = await asker.ask(serving.workers(tenant=asker.tenant, since=since, limit=limit))
-    return answers.WorkersAnswer(workers=[answers.worker(row) for row in rows])
+    """With what they said they have free, and how many leases they hold now.
+
+    A page looks at a bounded number of workers: it may be short, even empty, and have a `next`.
+    """
+    page = await asker.ask(
+        serving.workers(tenant=asker.tenant, since=since, after=after, limit=limit)
+    )
+    told = [answers.worker(row) for row in page.rows]
+    return answers.WorkersAnswer(workers=told, next=page.next)
 
 
 async def _switch(

@@ -107,10 +107,10 @@ class Service:
         read_at, pending = self._pending.get(place, (float("-inf"), 0))
         age = time.monotonic() - read_at
         if age >= SHALLOW_SECONDS or (age >= DEEP_SECONDS and pending + rows >= bound // 2):
-            sights = await principal.ask(
+            page = await principal.ask(
                 reads.queues(tenant=principal.tenant, queue=queue, bound=bound)
             )
-            pending = sum(sight.ready.number + sight.waiting.number for sight in sights)
+            pending = sum(sight.ready.number + sight.waiting.number for sight in page.rows)
             if len(self._pending) >= COUNTED_MAX:
                 self._pending.clear()
             read_at = time.monotonic()

@@ -232,6 +232,12 @@ class QueueSight:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePage:
+    rows: tuple[QueueSight, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """A worker as it last introduced itself."""
 
@@ -241,3 +247,9 @@ class WorkerRow:
     first_seen: datetime
     last_seen: datetime
     leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPage:
+    rows: tuple[WorkerRow, ...]
+    next: str | None

@@ -27,6 +27,7 @@ from helixqueue.identity.canonical import canonical_revision
 from helixqueue.states import FINISHED, State
 from helixqueue.store.arrays import plain, texts
 from helixqueue.store.calls import LEASES_MAX, Call, Row, read_queue
+from helixqueue.store.cursors import behind_name, behind_time, demand_page
 from helixqueue.store.read_rows import (
     BatchRow,
     Count,
@@ -37,6 +38,7 @@ from helixqueue.store.read_rows import (
     LetterPage,
     OutcomeRow,
     Page,
+    QueuePage,
     QueueSight,
     RefusalRow,
     Story,
@@ -54,10 +56,8 @@ _SQL = {
     for name, one in statements("helixqueue.store", file).items()
 }
 
-PAGE_ROWS_MAX = 1_000
 STORY_ROWS_MAX = 10_000
 COUNT_BOUND = 10_000
-_LAST_ID = 2**63 - 1
 # How many rows a page looks at for those that its filters take: a few milliseconds' worth.
 _LOOK = {
     "batches_finished_by": 2_000,
@@ -91,7 +91,7 @@ def batches(
 
     `worker` means who holds the batch now; with a finished state, who finished it.
     """
-    _demand_page(limit)
+    demand_page(limit)
     args = {
         "tenant": tenant,
         "queue": queue,
@@ -108,7 +108,7 @@ def batches(
     else:
         statement = _list_of(tenant, state, worker)
     args["look"] = max(_LOOK.get(statement, 0), limit + 1)
-    args |= _begin(after, None if statement in _BY_ID else until)
+    args |= behind_time(after, None if statement in _BY_ID else until)
     return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
 
 
@@ -138,34 +138,6 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
     if not forms and refusal is not None:
         raise refusal
     return list(forms)
-
-
-def _demand_page(limit: int) -> None:
-    if not 1 <= limit <= PAGE_ROWS_MAX:
-        raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} rows, got {limit}")
-
-
-def _begin(after: str | None, until: datetime | None) -> dict[str, Any]:
-    """Where a walk begins: behind the page before, or at a time, whichever is earlier."""
-    at, last = _read_cursor(after)
-    if until is not None and (isinstance(at, str) or until <= at):
-        at, last = until, 0
-    return {"at": at, "id": last}
-
-
-def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
-    if after is None:
-        return "infinity", _LAST_ID
-    try:
-        at, _, last = after.partition("~")
-        when, number = datetime.fromisoformat(at), int(last)
-        if when.tzinfo is None or not 0 <= number <= _LAST_ID:
-            raise ValueError(after)
-    except ValueError:
-        raise Refused(
-            f"expected the `next` of an earlier page, got {after[:80]!r}; begin without one"
-        ) from None
-    return when, number
 
 
 def _read_page(rows: list[Row], limit: int) -> Page:
@@ -201,7 +173,7 @@ def letters(
     limit: int = 50,
 ) -> Call[LetterPage]:
     """A page of dead letters, those that failed last first; `failure` is their class."""
-    _demand_page(limit)
+    demand_page(limit)
     # Of one queue, every row that is looked at is shown unless its class is not the one.
     narrow = queue is None or failure is not None
     args = {
@@ -213,7 +185,7 @@ def letters(
         "look": max(_LOOK["letters"] if narrow else 0, limit + 1),
     }
     return Call(
-        _SQL["letters"], args | _begin(after, before), lambda rows: _read_letters(rows, limit)
+        _SQL["letters"], args | behind_time(after, before), lambda rows: _read_letters(rows, limit)
     )
 
 
@@ -333,11 +305,25 @@ def events(*, ids: Sequence[UUID], after: int = 0) -> Call[dict[UUID, list[Event
 
 
 def queues(
-    *, tenant: str | None = None, queue: str | None = None, bound: int = COUNT_BOUND
-) -> Call[list[QueueSight]]:
-    """Queues with their settings and counts, none counted past `bound` (at most 100,000)."""
-    args = {"tenant": tenant, "queue": queue, "bound": bound}
-    return Call(_SQL["queues"], args, lambda rows: [_read_queue(row, bound) for row in rows])
+    *,
+    tenant: str | None = None,
+    queue: str | None = None,
+    bound: int = COUNT_BOUND,
+    after: str | None = None,
+    limit: int = 50,
+) -> Call[QueuePage]:
+    """A page of queues, settings and counts, by name; nothing is counted past `bound`.
+
+    That is at most 100,000.
+    """
+    demand_page(limit)
+    args = {"tenant": tenant, "queue": queue, "bound": bound, "limit": limit + 1}
+
+    def read(rows: list[Row]) -> QueuePage:
+        onward = "/".join(rows[limit - 1][:2]) if len(rows) > limit else None
+        return QueuePage(tuple(_read_queue(row, bound) for row in rows[:limit]), onward)
+
+    return Call(_SQL["queues"], args | behind_name(after), read)
 
 
 def _read_queue(row: Row, bound: int) -> QueueSight:

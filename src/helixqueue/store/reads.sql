@@ -330,15 +330,18 @@ where e.version > %(after)s::int
 order by l.batch, e.version;
 
 -- name: queues
--- Settings beside how much stands where.
+-- Settings beside how much stands where, a page in the order of their names.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
        helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
        q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
        q.keep_cancelled_seconds, q.keep_decisions_seconds,
        c.ready, c.waiting, c.assigned, c.running, c.completed, c.failed, c.cancelled
-from helix.queue_counts_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int) c
-join helix.queue q on q.tenant = c.tenant and q.name = c.queue
+from helix.queue_counts_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int,
+                           %(after_tenant)s::text, %(after_queue)s::text, %(limit)s::int) c
+-- One look each: nobody can tell the planner that these are few.
+cross join lateral (
+  select * from helix.queue q where q.tenant = c.tenant and q.name = c.queue limit 1) q
 order by q.tenant, q.name;
 
 -- name: workers
@@ -346,7 +349,7 @@ order by q.tenant, q.name;
 select w.name, w.role::text, w.free::text, w.first_seen, w.last_seen, coalesce(a.leases, 0)
 from helix.worker w
 left join (select a.worker, count(*) as leases from helix.active a group by a.worker) a
-  on a.worker = w.name
+  on a.worker = w.name collate "C"
 where w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
 order by w.last_seen desc, w.name limit %(limit)s::int;
 

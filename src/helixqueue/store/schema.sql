@@ -2469,9 +2469,9 @@ $$;
 
 ALTER FUNCTION helix.public_id(p_key bytea) OWNER TO helix_engine;
 
--- Name: queue_counts_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: queue_counts_v1(text, text, integer, text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer DEFAULT 10000) RETURNS TABLE(tenant text, queue text, ready bigint, waiting bigint, assigned bigint, running bigint, completed bigint, failed bigint, cancelled bigint)
+CREATE FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer DEFAULT 10000, p_after_tenant text DEFAULT ''::text, p_after_queue text DEFAULT ''::text, p_limit integer DEFAULT 1000) RETURNS TABLE(tenant text, queue text, ready bigint, waiting bigint, assigned bigint, running bigint, completed bigint, failed bigint, cancelled bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -2483,8 +2483,23 @@ declare
 begin
   perform helix.enter();
   return query
+    -- In branches, as queues_of has it: each is a walk of the key, and of those that do not apply
+    -- nothing is read.
+    with page as materialized (
+      (select q.tenant, q.name from helix.queue q where q.tenant = p_tenant and q.name = p_queue)
+      union all
+      (select q.tenant, q.name from helix.queue q
+       where p_queue is null and q.tenant = p_tenant
+         and (q.tenant, q.name) > (p_after_tenant, p_after_queue)
+       order by q.tenant, q.name limit p_limit)
+      union all
+      (select q.tenant, q.name from helix.queue q
+       where p_tenant is null and (p_queue is null or q.name = p_queue)
+         and (q.tenant, q.name) > (p_after_tenant, p_after_queue)
+       order by q.tenant, q.name limit p_limit)
+    ),
     -- There are as many leases as workers have slots: few enough for one pass.
-    with leased as materialized (
+    leased as materialized (
       select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
              count(*) filter (where a.state = 'RUNNING') as running
       from helix.active a where p_tenant is null or a.tenant = p_tenant
@@ -2510,7 +2525,7 @@ begin
          limit v_past) one),
       least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
       c.completed, c.failed, c.cancelled
-    from helix.queue q
+    from page q
     left join leased a on a.tenant = q.tenant and a.queue = q.name
     cross join lateral (
       select max(n.number) filter (where n.ending = 1) as completed,
@@ -2521,12 +2536,11 @@ begin
                      where o.tenant = q.tenant and o.queue = q.name and o.ending = s.ending
                      limit v_past) one) as number
             from unnest('{1,2,3}'::smallint[]) as s (ending)) n) c
-    where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
     order by q.tenant, q.name;
 end
 $$;
 
-ALTER FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) OWNER TO helix_engine;
 
 -- Name: queue_requires_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4987,7 +5001,7 @@ ALTER TABLE helix.waiter OWNER TO helix_owner;
 
 CREATE TABLE helix.worker (
     role name NOT NULL,
-    name text NOT NULL,
+    name text NOT NULL COLLATE pg_catalog."C",
     free jsonb NOT NULL,
     first_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     last_seen timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -6580,11 +6594,11 @@ REVOKE ALL ON FUNCTION helix.public_id(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_client;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operator;
 
--- Name: FUNCTION queue_counts_v1(p_tenant text, p_queue text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION queue_counts_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer) TO helix_client;
+REVOKE ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_client;
 
 -- Name: FUNCTION queue_requires_v1(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 

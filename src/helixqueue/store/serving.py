@@ -24,7 +24,7 @@ from helixqueue.store.calls import Call, Row
 from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.failures import translate
 from helixqueue.store.pool import AsyncPool
-from helixqueue.store.read_rows import WorkerRow
+from helixqueue.store.read_rows import WorkerPage, WorkerRow
 from helixqueue.store.revision import Schema
 from helixqueue.store.rows import Verdict
 from helixqueue.store.statements import statements
@@ -41,6 +41,7 @@ _SQL = {name: one.sql for name, one in statements("helixqueue.store", "serving.s
 # Past its own time limit a statement is given up from this side: the server may be frozen.
 GRACE_SECONDS = 1.0
 CHANGES_MAX = 1_000
+WORKERS_LOOK = 2_000  # how many of them a page looks at for those that were there since a time
 
 
 class InvalidToken(NotPermitted):
@@ -180,14 +181,27 @@ def worker_name(tenant: str, worker: str) -> str:
 
 
 def workers(
-    *, tenant: str, since: datetime | None = None, limit: int = 1_000
-) -> Call[list[WorkerRow]]:
-    args = {"tenant": tenant, "since": since, "limit": limit}
-    return Call(
-        _SQL["workers"],
-        args,
-        lambda rows: [WorkerRow(n, role, json.loads(free), *rest) for n, role, free, *rest in rows],
-    )
+    *, tenant: str, since: datetime | None = None, after: str | None = None, limit: int = 50
+) -> Call[WorkerPage]:
+    """A page of a tenant's workers, by name; `since` takes those that said hello since then."""
+    args = {
+        "tenant": tenant,
+        "since": since or "-infinity",
+        "after": after or "",
+        "limit": limit + 1,  # one more tells whether there is another page
+        "look": max(WORKERS_LOOK, limit + 1),
+    }
+
+    def read(rows: list[Row]) -> WorkerPage:
+        found = [
+            WorkerRow(name, role, json.loads(free), *rest)
+            for _, name, role, free, *rest in rows
+            if name is not None
+        ]
+        onward = found[limit - 1].name if len(found) > limit else rows[0][0]
+        return WorkerPage(tuple(found[:limit]), onward)
+
+    return Call(_SQL["workers"], args, read)
 
 
 class Name(NamedTuple):

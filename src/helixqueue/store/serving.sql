@@ -16,16 +16,29 @@ select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], 
 
 -- name: workers
 -- A tenant's workers and how many leases each holds. Workers of a login that serves many tenants are
--- named tenant/worker; the policy of helix.worker shows no others.
-select substr(w.name, length(%(tenant)s::text) + 2), w.role::text, w.free::text, w.first_seen,
-       w.last_seen, coalesce(a.leases, 0)
-from helix.worker w
+-- named tenant/worker; the policy of helix.worker shows no others. By name, because whoever says hello
+-- while somebody turns pages would move from one to another. A page looks at so many of the tenant's, of
+-- which `since` may leave few or none; the edge is where it had to stop. '0' comes behind '/'.
+with seen as materialized (
+  select w.name, w.role, w.free, w.first_seen, w.last_seen, row_number() over (order by w.name) as nth
+  from helix.worker w
+  where w.role = session_user and w.name > %(tenant)s::text || '/' || %(after)s::text
+    and w.name < %(tenant)s::text || '0'
+  order by w.name limit %(look)s::int
+),
+page as (
+  select s.* from seen s where s.last_seen >= %(since)s::timestamptz
+  order by s.name limit %(limit)s::int
+)
+select substr(e.name, length(%(tenant)s::text) + 2), substr(p.name, length(%(tenant)s::text) + 2),
+       p.role::text, p.free::text, p.first_seen, p.last_seen, coalesce(a.leases, 0)
+from (values (1)) always (one)
+left join seen e on e.nth = %(look)s::int
+left join page p on true
 left join (select a.worker, count(*) as leases from helix.active a
            where a.tenant = %(tenant)s::text group by a.worker) a
-  on a.worker = substr(w.name, length(%(tenant)s::text) + 2)
-where starts_with(w.name, %(tenant)s::text || '/')
-  and w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
-order by w.last_seen desc, w.name limit %(limit)s::int;
+  on a.worker = substr(p.name, length(%(tenant)s::text) + 2) collate "C"
+order by p.name;
 
 -- name: names
 -- What people call the leases that a worker names: public id, queue, run, and which attempt it was.

@@ -197,7 +197,8 @@ insert into helix.pulse (duty, every) values
 -- Workers as they last introduced themselves. Bookkeeping for people; no rule rests on it.
 create table helix.worker (
   role       name not null,
-  name       text not null check (octet_length(name) between 1 and 255),
+  -- In the order of bytes, so that the names of one tenant (lab/gpu-1) stand together in the key.
+  name       text collate "C" not null check (octet_length(name) between 1 and 255),
   free       jsonb not null,
   first_seen timestamptz not null default clock_timestamp(),
   last_seen  timestamptz not null default clock_timestamp(),

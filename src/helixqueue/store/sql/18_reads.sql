@@ -31,10 +31,13 @@ language sql stable as $$
   where p_tenant is null and (p_queue is null or q.name = p_queue)
 $$;
 
--- How much stands where, queue by queue. Nothing is counted past p_bound, so that a look at a queue
+-- How much stands where, queue by queue: those behind p_after, at most p_limit of them. Nothing is counted past p_bound, so that a look at a queue
 -- of ten million costs what a look at one of ten thousand does; a count above it means "or more".
 -- It runs as the engine because `ready` knows lanes, and lanes are no client's to read.
-create function helix.queue_counts_v1(p_tenant text, p_queue text, p_bound integer default 10000)
+create function helix.queue_counts_v1(
+  p_tenant text, p_queue text, p_bound integer default 10000,
+  p_after_tenant text default '', p_after_queue text default '', p_limit integer default 1000
+)
 returns table (
   tenant text, queue text, ready bigint, waiting bigint, assigned bigint, running bigint,
   completed bigint, failed bigint, cancelled bigint
@@ -47,8 +50,23 @@ declare
 begin
   perform helix.enter();
   return query
+    -- In branches, as queues_of has it: each is a walk of the key, and of those that do not apply
+    -- nothing is read.
+    with page as materialized (
+      (select q.tenant, q.name from helix.queue q where q.tenant = p_tenant and q.name = p_queue)
+      union all
+      (select q.tenant, q.name from helix.queue q
+       where p_queue is null and q.tenant = p_tenant
+         and (q.tenant, q.name) > (p_after_tenant, p_after_queue)
+       order by q.tenant, q.name limit p_limit)
+      union all
+      (select q.tenant, q.name from helix.queue q
+       where p_tenant is null and (p_queue is null or q.name = p_queue)
+         and (q.tenant, q.name) > (p_after_tenant, p_after_queue)
+       order by q.tenant, q.name limit p_limit)
+    ),
     -- There are as many leases as workers have slots: few enough for one pass.
-    with leased as materialized (
+    leased as materialized (
       select a.tenant, a.queue, count(*) filter (where a.state = 'ASSIGNED') as assigned,
              count(*) filter (where a.state = 'RUNNING') as running
       from helix.active a where p_tenant is null or a.tenant = p_tenant
@@ -74,7 +92,7 @@ begin
          limit v_past) one),
       least(coalesce(a.assigned, 0), v_past), least(coalesce(a.running, 0), v_past),
       c.completed, c.failed, c.cancelled
-    from helix.queue q
+    from page q
     left join leased a on a.tenant = q.tenant and a.queue = q.name
     cross join lateral (
       select max(n.number) filter (where n.ending = 1) as completed,
@@ -85,7 +103,6 @@ begin
                      where o.tenant = q.tenant and o.queue = q.name and o.ending = s.ending
                      limit v_past) one) as number
             from unnest('{1,2,3}'::smallint[]) as s (ending)) n) c
-    where (p_tenant is null or q.tenant = p_tenant) and (p_queue is null or q.name = p_queue)
     order by q.tenant, q.name;
 end
 $$;

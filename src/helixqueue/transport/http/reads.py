@@ -19,10 +19,10 @@ from helixqueue.store.read_rows import (
     LetterPage,
     OutcomeRow,
     Page,
+    QueuePage,
     QueueSight,
     RefusalRow,
     Story,
-    WorkerRow,
 )
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_queue
@@ -156,30 +156,27 @@ def queues(
     tenant: str | None = None,  # noqa: ARG001
     queue: str | None = None,
     bound: int = COUNT_BOUND,
-) -> HttpCall[list[QueueSight]]:
-    """Queues with their settings and counts, none counted past `bound` (at most 10,000)."""
+    after: str | None = None,
+    limit: int = 50,
+) -> HttpCall[QueuePage]:
+    """A page of queues, settings and counts, by name; nothing is counted past `bound`.
+
+    That is at most 10,000.
+    """
     count = [("count_to", str(bound))]
-    if queue is None:
-        return get(at("queues"), lambda told: [_read_sight(one) for one in told["queues"]], count)
-    one = get(at("queues", queue), lambda told: [_read_sight(told)], count)
-    return unless("no-such-queue", one, lambda _: [])
+    if queue is not None:
+        one = get(at("queues", queue), lambda told: QueuePage((_read_sight(told),), None), count)
+        return unless("no-such-queue", one, lambda _: QueuePage((), None))
+    return get(
+        at("queues"),
+        lambda told: QueuePage(tuple(_read_sight(one) for one in told["queues"]), told["next"]),
+        [*count, ("limit", str(limit)), *([] if after is None else [("after", after)])],
+    )
 
 
 def _read_sight(told: dict[str, Any]) -> QueueSight:
     counts = [Count(**told["counts"][name]) for name in _COUNTS]
     return QueueSight(read_queue(told), *counts)
-
-
-def workers(*, since: datetime | None = None, limit: int = 1_000) -> HttpCall[list[WorkerRow]]:
-    """Workers that said hello over HTTP, the latest first."""
-    query = [("limit", str(limit))]
-    if since is not None:
-        query.append(("since", since.isoformat()))
-    return get(
-        at("workers"),
-        lambda told: [_row(WorkerRow, one | {"role": ""}) for one in told["workers"]],
-        query,
-    )
 
 
 def _row(kind: type[T], told: dict[str, Any]) -> T:

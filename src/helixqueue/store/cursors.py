@@ -1,0 +1,54 @@
+"""Where a page begins, from the `next` of the page before; statements take it as arguments."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+from helixqueue.errors import Refused
+from helixqueue.identity import check_name
+
+PAGE_ROWS_MAX: Final = 1_000
+_LAST_ID: Final = 2**63 - 1
+
+
+def demand_page(limit: int) -> None:
+    if not 1 <= limit <= PAGE_ROWS_MAX:
+        raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} rows, got {limit}")
+
+
+def behind_time(after: str | None, until: datetime | None) -> dict[str, Any]:
+    """Where a walk begins: behind the page before, or at a time, whichever is earlier."""
+    at, last = _read_cursor(after)
+    if until is not None and (isinstance(at, str) or until <= at):
+        at, last = until, 0
+    return {"at": at, "id": last}
+
+
+def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
+    if after is None:
+        return "infinity", _LAST_ID
+    try:
+        at, _, last = after.partition("~")
+        when, number = datetime.fromisoformat(at), int(last)
+        if when.tzinfo is None or not 0 <= number <= _LAST_ID:
+            raise ValueError(after)
+    except ValueError:
+        raise _not_a_next(after) from None
+    return when, number
+
+
+def _not_a_next(after: str) -> Refused:
+    return Refused(f"expected the `next` of an earlier page, got {after[:80]!r}; begin without one")
+
+
+def behind_name(after: str | None) -> dict[str, str]:
+    """Of queues, which are listed by tenant and name."""
+    tenant, _, queue = (after or "").partition("/")
+    if after is not None:
+        try:
+            check_name("tenant", tenant)
+            check_name("queue", queue)
+        except Refused:
+            raise _not_a_next(after) from None
+    return {"after_tenant": tenant, "after_queue": queue}

@@ -1,0 +1,63 @@
+"""Pages of queues and workers read their share, however many others there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from helixqueue.store import reads, serving
+from tests.lab import Lab
+from tests.store.test_bounded_reads import LIMIT, LOOK, MOST, database, rows_read
+
+__all__ = ["database"]
+EACH = 300
+
+
+@pytest.fixture(scope="module")
+def crowded(database):
+    """Tenants with many queues and many workers, and others before and behind them."""
+    with Lab(database) as own:
+        for tenant in ("l", "m", "n"):
+            for number in range(EACH):
+                own.queue(f"many-{number}", tenant=tenant)
+    with database.connect("service") as service, service.transaction():
+        for tenant in ("l", "m", "m-2", "n"):
+            service.execute("select set_config('helix.tenant', %s, true)", [tenant])
+            service.execute(
+                "select helix.hello_v1(%s || '/w-' || n) from generate_series(1, %s) n",
+                [tenant, EACH],
+            )
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute("analyze")
+    return database
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("tenant", ["m", None])
+def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
+    with Lab(crowded) as fresh:
+        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        for after in (None, "m/many-100", "m/many-290"):
+            call = reads.queues(tenant=tenant, after=after, limit=LIMIT, bound=10)
+            assert rows_read(fresh, call) <= MOST
+        assert rows_read(fresh, reads.queues(tenant="m", queue="many-290")) <= MOST
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(crowded, monkeypatch, plans):
+    monkeypatch.setattr(serving, "WORKERS_LOOK", LOOK)
+    later = crowded.value("select clock_timestamp() + interval '1 hour'")
+    with Lab(crowded, "service") as fresh, fresh.store.connection.transaction():
+        fresh.rows("select set_config('helix.tenant', 'm', false)")
+        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        for since, wanted in ((None, EACH), (later, 0)):
+            found, after = [], None
+            while True:
+                call = serving.workers(tenant="m", since=since, after=after, limit=LIMIT)
+                assert rows_read(fresh, call) <= MOST
+                page = fresh.run(call)
+                found += [one.name for one in page.rows]
+                after = page.next
+                if after is None:
+                    break
+            assert found == sorted(set(found))
+            assert len(found) == wanted
