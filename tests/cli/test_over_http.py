@@ -17,7 +17,7 @@ from helixqueue.cli.exits import Exit
 from helixqueue.identity import key_text
 from helixqueue.store import fences, tokens
 from tests.cli.conftest import Helixq
-from tests.lab import POOLED
+from tests.lab import POOLED, Lab, failed
 from tests.service.conftest import Site, serving, settings_for
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
@@ -51,6 +51,23 @@ def test_a_list_is_as_long_at_a_service_as_at_a_database(over_http, monkeypatch)
     names = [[one["name"] for one in queues] for queues in told]
     assert names[0] == names[1]
     assert {f"{over_http.q}-{number}" for number in range(5)} <= set(names[0])
+
+
+def test_a_service_gives_as_many_rows_as_are_asked_for(over_http, database):
+    """More than one of its pages."""
+    with Lab(database, q=over_http.q) as lab:
+        lab.queue(max_attempts=1)
+        lab.submit_many(1100)
+        lab.settle(*[failed(one) for one in lab.claim(600)])
+    for noun, limit, wanted in (
+        ("batch", 1050, 1050), ("batch", 2000, 1100), ("letter", 550, 550), ("letter", 2000, 600),
+    ):  # fmt: skip
+        words = (noun, "list", "--queue", over_http.q, "--limit", limit, "--json")
+        told, direct = over_http(*words).json, over_http.direct(*words).json
+        rows = told["batches" if noun == "batch" else "letters"]
+        assert len({one["batch_id"] for one in rows}) == len(rows) == wanted
+        assert (told["next"] is None) == (wanted < limit)
+        assert told == direct
 
 
 def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):

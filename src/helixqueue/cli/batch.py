@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from helixqueue.cli import refs, shapes, show, spelling, story, target, times
+from helixqueue.cli import pages, refs, shapes, show, spelling, story, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.states import State  # noqa: TC001 - Typer reads it
-from helixqueue.store.cursors import PAGE_ROWS_MAX
 
 if TYPE_CHECKING:
     import uuid
@@ -68,7 +68,7 @@ def _list(
         str | None, typer.Option("--until", metavar="TIME", help="The end.", show_default=False)
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=PAGE_ROWS_MAX, help="Rows of a page.")
+        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
     ] = 50,
     after: Annotated[
         str | None,
@@ -85,29 +85,26 @@ def _list(
     --since and --until mean that time. A page ends with the cursor of the next.
     """
     with target.reached(dsn, data) as there:
-        page = there.run(
-            there.reads.batches(
-                tenant=target.tenant_to_read(there, tenant),
-                queue=queue,
-                state=state,
-                identity=identity,
-                worker=worker,
-                since=None if since is None else times.moment(since),
-                until=None if until is None else times.moment(until),
-                after=after,
-                limit=limit,
-            )
+        read = partial(
+            there.reads.batches,
+            tenant=target.tenant_to_read(there, tenant),
+            queue=queue,
+            state=state,
+            identity=identity,
+            worker=worker,
+            since=None if since is None else times.moment(since),
+            until=None if until is None else times.moment(until),
         )
+        rows, onward = pages.as_many(there, read, limit, after)
     if as_json:
-        show.as_json({"batches": [shapes.batch(row) for row in page.rows], "next": page.next})
+        show.as_json({"batches": [shapes.batch(row) for row in rows], "next": onward})
         return
     show.table(
         ("batch", "queue", "identity", "state", "try", "submitted", "what"),
-        [_row(row) for row in page.rows],
-        [show.STYLES[row.state] for row in page.rows],
+        [_row(row) for row in rows],
+        [show.STYLES[row.state] for row in rows],
     )
-    if page.next is not None:
-        show.progress(f"more: --after {page.next}")
+    pages.tell_more(onward)
 
 
 def _row(row: BatchRow) -> tuple[str, ...]:

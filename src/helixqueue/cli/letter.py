@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import batch, refs, shapes, show, spelling, story, target, times
+from helixqueue.cli import batch, pages, refs, shapes, show, spelling, story, target, times
 from helixqueue.cli.exits import NoSuchBatch
 from helixqueue.store.cursors import PAGE_ROWS_MAX
 from helixqueue.store.read_rows import Letter
@@ -49,7 +50,7 @@ def _list(
     ] = None,
     before: Before = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=PAGE_ROWS_MAX, help="Rows of a page.")
+        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
     ] = 50,
     after: After = None,
     tenant: target.Tenant = None,
@@ -63,26 +64,24 @@ def _list(
     cursor of the next; it may be short, or empty, and have one.
     """
     with target.reached(dsn, data) as there:
-        page = there.run(
-            there.reads.letters(
-                tenant=target.tenant_to_read(there, tenant),
-                queue=queue,
-                failure=failure,
-                since=None if since is None else times.moment(since),
-                before=None if before is None else times.moment(before),
-                after=after,
-                limit=limit,
-            )
+        read = partial(
+            there.reads.letters,
+            tenant=target.tenant_to_read(there, tenant),
+            queue=queue,
+            failure=failure,
+            since=None if since is None else times.moment(since),
+            before=None if before is None else times.moment(before),
         )
+        rows, onward = pages.as_many(there, read, limit, after)
     if as_json:
-        show.as_json({"letters": [shapes.letter(row) for row in page.rows], "next": page.next})
+        show.as_json({"letters": [shapes.letter(row) for row in rows], "next": onward})
         return
     show.table(
         ("batch", "queue", "identity", "try", "failed", "worker", "failure"),
-        [_row(row) for row in page.rows],
-        [show.STYLES["FAILED"]] * len(page.rows),
+        [_row(row) for row in rows],
+        [show.STYLES["FAILED"]] * len(rows),
     )
-    _tell_more(page.next)
+    pages.tell_more(onward)
 
 
 def _row(row: Letter) -> tuple[str, ...]:
@@ -91,11 +90,6 @@ def _row(row: Letter) -> tuple[str, ...]:
         times.seconds(row.failed_at), row.worker or "",
         f"{row.failure} {row.detail or ''}".strip(),
     )  # fmt: skip
-
-
-def _tell_more(onward: str | None) -> None:
-    if onward is not None:
-        show.progress(f"more: --after {onward}")
 
 
 @app.command("show")
@@ -188,7 +182,7 @@ def _redrive(
             }
             verdicts, onward = _of_queue(there, of, asked, reason, actor)
     if not as_json:
-        _tell_more(onward)
+        pages.tell_more(onward)
     batch.tell_verdicts(verdicts, as_json=as_json, more={"next": onward})
 
 

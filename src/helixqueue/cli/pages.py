@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from helixqueue.cli import show
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -39,3 +41,8 @@ def as_many(
         after = page.next
         if after is None or len(page.rows) < asked or len(rows) == limit:
             return rows, after
+
+
+def tell_more(onward: str | None) -> None:
+    if onward is not None:
+        show.progress(f"more: --after {onward}")
