@@ -72,8 +72,9 @@ bench: $(READY) ## Measure engine, workers, fences, service and reads, and write
 	$(BIN)/python -m benchmarks.service --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md
 
-proof: $(READY) ## Long soaks: the races for a minute each, the model with ten times the steps
-	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py
+proof: $(READY) ## Long soaks: races for a minute each, models, fuzzing and crowds at their full size
+	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/fence/test_fence_model.py \
+	  tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py tests/service/test_fuzz.py
 
 schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
 	$(BIN)/python -m tests.store.schema

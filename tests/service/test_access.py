@@ -20,15 +20,11 @@ OPERATIONS = [
     for method, told in methods.items()
 ]
 GUARDED = [one for one in OPERATIONS if one[2] != "open"]
-BODIES = {
-    "/v1/tokens": {"name": "eve", "scopes": ["admin"]},
-    "/v1/work/hello": {"worker": "eve"},
-}
 
 
-def filled(path, batch_id=None):
+def filled(path, batch_id=None, fence="v1:" + "0" * 64):
     return path.format(
-        batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader", fence="v1:" + "0" * 64
+        batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader", fence=fence
     )
 
 
@@ -36,11 +32,11 @@ def ids(one):
     return f"{one[0]} {one[1]}"
 
 
-def asked(site, operation, token, batch_id=None):
+def asked(site, operation, token):
     method, path, _ = operation
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=site.url, timeout=30, verify=TLS) as client:
-        return client.request(method, filled(path, batch_id), headers=headers)
+        return client.request(method, filled(path), headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -101,61 +97,6 @@ def test_methods_that_a_path_does_not_know_are_refused(site, strangers, operatio
 @pytest.fixture(scope="module", autouse=True)
 def everything(site):
     site.everything = site.token()
-
-
-@pytest.fixture(scope="module")
-def theirs(database):
-    """A batch of tenant b, in a queue that both tenants have."""
-    with Lab(database, q="shared") as lab:
-        lab.queue(tenant="a")
-        lab.queue(tenant="b")
-        [one] = lab.submit("zebra", tenant="b", payload={"word": "okapi"})
-        lab.run(
-            tokens.create(
-                tenant="b", name="uploader", token_hash=tokens.fresh().hash, scopes=["read"],
-                queues=None, expires_at=datetime.now(UTC) + timedelta(days=1),
-            )
-        )  # fmt: skip
-    return one.receipt.batch_id
-
-
-REASONED = {"reason": "curiosity"}
-
-
-# Of the stream, which does not end by itself, test_changes.py shows it.
-ABOUT_TENANTS = [
-    one for one in GUARDED if ("{" in one[1] or one[0] == "GET") and one[1] != "/v1/changes"
-]
-
-
-@pytest.mark.parametrize("operation", ABOUT_TENANTS, ids=ids)
-def test_no_operation_tells_or_touches_another_tenant(site, database, theirs, operation):
-    method, path, _ = operation
-    before = _rows_of_b(database)
-    with site.client(token=site.everything) as http:
-        body = {"retry": REASONED, "pause": REASONED, "resume": REASONED, "cancel": REASONED}
-        given = body.get(path.rsplit("/", 1)[-1], REASONED if method != "GET" else None)
-        if path.endswith(("/batches", "/chunks")) and method == "POST":
-            given = {"identity": "zebra", "payload": {"word": "other"}}
-        if path.endswith("/rotate"):
-            given = {}
-        told = http.request(method, filled(path, theirs), json=given)
-    assert told.status_code < 500
-    if "{batch_id}" in path or "{name}" in path:
-        assert told.status_code == 404, told.text
-    assert "okapi" not in told.text
-    # Tenant a may have a zebra of its own by now; this one is b's.
-    assert "{batch_id}" in path or str(theirs) not in told.text
-    assert _rows_of_b(database) == before
-
-
-def _rows_of_b(database):
-    return database.rows(
-        "select (select array_agg(s::text order by s.batch) from helix.standing s "
-        "where s.tenant = 'b'), "
-        "(select array_agg(q::text) from helix.queue q where q.tenant = 'b'), "
-        "(select array_agg(t::text) from helix.api_token t where t.tenant = 'b')"
-    )
 
 
 def test_a_token_for_some_queues_neither_submits_to_nor_works_on_others(site, database):

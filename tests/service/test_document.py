@@ -83,6 +83,18 @@ def test_every_parameter_in_a_path_has_an_example_and_each_fits(told):
 
 
 @every()
+def test_every_answer_tells_its_headers(told):
+    needs = {"401": {"WWW-Authenticate"}, "405": {"Allow"}, "429": {"Retry-After"}}
+    for status, response in told["responses"].items():
+        headers = response["headers"]
+        assert {"X-Request-Id"} | needs.get(status, set()) <= set(headers)
+        assert status != "503" or "Retry-After" in headers
+        assert ("Idempotency-Replayed" in headers) == (told["x-fenced"] and status < "300")
+        for name, header in headers.items():
+            assert fits(header["schema"], header["example"]) == [], name
+
+
+@every()
 def test_every_problem_is_listed_and_shown_under_its_status(told):
     listed = set(told["x-problems"])
     assert listed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +20,12 @@ CHOSEN = [
         "status_code_conformance",
         "content_type_conformance",
         "response_schema_conformance",
+        "response_headers_conformance",
     )
 ]
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 QUIET = list(HealthCheck)
+EXAMPLES = 100 if os.environ.get("HELIX_PROOF") else 5
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def asked():
 def test_no_request_finds_a_fault(site, fuzzer, method, path, mode):
     endless = path == "/v1/changes"
 
-    @settings(max_examples=2 if endless else 5, deadline=None, database=None,
+    @settings(max_examples=2 if endless else EXAMPLES, deadline=None, database=None,
               suppress_health_check=QUIET)  # fmt: skip
     @given(case=SCHEMA[path][method].as_strategy(generation_mode=mode))
     def ask(case):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import uuid
 
 import pytest
 
@@ -17,7 +19,11 @@ from helixqueue import (
     Settlement,
     State,
     Submission,
+    Unavailable,
 )
+from helixqueue.transport.http.link import Where
+from helixqueue.transport.http.transport import Http
+from helixqueue.transport.protocol import Ask, Transport
 from tests.cutting import Cutting
 from tests.lab import until
 
@@ -161,6 +167,67 @@ def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site
     )
     assert dict(reasons) == {"submitted": 40, "claimed": 40, "started": 40, "completed": 40}
     assert any("claim" in line for line in cutting.lost)
+
+
+# What a worker may ask: of a lease, and what the repeat of a lost answer is told.
+OF_A_WORKER = {
+    "claim": (lambda way, _: way.claim(way.asked), lambda told: len(told.leases) == 1),
+    "renew": (lambda way, it: way.renew([it]), lambda told: told[0].answer == "ok"),
+    "settle": (
+        lambda way, it: way.settle([completed(it)]),
+        lambda told: told[0].answer == "repeat",
+    ),
+    "release": (lambda way, it: way.release([it], "x"), lambda told: told[0].answer == "repeat"),
+    "settled": (lambda way, it: way.settled(it.batch_id, it.token), lambda told: told is False),
+    "queue": (lambda way, it: way.queue("a", it.queue), lambda told: told is not None),
+    "hello": (lambda way, _: way.hello({"gpus": 1}), lambda told: told is None),
+    "expect": (lambda way, it: way.expect([it.queue], 60), lambda told: told is None),
+    "busy": (lambda way, it: way.busy([it.queue]), lambda told: told is None),
+}
+
+
+def test_every_call_of_a_worker_is_tried_here():
+    calls = {name for name, one in vars(Transport).items() if inspect.iscoroutinefunction(one)}
+    # Who is not woken looks by himself, so that call fails with nothing; closing asks nobody.
+    assert calls - {"woken", "close"} == set(OF_A_WORKER)
+
+
+@pytest.mark.parametrize("name", OF_A_WORKER)
+def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, name):
+    ask, fits = OF_A_WORKER[name]
+    [row] = lab.submit("s")
+
+    async def tried():
+        way = Http(Where(cutting.url, site.token()), "gpu-1")
+        way.asked = Ask(uuid.uuid4(), [lab.q], 1)
+        cutting.lose_each = False
+        lease = None if name == "claim" else (await way.claim(way.asked)).leases[0]
+        cutting.lose_each = True
+        with pytest.raises(Unavailable) as lost:
+            await ask(way, lease)
+        assert lost.value.outcome_unknown
+        told = await ask(way, lease)
+        await way.close()
+        return told
+
+    assert fits(asyncio.run(tried()))
+    assert len(cutting.lost) == 1
+    steps = [reason for _, reason in lab.history(row.receipt.batch_id)]
+    ends = {"settle": ["completed"], "release": ["released"]}
+    assert steps == ["submitted", "claimed", "started", *ends.get(name, [])]
+
+
+def test_a_worker_that_cannot_be_told_looks_by_itself(cutting, site, lab):
+    async def wait():
+        way = Http(Where(cutting.url, site.token()), "gpu-1")
+        cutting.lose_each = False
+        await way.expect([lab.q], 60)
+        cutting.lose_each = True
+        await way.woken(0.05)
+        await way.close()
+
+    asyncio.run(wait())
+    assert [line.split("/")[-1] for line in cutting.lost] == ["wait"]
 
 
 def test_the_async_twin_repeats_alike(cutting, site, lab):

@@ -33,6 +33,24 @@ GUARDED: Final = (
     "invalid-request",
 )  # fmt: skip
 PROBLEM_JSON: Final = "application/problem+json"
+_TEXT: Final = {"type": "string"}
+_SECONDS: Final = {"type": "integer", "minimum": 1, "maximum": 60}
+# The request's id goes with every answer but the two that are given before there is a request.
+REQUEST_ID: Final = {
+    "description": "Under this id it stands in the log; a client may send its own.",
+    "required": True,
+    "schema": _TEXT,
+    "example": examples.REQUEST,
+}
+RETRY_AFTER: Final = {"description": "Seconds to wait.", "schema": _SECONDS, "example": 1}
+# What else a status is told with.
+HEADERS: Final[dict[str, dict[str, Any]]] = {
+    "401": {"WWW-Authenticate": {"required": True, "schema": _TEXT, "example": "Bearer"}},
+    "405": {"Allow": {"required": True, "schema": _TEXT, "example": "GET"}},
+    "409": {"Retry-After": RETRY_AFTER},
+    "429": {"Retry-After": {**RETRY_AFTER, "required": True}},
+    "503": {"Retry-After": RETRY_AFTER},
+}
 _ABOUT = """\
 Work is submitted to queues, workers claim it, and each piece takes effect once. The answers to \
 refusals are problems (RFC 9457) with stable types. Every operation but health and login needs a \
@@ -72,6 +90,7 @@ def document(app: FastAPI, policy: Policy) -> dict[str, Any]:
         if operation["x-fenced"]:
             _tell_fence_problems(operation, policy)
         _show(operation, examples.OPERATIONS[operation["operationId"]])
+        _tell_headers(operation)
     return described
 
 
@@ -115,6 +134,14 @@ def _tell(operation: dict[str, Any], kind: str, status: int, title: str) -> None
     content = told.setdefault("content", {}).setdefault(PROBLEM_JSON, {})
     content["schema"] = {"$ref": "#/components/schemas/Problem"}
     content.setdefault("examples", {})[kind] = {"$ref": f"#/components/examples/{kind}"}
+
+
+def _tell_headers(operation: dict[str, Any]) -> None:
+    for status, response in operation["responses"].items():
+        always = {**REQUEST_ID, "required": status not in {"400", "431"}}
+        response.setdefault("headers", {}).update(
+            {"X-Request-Id": always, **HEADERS.get(status, {})}
+        )
 
 
 def _problem_examples(policy: Policy) -> dict[str, Any]:

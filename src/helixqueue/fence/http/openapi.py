@@ -52,6 +52,9 @@ def _describe(operation: dict[str, Any], route: Route, policy: Policy) -> None:
         }
     )
     responses = operation.setdefault("responses", {})
+    for status, response in responses.items():
+        if status.startswith("2"):
+            response.setdefault("headers", {}).update(_HEADERS)
     for status, kinds in _by_status(policy).items():
         responses.setdefault(
             str(status),
@@ -73,6 +76,20 @@ def _by_status(policy: Policy) -> dict[int, list[str]]:
         found.setdefault(status, []).append(kind)
     return found
 
+
+# Of an answer to a request that came with a key.
+_HEADERS: dict[str, Any] = {
+    "Idempotency-Replayed": {
+        "description": "The request came before: this is the answer that it got.",
+        "schema": {"const": "true"},
+        "example": "true",
+    },
+    "Idempotency-Receipt": {
+        "description": "Proves what was answered, and when.",
+        "schema": {"type": "string"},
+        "example": "r1:" + "5e" * 32,
+    },
+}
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",
