@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -319,6 +320,50 @@ def test_other_ends_have_no_result_and_say_why(helix, name):
     assert helix.cancel(failed, reason="not needed") is State.CANCELLED
     with pytest.raises(NoResult, match="submit a new revision"):
         helix.result(failed)
+
+
+def test_dead_letters_are_listed_and_redriven_one_by_one(helix, name):
+    queue = Queue(name, max_attempts=1)
+    for failure in ("OutOfMemory", "Truncated", "OutOfMemory"):
+        helix.submit(queue, identity=f"s{len(list(helix.letters(queue=queue)))}", payload={})
+        finish(helix, name, outcome="failed", result=None, failure=failure, detail="24 GB")
+    newest, *_ = letters = list(helix.letters(queue=name))
+    assert [one.identity for one in letters] == [("s2",), ("s1",), ("s0",)]
+    assert (newest.failure, newest.detail, newest.worker) == ("OutOfMemory", "24 GB", "w")
+    assert [one.identity for one in helix.letters(queue=name, failure="Truncated")] == [("s1",)]
+    assert list(helix.letters(queue=name, since=datetime.now(UTC))) == []
+    assert list(helix.letters(queue=name, before=letters[-1].failed_at)) == []
+
+    fresh = helix.submit(queue, identity="fresh", payload={}).receipt
+    asked = [*helix.letters(queue=name, failure="OutOfMemory"), letters[0].batch_id, fresh]
+    told = helix.redrive(asked, reason="more memory")
+    assert [(one.batch_id, one.answer) for one in told] == [
+        (letters[0].batch_id, "ok"), (letters[2].batch_id, "ok"), (fresh.batch_id, "refused"),
+    ]  # fmt: skip
+    assert "PENDING" in told[-1].note
+    assert [one.identity for one in helix.letters(queue=name)] == [("s1",)]
+    assert helix.history(letters[0].batch_id)[-1].reason == "retried"
+    assert helix.redrive([], reason="nothing to do") == []
+
+
+def test_a_redrive_of_more_than_a_page_leaves_none_behind(helix, name):
+    queue = Queue(name, max_attempts=1)
+    helix.submit_many(queue, [{"identity": f"s{n}", "payload": {}} for n in range(600)])
+    while leases := helix.claim("w", [name], 100, start=True):
+        ends = [Settlement(one.batch, one.token, "failed", failure="Torn") for one in leases]
+        helix.settle("w", ends)
+    told = helix.redrive(helix.letters(queue=name), reason="mended")
+    assert [one.answer for one in told] == ["ok"] * 600
+    assert list(helix.letters(queue=name)) == []
+
+
+@pytest.mark.parametrize(
+    ("letters", "reason"),
+    [([], " "), ([], None), ("text", "x"), ([7], "x"), (uuid.UUID(int=7), "x"), ([{}], "x")],
+)
+def test_a_redrive_of_nonsense_is_refused(helix, letters, reason):
+    with pytest.raises(Refused, match=r"redrive|letters|expected a receipt"):
+        helix.redrive(letters, reason=reason)
 
 
 def test_what_was_erased_or_retired_is_said(database, helix, name):

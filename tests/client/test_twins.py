@@ -16,7 +16,7 @@ PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 # Where their methods are written.
 FILES = [(sync, asynchronous), (hands, hands_async), (http, http_async)]
 # What a loop does otherwise.
-OTHERWISE = {"batches", "close", "embedded", "twin", "fences"}
+OTHERWISE = {"batches", "letters", "close", "embedded", "twin", "fences"}
 
 
 def methods(client):

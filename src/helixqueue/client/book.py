@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from helixqueue.states import State
     from helixqueue.store.plans import Asked
-    from helixqueue.store.read_rows import EventRow, OutcomeRow, Page
+    from helixqueue.store.read_rows import EventRow, LetterPage, OutcomeRow, Page
     from helixqueue.store.rows import (
         Answer,
         Claimed,
@@ -75,6 +75,10 @@ class Calls(Protocol):
         self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
     ) -> Asked[list[Verdict]]: ...
 
+    def redrive(
+        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    ) -> Asked[list[Verdict]]: ...
+
     def claim(
         self,
         *,
@@ -119,6 +123,18 @@ class Reads(Protocol):
         after: str | None = None,
         limit: int = 50,
     ) -> Asked[Page]: ...
+
+    def letters(
+        self,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        failure: str | None = None,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> Asked[LetterPage]: ...
 
 
 @dataclass(frozen=True)

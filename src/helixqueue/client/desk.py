@@ -10,6 +10,7 @@ import json
 import math
 import time
 import uuid
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.client.preparation import Known, moment
@@ -25,16 +26,17 @@ from helixqueue.identity import check_name
 from helixqueue.queues import Queue, checked_requires
 from helixqueue.states import FINISHED, State
 from helixqueue.store.plans import Ask, Pause, Plan, repeated
+from helixqueue.store.read_rows import Letter
 from helixqueue.store.rows import Held, LeaseRow, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from helixqueue.client.book import Book
     from helixqueue.store.plans import Asked
-    from helixqueue.store.read_rows import EventRow, OutcomeRow, Page
-    from helixqueue.store.rows import Answer, QueueRow, Settlement
+    from helixqueue.store.read_rows import EventRow, LetterPage, OutcomeRow, Page
+    from helixqueue.store.rows import Answer, QueueRow, Settlement, Verdict
 
 T = TypeVar("T")
 
@@ -212,12 +214,33 @@ class Desk:
             )
         )
 
+    def letter_page(
+        self,
+        *,
+        queue: Queue[Any, Any] | str | None,
+        failure: str | None,
+        since: datetime | None,
+        before: datetime | None,
+        after: str | None,
+    ) -> Plan[LetterPage]:
+        name = queue.name if isinstance(queue, Queue) else queue
+        return self.ask(
+            self.reads.letters(
+                tenant=self.tenant,
+                queue=None if name is None else check_name("queue", name),
+                failure=failure,
+                since=moment("since", since),
+                before=moment("before", before),
+                after=after,
+                limit=PAGE_ROWS,
+            )
+        )
+
     # What people decide about a batch.
 
     def decide(self, verb: str, which: Which, reason: str) -> Plan[State]:
         """cancel, retry or erase; the state afterwards."""
-        if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
-            raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
+        _demand_reason(verb, reason)
         batch_id = _batch_id(which)
         calls = self.calls
         build = {"cancel": calls.cancel, "retry": calls.retry, "erase": calls.erase}[verb]
@@ -225,6 +248,17 @@ class Desk:
         if verdict.answer in {"ok", "repeat"} and verdict.state is not None:
             return verdict.state
         raise _unwilling(verb, batch_id, verdict.answer, verdict.state, verdict.note)
+
+    def redrive(self, letters: Iterable[Letter | Which], reason: str) -> Plan[list[Verdict]]:
+        """Letter by letter what became of it, in calls of a page each."""
+        _demand_reason("redrive", reason)
+        if isinstance(letters, Letter | Receipt | uuid.UUID | str):
+            raise Refused(f"letters: expected several, such as [...]; got {ascii(letters)[:80]}")
+        verdicts: list[Verdict] = []
+        for ids in _pages(_letter_id(one) for one in letters):
+            call = self.calls.redrive(ids=ids, reason=reason, actor=self.actor)
+            verdicts += yield from self.ask(call)
+        return verdicts
 
     # Leases.
 
@@ -289,6 +323,22 @@ def _batch_id(which: object) -> uuid.UUID:
         inside = "; give its .receipt" if hasattr(which, "receipt") else ""
         raise Refused(f"expected a receipt or a batch's UUID, got {ascii(which)[:80]}{inside}")
     return found
+
+
+def _letter_id(which: object) -> uuid.UUID:
+    return which.batch_id if isinstance(which, Letter) else _batch_id(which)
+
+
+def _pages(ids: Iterable[uuid.UUID]) -> Iterator[list[uuid.UUID]]:
+    """Each once, though it was named twice."""
+    rest = iter(dict.fromkeys(ids))
+    while page := list(islice(rest, PAGE_ROWS)):
+        yield page
+
+
+def _demand_reason(verb: str, reason: object) -> None:
+    if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
+        raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
 
 
 def _worker(name: object) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from helixqueue.client.working import Queues
     from helixqueue.queues import Queue
     from helixqueue.states import State
-    from helixqueue.store.read_rows import BatchRow, EventRow
-    from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt
+    from helixqueue.store.read_rows import BatchRow, EventRow, Letter
+    from helixqueue.store.rows import Answer, Held, LeaseRow, Receipt, Verdict
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import Summary
     from helixqueue.worker.options import Options as WorkerOptions
@@ -85,6 +85,39 @@ class Client(ABC):
             after = page.next
             if after is None:
                 return
+
+    def letters(
+        self,
+        *,
+        queue: Queue[Any, Any] | str | None = None,
+        failure: str | None = None,
+        since: datetime | None = None,
+        before: datetime | None = None,
+    ) -> Iterator[Letter]:
+        """The tenant's dead letters, those that failed last first; `failure` is their class.
+
+        Work that failed for good, or as often as its queue lets it try.
+        """
+        after: str | None = None
+        while True:
+            page = self._do(
+                self._desk.letter_page(
+                    queue=queue, failure=failure, since=since, before=before, after=after
+                )
+            )
+            yield from page.rows
+            after = page.next
+            if after is None:
+                return
+
+    def redrive(
+        self, letters: Iterable[Letter | Receipt[Any] | UUID], *, reason: str
+    ) -> list[Verdict]:
+        """Give dead letters all their tries again; what became of each, `ok` or `refused`.
+
+        One that is none (any more) is refused, says so in its answer and hinders no other.
+        """
+        return self._do(self._desk.redrive(letters, reason))
 
     def cancel(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
         """Give the batch up, also while it runs: its worker's token dies."""

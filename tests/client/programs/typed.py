@@ -5,7 +5,7 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
-from helixqueue import Accepted, Conflict, HelixQueue, Queue, Receipt
+from helixqueue import Accepted, Conflict, HelixQueue, Queue, Receipt, State
 
 
 class Basecall(BaseModel):
@@ -32,6 +32,10 @@ def main(dsn: str) -> None:
         three = helix.submit(
             basecall, identity="Sämple-1", payload=Basecall(pod5="b.pod5"), revision="2", priority=0
         )
+        for letter in helix.letters(queue=basecall, failure="OutOfMemory"):
+            assert_type(letter.worker, str | None)
+            [verdict] = helix.redrive([letter, three.receipt], reason="more memory")
+            assert_type(verdict.state, State | None)
         print(one.receipt == two.receipt, one.decision, two.decision, three.decision)
 
 
