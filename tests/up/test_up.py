@@ -137,6 +137,23 @@ def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
         assert again.stopped(signal.SIGTERM)[0] == Exit.OK
 
 
+def test_a_server_that_dies_and_comes_back_is_said(tmp_path):
+    with up(tmp_path) as running:
+        with running.client() as http:
+            for server in ("postgres", "valkey"):
+                [pid_file] = (tmp_path / "data" / server / "data").glob("*.pid")
+                first = int(pid_file.read_text().split()[0])
+                os.kill(first, signal.SIGKILL)
+                seen = []
+                while not seen or not seen[-1].endswith(" is back\n"):
+                    seen.append(running.process.stderr.readline())
+                title = {"postgres": "PostgreSQL", "valkey": "Valkey"}[server]
+                assert seen[-2:] == [f"{title} died; restarting it\n", f"{title} is back\n"]
+                until(lambda: http.get("/v1/queues").status_code == 200)
+        ended, said = running.stopped()
+        assert (ended, said) == (Exit.OK, "stopping; everything is kept\n")
+
+
 def catches_interrupts(pid):
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) & 1 << (signal.SIGINT - 1))

@@ -254,7 +254,16 @@ def _log(found: Home) -> None:
         handler = RotatingFileHandler(
             found.data / "service.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
         )
+        logging.getLogger("helixqueue.embedded").addHandler(_Screen(logging.WARNING))
     log_to(handler)
+
+
+class _Screen(logging.Handler):
+    """That a server died, and is back, is for whoever looks; where it is not back, also why."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        show.progress(record.getMessage() + ("" if error is None else f": {error}"))
 
 
 def _listener(wanted: Wanted) -> socket.socket:

@@ -55,7 +55,8 @@ class Supervisor:
         while self._server_died():
             settled = time.monotonic() - back_at > SETTLED_S
             pause_s = 0.0 if settled else min(max(2 * pause_s, 0.1), SLOWEST_S)
-            log.warning("%s died; restarting it in %.1f s", self._name, pause_s)
+            when = f" in {pause_s:.1f} s" if pause_s else ""
+            log.warning("%s died; restarting it%s", self._name, when)
             if self._asked_to_end(pause_s):
                 return
             try:
