@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -255,6 +256,22 @@ def test_serve_serves_until_a_signal(site, database):
     lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
     assert "/v1/batches" in {line["route"] for line in lines}
     assert token not in errors
+
+
+def test_no_search_for_garbage_goes_through_the_whole_program():
+    """It would hold every answer up for a tenth of a second, now and then."""
+    probe = (
+        "import gc; from helixqueue.service.run import keep_for_good;"
+        "before = len(gc.get_objects());"
+        "keep_for_good(); print(before, len(gc.get_objects()), gc.get_threshold()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60
+    )
+    before, after, young = map(int, done.stdout.split())
+    assert before > 50_000  # else there is nothing to spare
+    assert after < 1_000
+    assert young > 10_000  # a chunk's rows: not looked through while they are made
 
 
 def _answers(url):

@@ -47,7 +47,9 @@ class Known:
         """The payload's canonical JSON text, or `InvalidPayload`."""
         if self.declared is not None and self.declared.payload is not None:
             return canonical_text(self.declared.payload.to_json(payload))
-        if is_dataclass(payload) or hasattr(payload, "__pydantic_serializer__"):
+        if type(payload) is not dict and (
+            is_dataclass(payload) or hasattr(payload, "__pydantic_serializer__")
+        ):
             # A type of its own though the queue was only named.
             kind = type(payload)
             shape = self.shapes.setdefault(kind, Shape(kind, f"payload of {self.row.name}"))

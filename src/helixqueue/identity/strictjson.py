@@ -119,9 +119,10 @@ def _strings(value: object) -> int | None:
 
 
 def _has_simple_names(names: dict[object, object]) -> bool:
-    if len(names) > MAX_NAMES_PER_OBJECT:
-        return False
-    return all(type(name) is str and name.isascii() for name in names)
+    for name in names:  # not all(): it would make a generator for each object
+        if type(name) is not str or not name.isascii():
+            return False
+    return len(names) <= MAX_NAMES_PER_OBJECT
 
 
 def _is_simple_scalar(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from helixqueue.errors import HelixError
-from helixqueue.service.run import config_of
+from helixqueue.service.run import config_of, keep_for_good
 
 if TYPE_CHECKING:
     import socket
@@ -53,6 +53,7 @@ async def run(
     for one in SIGNALS:
         loop.add_signal_handler(one, stop.set)
     server = _Server(config_of(settings))
+    keep_for_good()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     # Also if it ends by itself, be it before it began.
     serving.add_done_callback(lambda _: server.answers.set())
