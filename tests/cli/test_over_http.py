@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,38 @@ def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
     assert [line[1:3] for line in cancelled.lines] == [["ok", "CANCELLED"]] * 2
     assert over_http("batch", "retry", "S-2", "--queue", q, "--reason", "x").code == Exit.NO
     assert over_http("batch", "show", uuid.uuid4()).code == Exit.NO
+
+
+@pytest.mark.parametrize("way", ["service", "database"])
+def test_a_batch_is_taken_back_from_a_worker_that_is_gone(over_http, database, way):
+    run = over_http if way == "service" else over_http.direct
+    with Lab(database, q=over_http.q, worker="gone") as lab:
+        lab.queue()
+        lab.submit("S-1")
+        [lease] = lab.claim()
+        words = ("batch", "release", "S-1", "--queue", lab.q, "--reason", "the node is gone")
+        assert run(*words, "--json").json["verdicts"][0]["state"] == "PENDING"
+        assert [one.answer for one in lab.complete(lease)] == ["refused"]
+        kept = "select detail from helix.event where batch = %s order by version desc limit 1"
+        assert lab.value(kept, lease.batch) == "the node is gone"
+        lab.complete(*lab.claim())
+    assert run(*words).code == Exit.NO
+
+
+def test_a_queue_that_is_not_there_is_declared_in_words_of_the_command_line(over_http):
+    for run in (over_http, over_http.direct):
+        done = run("work", "nowhere", "--exec", "true", "--until-idle")
+        assert done.code == Exit.REFUSED
+        assert "`helixq queue set nowhere --reason ...`" in done.err
+
+
+def test_what_a_token_may_not_check_is_not_counted_as_broken(over_http):
+    done = over_http("check")
+    held, asked = re.search(r"(\d+) of (\d+) invariants hold", done.err).groups()
+    found = [line[0] for line in done.lines]
+    assert int(asked) - int(held) == found.count("BROKEN")
+    assert f"{found.count('skipped')} more were not asked" in done.err
+    assert "skipped" in found
 
 
 def test_what_is_answered_is_the_same_both_ways(over_http):

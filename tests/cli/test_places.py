@@ -22,6 +22,7 @@ WORDS = {
     "batch show": ["S-1"],
     "batch retry": ["S-1", "--reason", "x"],
     "batch cancel": ["S-1", "--reason", "x"],
+    "batch release": ["S-1", "--reason", "x"],
     "batch erase": ["S-1", "--reason", "x"],
     "letter list": [],
     "letter show": ["S-1"],

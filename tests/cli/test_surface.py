@@ -16,12 +16,12 @@ from helixqueue.cli.main import VERBS, build
 from tests.cli.conftest import HELIXQ
 
 NOUNS = {
-    "batch": {"list", "show", "retry", "cancel", "erase"},
+    "batch": {"list", "show", "retry", "cancel", "release", "erase"},
     "letter": {"list", "show", "redrive"},
     "queue": {"list", "show", "set", "pause", "resume"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},
-    "token": {"create", "list", "rotate", "revoke"},
+    "token": {"create", "list", "rotate", "revoke", "link"},
     "generate": {"systemd", "kubernetes"},
 }
 
@@ -43,8 +43,10 @@ def test_completion_offers_verbs_nouns_and_states():
 def test_help_lists_every_verb(helixq):
     listed = helixq("--help").out
     assert [verb for verb in VERBS if not re.search(rf"^  {verb} ", listed, re.MULTILINE)] == []
+    assert not re.search(r"\.\.\.$", listed.partition("Commands:")[2], re.MULTILINE), "cut off"
     for noun, verbs in NOUNS.items():
         shown = helixq(noun, "--help").out
+        assert not re.search(r"\.\.\.$", shown.partition("Commands:")[2], re.MULTILINE), noun
         assert [verb for verb in verbs if not re.search(rf"^  {verb} ", shown, re.MULTILINE)] == []
 
 

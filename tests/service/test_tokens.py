@@ -212,7 +212,7 @@ def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):
     lab.queue()
     lab.submit("held")
     [lease] = lab.claim()
-    take = serving.take_back(ids=[lease.batch_id], reason="node is gone", actor="ann")
+    take = calls.take_back(ids=[lease.batch_id], reason="node is gone", actor="ann")
     [verdict] = lab.run(take)
     assert (verdict.answer, verdict.state) == ("ok", "PENDING")
     assert [one.answer for one in lab.run(take)] == ["repeat"]

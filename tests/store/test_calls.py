@@ -69,6 +69,7 @@ def story(queue):
     )
     yield calls.release(worker="w", held=held[2:3], detail="draining")
     yield calls.release(worker="w", held=[Held(held[3].batch, Token(1, 2, 3))])
+    yield calls.take_back(ids=[uuid.UUID(int=1)], reason="the node is gone", actor="ann")
     yield calls.claim(
         worker="w",
         request=uuid.uuid4(),

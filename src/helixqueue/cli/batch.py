@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from helixqueue.store.read_rows import BatchRow
     from helixqueue.store.rows import Verdict
 
-app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, erase.")
+app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
 
 Ref = Annotated[str, typer.Argument(metavar="BATCH", help="Its id, its key, or its identity.")]
 Refs = Annotated[
@@ -198,12 +198,37 @@ def _cancel(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Give up batches that have not finished; a running worker is refused from then on.
+    """Give up batches that have not finished.
 
-    Ends with 1 when one of them has finished already, or there is no such batch.
+    A worker that has one is refused from then on. Ends with 1 when one of them has finished
+    already, or there is no such batch.
     """
     _decide(
         "cancel", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
+        data=data, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command("release")
+@target.over_http
+def _release(
+    batches: Refs,
+    *,
+    reason: target.Reason,
+    actor: target.Actor = None,
+    queue: InQueue = None,
+    tenant: target.Tenant = None,
+    dsn: target.Dsn = None,
+    data: target.Data = None,
+    as_json: target.AsJson = False,
+) -> None:
+    """Take batches back from workers that are gone.
+
+    They go back to their queue at no cost of an attempt, and whoever held them is refused from then
+    on. Ends with 1 when nobody holds one of them, or there is no such batch.
+    """
+    _decide(
+        "take_back", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
         data=data, as_json=as_json,
     )  # fmt: skip
 
@@ -221,9 +246,9 @@ def _erase(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Empty payload and result of finished batches, for good; the ledger stays.
+    """Empty payload and result of finished batches, for good.
 
-    Ends with 1 when one of them has not finished, or there is no such batch.
+    The ledger stays. Ends with 1 when one of them has not finished, or there is no such batch.
     """
     _decide(
         "erase", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,

@@ -81,8 +81,10 @@ def _tell(results: list[Result], *, everything: bool) -> None:
             ],
             ["bold red"] * len(broken) + ["yellow"] * len(skipped),
         )
-    holding = len(results) - len(broken) - len(skipped)
-    show.progress(f"{holding} of {len(results)} invariants hold")
+    asked = len(results) - len(skipped)
+    show.progress(f"{asked - len(broken)} of {asked} invariants hold")
+    if skipped:
+        show.progress(f"{len(skipped)} more were not asked")
     if not everything:
         show.progress("this role or token sees its own tenants only; nothing else was checked")
 

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _demo(*, as_json: target.AsJson = False) -> None:
-    """Watch a lab's sheet take effect once, though workers are killed and frozen.
+    """Watch a lab's samples take effect once, though workers die.
 
     Runs on embedded servers in a temporary directory, in under a minute, and leaves nothing behind.
     """

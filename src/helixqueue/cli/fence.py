@@ -102,7 +102,7 @@ def _show(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Tell everything on record about one fence, with its receipt when it is sealed.
+    """Tell everything on record about one fence, with its receipt.
 
     Ends with 1 when there is no such fence.
     """
@@ -126,7 +126,7 @@ def _explain(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Say why a fence stands where it does, and what the next call will get."""
+    """Say why a fence stands where it does, and what comes next."""
     with target.reached(dsn, data) as there:
         row = _found(there, fence, name, tenant)
     told = {

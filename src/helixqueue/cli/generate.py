@@ -102,7 +102,7 @@ def _kubernetes(
     write: Write = None,
     as_json: AsJson = False,
 ) -> None:
-    """Manifests for Kubernetes: a migrating job, the service, workers by queue.
+    """Manifests for Kubernetes: migrate, service, workers by queue.
 
     docs/deploy/kubernetes.md says what to do with them.
     """

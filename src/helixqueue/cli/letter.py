@@ -104,7 +104,7 @@ def _show(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Tell how one dead letter came to be: its last failure, and every attempt.
+    """Tell how one dead letter came to be, try by try.
 
     Ends with 1 when there is no such batch, or it is no dead letter (any more).
     """
@@ -155,10 +155,10 @@ def _redrive(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Give dead letters all their tries again: those that are named, or those of a queue.
+    """Give dead letters all their tries again.
 
-    Of a queue they are taken from the newest on; --before keeps out what fails again meanwhile.
-    Ends with 1 when one of them was refused.
+    Those that are named, or those of a queue. Of a queue they are taken from the newest on;
+    --before keeps out what fails again meanwhile. Ends with 1 when one of them was refused.
     """
     if not letters and queue is None:
         raise typer.BadParameter("expected BATCH..., or --queue; got neither")

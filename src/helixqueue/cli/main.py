@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "up": (
         "helixqueue.cli.up",
-        "Run everything: databases, service, duties and workers, until Ctrl-C.",
+        "Run everything until Ctrl-C: databases, service, workers.",
     ),
     "demo": (
         "helixqueue.cli.demo",
-        "Watch a lab's sheet take effect once, though workers are killed and frozen.",
+        "Watch a lab's samples take effect once, though workers die.",
     ),
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
     "work": ("helixqueue.cli.work", "Do the work of a queue, by Python handlers or any program."),
-    "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, erase."),
+    "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, release, erase."),
     "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal ends it."),
-    "token": ("helixqueue.cli.token", "Tokens of the HTTP service."),
+    "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (
         "helixqueue.cli.generate",
         "Files for running it: systemd, kubernetes.",

@@ -105,7 +105,10 @@ def _list(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """List queues and how much stands where; nothing is counted past 10,000."""
+    """List queues, and how much of their work stands where.
+
+    Nothing is counted past 10,000.
+    """
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
         sights = list(pages.every(there, partial(there.reads.queues, tenant=of)))

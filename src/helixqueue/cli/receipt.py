@@ -63,9 +63,9 @@ def _verify(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Verify that a receipt proves what it says; offline, unless --recorded.
+    """Verify that a receipt proves what it says.
 
-    Ends with 1 when it does not.
+    Offline, unless --recorded. Ends with 1 when it does not.
     """
     if public_key is not None and secret is not None:
         raise typer.BadParameter("give --public-key or --secret, not both")

@@ -122,12 +122,12 @@ def rehearse(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Say what would happen if these calls came again, before a backlog is let loose.
+    """Say what would happen if these calls came again.
 
-    Nothing is claimed, run or written. `key` is a text, a number or a list of them; without
-    `payload`, none is compared. Ends with 0 when nothing would take effect a second time or in
-    doubt: every call was done (or, with --may-run, may be new). Ends with 1 otherwise, and shows
-    the lines that are not safe.
+    To ask before a backlog is let loose. Nothing is claimed, run or written. `key` is a text, a
+    number or a list of them; without `payload`, none is compared. Ends with 0 when nothing would
+    take effect a second time or in doubt: every call was done (or, with --may-run, may be new).
+    Ends with 1 otherwise, and shows the lines that are not safe.
     """
     safe = {"repeats", "done", *(["runs"] if may_run else [])}
     counts: Counter[str] = Counter()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from helixqueue.store.token_rows import TokenRow
 
-app = typer.Typer(no_args_is_help=True, help="Tokens of the HTTP service.")
+app = typer.Typer(
+    no_args_is_help=True, help="Tokens of a service: create, list, rotate, revoke, link."
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, in the ledger too.")]
 Days = Annotated[
@@ -63,7 +65,9 @@ def _create(
     """
     with target.reached(dsn, data) as there:
         of = target.tenant_to_change(there, tenant)
-        made = _created(there, of, name, scopes=scope, queues=queue, days=days, actor=actor)
+        made = _created(
+            there, of, check_name("token", name), scopes=scope, queues=queue, days=days, actor=actor
+        )
     if made is None:
         show.progress(f"{_whose(of)} has had a token {name}; rotate it, or take another name")
         raise typer.Exit(Exit.NO)
@@ -109,7 +113,7 @@ def _list(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """List tokens: what they allow, until when, and when they were last used."""
+    """List tokens: what they allow, until when, when last used."""
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
         rows = list(_all(there, of))
@@ -157,9 +161,9 @@ def _rotate(
     data: target.Data = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Make the next token of a name, with the same rights, and show it, this once.
+    """Make the next token of a name, and show it, this once.
 
-    Ends with 1 when there is none to rotate.
+    It has the same rights. Ends with 1 when there is none to rotate.
     """
     with target.reached(dsn, data) as there:
         of = target.tenant_to_change(there, tenant)

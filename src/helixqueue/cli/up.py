@@ -156,7 +156,7 @@ def _up(
     seconds: Seconds = None,
     as_json: target.AsJson = False,
 ) -> None:
-    """Run everything: databases, service, duties and workers, until Ctrl-C.
+    """Run everything until Ctrl-C: databases, service, workers.
 
     Without a DSN, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
     everything there. Ends with 9 when another one runs in that directory.

@@ -115,8 +115,8 @@ class Desk:
             row = yield from self._set(name, {})
         if row is None:
             raise Refused(
-                f"{self._whose} has no queue {name!r}: declare it with Queue({name!r}), "
-                "or pass create=True"
+                f"{self._whose} has no queue {name!r}: declare it with Queue({name!r}) or "
+                f"`helixq queue set {name} --reason ...`, or submit to it with create=True"
             )
         return row
 

@@ -11,7 +11,7 @@ from helixqueue.service.batches import no_such_batch
 from helixqueue.service.bodies import ReasonBody
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
-from helixqueue.store import calls, serving
+from helixqueue.store import calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ routes = router("people")
 _VERBS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "retry": (calls.retry, "FAILED becomes PENDING, with all tries anew"),
     "cancel": (calls.cancel, "Give a batch up, also while it runs: its worker's token dies"),
-    "release": (serving.take_back, "Take a lease back from its worker, at no cost of an attempt"),
+    "release": (calls.take_back, "Take a lease back from its worker, at no cost of an attempt"),
     "erase": (calls.erase, "Empty payload and result of a finished batch; the ledger stays"),
 }
 

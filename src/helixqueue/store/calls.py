@@ -218,6 +218,11 @@ def _redriven(one: Verdict) -> Verdict:
     return replace(one, answer="refused", note=one.note or f"no dead letter: it is {one.state}")
 
 
+def take_back(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
+    """An operator's release: the leases end, at no cost of an attempt."""
+    return _people_call("take_back", ids, actor, reason)
+
+
 def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> Call[list[Verdict]]:
     return _people_call("erase", ids, actor, reason)
 

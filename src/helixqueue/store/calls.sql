@@ -60,6 +60,10 @@ select public_id, answer, state::text, note from helix.cancel_v1(%s::uuid[], %s:
 -- FAILED > PENDING.
 select public_id, answer, state::text, note from helix.retry_v1(%s::uuid[], %s::text, %s::text);
 
+-- name: take_back
+-- An operator's release: ASSIGNED, RUNNING > PENDING.
+select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);
+
 -- name: erase
 -- Payload and result go, fingerprint and ledger stay.
 select public_id, answer, state::text, note from helix.erase_v1(%s::uuid[], %s::text, %s::text);

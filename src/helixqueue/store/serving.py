@@ -18,15 +18,13 @@ from psycopg.pq import ExecStatus
 
 from helixqueue.errors import HelixError, NotPermitted, Refused, Unavailable
 from helixqueue.identity import stored_public_id
-from helixqueue.states import State
-from helixqueue.store.arrays import numbers, plain
+from helixqueue.store.arrays import numbers
 from helixqueue.store.calls import Call, Row
 from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.failures import translate
 from helixqueue.store.pool import AsyncPool
 from helixqueue.store.read_rows import WorkerPage, WorkerRow
 from helixqueue.store.revision import Schema
-from helixqueue.store.rows import Verdict
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
@@ -161,18 +159,6 @@ def bound(connection: psycopg.Connection[Any], seconds: float) -> None:
 def _milliseconds(seconds: float) -> str:
     """0 would be no bound at all."""
     return str(max(1, round(seconds * 1000)))
-
-
-def take_back(*, ids: Sequence[UUID], reason: str, actor: str | None) -> Call[list[Verdict]]:
-    """An operator's release: the leases end, at no cost of an attempt."""
-    return Call(
-        _SQL["take_back"],
-        (plain(ids), actor, reason),
-        lambda rows: [
-            Verdict(i, answer, None if state is None else State(state), note)
-            for i, answer, state, note in rows
-        ],
-    )
 
 
 def worker_name(tenant: str, worker: str) -> str:

@@ -10,10 +10,6 @@ select helix.assume_v1(%s::bytea), set_config('statement_timeout', %s::text, tru
 -- What is left of the time for several statements of one transaction.
 select set_config('statement_timeout', %s::text, true);
 
--- name: take_back
--- An operator's release.
-select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);
-
 -- name: workers
 -- A tenant's workers and how many leases each holds. Workers of a login that serves many tenants are
 -- named tenant/worker; the policy of helix.worker shows no others. By name, because whoever says hello
