@@ -99,7 +99,36 @@ def test_manifests_fit_the_schemas_of_kubernetes(helixq):
     last = made[-1]["spec"]["template"]["spec"]["containers"][0]
     assert last["command"][2] == "a_b.c"
     assert last["env"][2]["value"] == "run 'a b' \"c\""
-    assert made[-1]["metadata"]["name"] == "helixq-worker-a-b-c"
+    assert made[-1]["metadata"]["name"].startswith("helixq-worker-a-b-c-")
+
+
+def test_no_two_queues_share_a_deployment(helixq):
+    """The second would take the first one's place, without a word."""
+    queues = [
+        "a-b",
+        "a.b",
+        "a_b",
+        "a--",
+        "a-_",
+        "x" * 63,
+        "x" * 62,
+        "n" * 29 + "-y",
+        "n" * 29 + "-z",
+    ]
+    options = [word for queue in queues for word in ("--queue", queue)]
+    names = [one["metadata"]["name"] for one in manifests(helixq, *options)[4:]]
+    assert len(set(names)) == len(queues)
+    assert names[0] == "helixq-worker-a-b"
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) for name in names)
+
+
+@pytest.mark.parametrize("program", ["a 'b", "", "  "])
+def test_a_command_that_no_shell_would_take(helixq, program):
+    made = helixq("generate", "kubernetes", "--image", "x", "--exec", program)
+    worked = helixq("work", "q", "--exec", program)
+    for done in (made, worked):
+        assert (done.code, done.out) == (Exit.USAGE, "")
+        assert "expected a command" in done.err
 
 
 def test_a_manifest_that_does_not_fit_is_found(helixq):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import sys
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ import typer
 
 from helixqueue import __version__
 from helixqueue.cli import show, target
+from helixqueue.cli.command import command
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 
@@ -95,7 +96,7 @@ def _kubernetes(
         typer.Option("--queue", help="Workers for this queue; again for more.", show_default=False),
     ] = None,
     program: Annotated[
-        str, typer.Option("--exec", metavar="COMMAND", help="What the workers run.")
+        str, typer.Option("--exec", metavar="COMMAND", parser=command, help="What the workers run.")
     ] = "/app/work",
     slots: Slots = 1,
     grace: Grace = 60,
@@ -106,7 +107,6 @@ def _kubernetes(
 
     docs/deploy/kubernetes.md says what to do with them.
     """
-    shlex.split(program)
     values = {
         "version": __version__,
         "release": __version__.replace(".", "-").replace("+", "-"),
@@ -120,9 +120,15 @@ def _kubernetes(
     }
     text = _filled("kubernetes.yaml", values)
     for name in queue or []:
-        worker = re.sub(r"[^a-z0-9-]", "-", check_name("queue", name)).strip("-")[:40]
+        worker = _label(check_name("queue", name))
         text += _filled("kubernetes-worker.yaml", values | {"queue": f'"{name}"', "worker": worker})
     _give({"helixq.yaml": text}, write, as_json=as_json)
+
+
+def _label(queue: str) -> str:
+    """A queue's name as Kubernetes takes one; no two queues have the same."""
+    plain = re.sub(r"[^a-z0-9-]", "-", queue)[:30].strip("-")
+    return plain if plain == queue else f"{plain}-{sha256(queue.encode()).hexdigest()[:8]}"
 
 
 def _filled(name: str, values: dict[str, str]) -> str:

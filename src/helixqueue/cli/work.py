@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from helixqueue.cli import show, target
+from helixqueue.cli.command import command
 from helixqueue.cli.resources import resources
 from helixqueue.client.hands import Client
 from helixqueue.client.hands_async import AsyncClient
@@ -49,7 +50,11 @@ App = Annotated[
 Command = Annotated[
     str | None,
     typer.Option(
-        "--exec", metavar="COMMAND", help="A program that does the work.", show_default=False
+        "--exec",
+        metavar="COMMAND",
+        parser=command,
+        help="A program that does the work.",
+        show_default=False,
     ),
 ]
 Slots = Annotated[int, typer.Option("--slots", min=1, help="Batches at a time.")]
