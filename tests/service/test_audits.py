@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from helixqueue.operate.check import invariants
+from helixqueue.cli.exits import Exit
+from helixqueue.operate.check import LATE, invariants
+from tests.cli.conftest import Helixq
 from tests.lab import Lab, until
 from tests.ledger.damage import damaged
 from tests.service.conftest import Site, serving, settings_for
@@ -114,13 +117,45 @@ def test_one_at_a_time_and_the_service_serves_on(busy, database):
         assert other.get("/v1/replay").status_code == 200
 
 
-def test_a_check_ends_in_time_and_with_the_service(database, busy):
+def test_a_check_ends_in_time_and_says_what_it_left_out(database, busy):
     with serving(settings_for(database, check_seconds=0.5)) as url, held_up(database):
         site = Site(database, url)
         with site.client(token=busy.token()) as http:
-            told = http.get("/v1/check")
-    assert told.status_code == 503
-    assert told.json()["type"].endswith(":took-too-long")
+            told = http.get("/v1/check").json()
+            alone = http.get("/v1/check", params={"invariant": "fence_not_last_event"}).json()
+            quick = {"invariant": ["two_places", "two_owners"]}
+            others = http.get("/v1/check", params=quick).json()
+            assert http.get("/v1/check", params={"invariant": "two"}).status_code == 422
+    late = [one for one in told["results"] if one["late"]]
+    assert {one["name"] for one in told["results"]} == set(invariants())
+    assert 0 < len(late) < len(told["results"])
+    assert "fence_not_last_event" in {one["name"] for one in late}
+    assert not any(one["holds"] for one in late)
+    assert {one["skipped"] for one in late} == {LATE}
+    assert (told["ok"], alone["ok"], others["ok"]) == (False, False, True)
+    assert [one["name"] for one in others["results"] if one["holds"]] == quick["invariant"]
+
+
+def test_the_command_line_asks_alone_for_what_time_did_not_suffice_for(database, busy):
+    helixq, token = Helixq(database), busy.token()
+    with serving(settings_for(database, check_seconds=0.5)) as url:
+
+        def checked():
+            return helixq("check", "--url", url, "--token", token, HELIX_DSN="")
+
+        with held_up(database):
+            done = checked()
+        assert checked().code == Exit.OK
+    assert done.code == Exit.UNAVAILABLE
+    late = {row[1] for row in done.lines if row[3] == LATE}
+    # All that stood behind the first that had to wait was late, and then asked alone.
+    behind = itertools.dropwhile(lambda name: name not in late, invariants())
+    assert late
+    assert len(late) < len(list(behind))
+    assert "ask the database itself, with --dsn" in done.out
+
+
+def test_a_check_ends_with_the_service(database, busy):
     with held_up(database), ThreadPoolExecutor() as threads:
         with serving(settings_for(database)) as url:
             client = Site(database, url).client(token=busy.token())

@@ -312,7 +312,8 @@ OPERATIONS: Final[dict[str, Example]] = {
             "every_tenant": False,
             "results": [
                 {"name": "two_owners", "promise": "G2", "count": 0, "meaning": "Two leases.",
-                 "remedy": "Run helixq recover.", "witnesses": [], "skipped": None, "holds": True},
+                 "remedy": "Run helixq recover.", "witnesses": [], "skipped": None, "late": False,
+                 "holds": True},
             ],
         }
     ),

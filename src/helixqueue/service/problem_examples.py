@@ -93,7 +93,6 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "internal": {"detail": "it is on record under the request's id"},
     "unavailable": {"detail": "The database is away", "outcome_unknown": False},
     "retryable": {"detail": "Something else was in the way"},
-    "took-too-long": {"detail": "the check did not end in 60 s", "outcome_unknown": False},
     "too-busy": {
         "detail": "2000 requests are under way",
         "expected": "at most 2000 at a time",

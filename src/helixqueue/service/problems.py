@@ -85,11 +85,6 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "internal": (500, "A fault of the service", "report it with the request's id"),
     "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
     "retryable": (503, "Something else was in the way", "repeat the request"),
-    "took-too-long": (
-        503,
-        "It takes longer than a request may",
-        "run it where the database can be reached, with --dsn",
-    ),
     "too-busy": (503, "Too many requests are under way", "ask again, or ask another service"),
     "not-ready": (503, "The service cannot serve", "see the detail"),
 }

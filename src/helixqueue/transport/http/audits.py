@@ -11,9 +11,10 @@ CHECK_SECONDS = 60.0  # that the service takes for it
 VIOLATIONS_MAX = 1_000  # of one answer
 
 
-def check() -> HttpCall[dict[str, Any]]:
-    """Every invariant."""
-    return replace(get(at("check"), dict[str, Any]), seconds=CHECK_SECONDS)
+def check(*only: str) -> HttpCall[dict[str, Any]]:
+    """Every invariant, or those that are named."""
+    query = [("invariant", name) for name in only]
+    return replace(get(at("check"), dict[str, Any], query), seconds=CHECK_SECONDS)
 
 
 def replay(*, behind: int, limit: int) -> HttpCall[dict[str, Any]]:
