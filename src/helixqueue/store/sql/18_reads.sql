@@ -31,8 +31,9 @@ language sql stable as $$
   where p_tenant is null and (p_queue is null or q.name = p_queue)
 $$;
 
--- How much stands where, queue by queue: those behind p_after, at most p_limit of them. Nothing is counted past p_bound, so that a look at a queue
--- of ten million costs what a look at one of ten thousand does; a count above it means "or more".
+-- How much stands where, queue by queue: those behind p_after, at most p_limit of them. Nothing is
+-- counted past p_bound, so that a look at a queue of ten million costs what a look at one of ten
+-- thousand does; a count above it means "or more".
 -- It runs as the engine because `ready` knows lanes, and lanes are no client's to read.
 create function helix.queue_counts_v1(
   p_tenant text, p_queue text, p_bound integer default 10000,
