@@ -366,6 +366,35 @@ def test_a_rehearsal_says_the_same_both_ways(over_http, doubted, tmp_path, site)
     assert "scope payloads" in denied.err
 
 
+@pytest.mark.parametrize("way", ["service", "database"])
+def test_no_secret_is_in_what_a_worker_says_and_logs(over_http, database, tmp_path, way):
+    """Token, password, payload, result and what proves a lease; also when nothing is reached."""
+    helixq = over_http.direct
+    dsn = database.dsn("pool", direct=True).replace("pool@", "pool:canary-password@")
+    there = {"HELIX_DSN": dsn}
+    gone = {"HELIX_DSN": "postgresql://pool:canary-password@127.0.0.1:1/lab"}
+    if way == "service":
+        there = {**NOWHERE, "HELIX_URL": over_http.url, "HELIX_TOKEN": over_http.token}
+        gone = {**there, "HELIX_URL": "http://127.0.0.1:1"}
+    program = tmp_path / "program"
+    program.write_text('echo canary-output; echo \'"canary-result"\' > "$HELIX_RESULT"\n')
+    log = tmp_path / "log"
+    words = ("work", helixq.q, "--exec", f"sh {program}", "--until-idle", "--log", log)
+    with Lab(database, q=helixq.q) as lab:
+        lab.queue()
+        [row] = lab.submit("S-1", payload={"card": "canary-payload"})
+        done = helixq.process(*words, **there)
+        assert (done.code, lab.standing(row.receipt.batch_id)[0]) == (Exit.OK, "COMPLETED")
+    away = helixq.process(*words, **gone)
+    assert away.code == Exit.UNAVAILABLE
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["operation"] for line in lines] == ["claim", "settle"]
+    said = done.out + done.err + away.out + away.err + log.read_text()
+    for canary in (over_http.token, "canary-"):
+        assert canary not in said
+    assert not any("token" in line or "nonce" in line for line in lines)
+
+
 def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):
     assert over_http("queue", "list", "--tenant", "a").code == Exit.OK
     for words in (
