@@ -45,8 +45,8 @@ test: check ## Everything: the gate, then every test on every PostgreSQL that is
 	  echo "== not run: the engine on PostgreSQL 15 (apt-get install postgresql-15)"; \
 	fi
 	@if command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ]; then \
-	  echo "== the engine behind pgbouncer, transaction mode"; \
-	  HELIX_TEST_POOLER=pgbouncer $(PYTEST) tests/engine; \
+	  echo "== the engine, and the service's walls between tenants, behind pgbouncer, transaction mode"; \
+	  HELIX_TEST_POOLER=pgbouncer $(PYTEST) tests/engine tests/service/test_other_tenants.py; \
 	else \
 	  echo "== not run: the engine behind pgbouncer (apt-get install pgbouncer)"; \
 	fi
