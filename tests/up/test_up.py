@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+import redis
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
@@ -107,6 +108,8 @@ def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
             ready = http.get("/health/ready").json()
         assert {one["duty"] for one in ready["duties"]} >= {"reap", "promote", "retire"}
         assert resident_mb(first.facts["pid"]) < RESIDENT_MB
+        with redis.Redis.from_url(first.facts["redis"]) as valkey:
+            assert valkey.ping()
 
         second = started(tmp_path, "--json")
         told, said = second.communicate(timeout=60)

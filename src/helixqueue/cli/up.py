@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from contextlib import ExitStack
@@ -316,8 +317,7 @@ def _facts(wanted: Wanted, found: Home, url: str) -> dict[str, Any]:
 
 def _without_password(url: str) -> str:
     """A banner is on a screen, and in the log of whoever starts this."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return re.sub(r"//[^/]*@", "//", url, count=1)
 
 
 def _tell(facts: dict[str, Any], place: Place | None, *, as_json: bool) -> None:
