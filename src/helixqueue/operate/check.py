@@ -7,6 +7,7 @@ promise, its meaning and its remedy. They read one snapshot, so traffic need not
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
 from helixqueue.states import ARROWS, FENCE_ARROWS
+from helixqueue.store.serving import bound
 from helixqueue.store.snapshot import snapshot
 from helixqueue.store.statements import Statement, statements
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 WITNESSES = 10
 LATE = "it did not end in time"  # of an invariant that was skipped for that
+LEAST_SECONDS = 0.05  # with less left, an invariant is not begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +62,43 @@ def check(
     connection: Connection[Any],
     *,
     only: Collection[str] | None = None,
+    seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
     enter: Callable[[Connection[Any]], None] | None = None,
 ) -> list[Result]:
     """Ask for violations of every invariant; `progress` is told the name of each beforehand.
 
-    `only` names some of them. One that runs into a time limit is skipped, and is late.
+    `only` names some of them. All of them together have so many `seconds`: each what those before
+    it left. One that does not end in its time is skipped, and is late.
 
     Use the role that migrates: an operator's login sees every tenant, but neither the secrets of
     the fingerprints nor the sequences, and what rests on those is reported as skipped. A role that
     is bound to tenants checks the rows of these. `enter` as in `snapshot`.
     """
     results = []
+    deadline = None if seconds is None else time.monotonic() + seconds
     with snapshot(connection, enter):
         for invariant in invariants().values():
             if only is not None and invariant.name not in only:
                 continue
             if progress is not None:
                 progress(invariant.name)
-            results.append(_ask(connection, invariant))
+            left = None if deadline is None else deadline - time.monotonic()
+            results.append(_ask(connection, invariant, left))
     return results
 
 
-def _ask(connection: Connection[Any], invariant: Statement) -> Result:
+def _ask(connection: Connection[Any], invariant: Statement, seconds: float | None) -> Result:
     notes = invariant.notes
     count, witnesses, skipped = 0, [], None
     query = _COUNTED.format(invariant.sql, WITNESSES)
     try:
-        with connection.transaction():
+        # Rolled back, so that the bound of one is not the bound of what comes behind it.
+        with connection.transaction(force_rollback=True):
+            if seconds is not None:
+                if seconds < LEAST_SECONDS:
+                    raise QueryCanceled  # as the server would
+                bound(connection, seconds)
             row = connection.execute(
                 query.encode(), _release() if "%(" in invariant.sql else None
             ).fetchone()

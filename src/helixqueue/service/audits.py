@@ -7,7 +7,6 @@ Each transaction begins as every other of the service: with the token, which nam
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -103,15 +102,13 @@ class Audits:
         self, token_hash: bytes, only: Collection[str] | None, connection: Connection[Any]
     ) -> list[Result]:
         seconds = self._settings.check_seconds
-        deadline = time.monotonic() + seconds
-
-        def begin(_: str) -> None:
-            # All of them together have so long: each what those before it left.
-            self._demand_open()
-            serving.bound(connection, deadline - time.monotonic())
-
-        enter = partial(serving.assume, token_hash=token_hash, seconds=seconds)
-        return check(connection, only=only, enter=enter, progress=begin)
+        return check(
+            connection,
+            only=only,
+            seconds=seconds,
+            enter=partial(serving.assume, token_hash=token_hash, seconds=seconds),
+            progress=lambda _: self._demand_open(),
+        )
 
     def _replayed(
         self, token_hash: bytes, behind: int, limit: int, connection: Connection[Any]
