@@ -89,6 +89,9 @@ def bodies(operation, loot):
         return [None]
     shown = told["requestBody"]["content"]["application/json"]["example"]
     body = {name: loot.in_place_of(name, value) for name, value in shown.items()}
+    if path == "/v1/tokens":
+        # Not the name of theirs: one of ours by that name could then be rotated, and revoked.
+        return [{**body, "name": "eves"}]
     if path == "/v1/letters/redrive":
         return [body, {"reason": "curiosity", "batch_ids": loot.batch_ids}]
     if path == "/v1/work/claim":
