@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from helixqueue.service import Settings
@@ -281,9 +282,21 @@ def _answers(url):
         return False
 
 
-def test_serve_refuses_a_login_that_sees_too_much(database):
+@pytest.fixture
+def newcomer(server):
+    """A login that nobody granted anything."""
+    with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
+        connection.execute("create role newcomer login")
+        yield "newcomer"
+        connection.execute("drop role newcomer")
+
+
+@pytest.mark.parametrize("login", ["sees too much", "may do nothing"])
+def test_serve_refuses_a_login_that_cannot_serve(database, newcomer, login):
+    """And does not take it for a database that is away."""
+    role = "pool" if login == "sees too much" else newcomer
     done = subprocess.run(
-        [HELIXQ, "serve", "--dsn", database.dsn("pool", direct=True), "--port", "0"],
+        [HELIXQ, "serve", "--dsn", database.dsn(role, direct=True), "--port", "0"],
         capture_output=True,
         text=True,
         check=False,

@@ -323,7 +323,7 @@ def test_a_place_that_cannot_hold_data_is_said_kindly(tmp_path, capsys):
 def test_a_database_that_is_away_is_not_promised_to_be_served(capsys):
     code, said = ended_with(capsys, "--dsn", "postgresql://x@127.0.0.1:1/y", "--port", "0")
     assert code == Exit.UNAVAILABLE
-    assert "the database is away; see whether it runs" in said
+    assert "Connection refused" in said
     assert "503" not in said
 
 

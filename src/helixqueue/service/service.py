@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
-from helixqueue.errors import HelixError, SchemaMismatch
+from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.counters import Counters
 from helixqueue.service.allowance import Strangers
 from helixqueue.service.audits import Audits
@@ -94,11 +94,11 @@ class Service:
             self.duty_rows = await self.served.ask(duties.listed())
         except SchemaMismatch:
             return MISFIT
+        except NotPermitted:
+            fit = False
         except HelixError:
             return AWAY
-        if not fit:
-            return f"the login must be bound by setting alone; {BIND_IT}"
-        return None
+        return None if fit else f"the login must be bound by setting alone; {BIND_IT}"
 
     async def make_room(self, principal: Principal, queue: str, rows: int) -> None:
         """Turn submissions away while a queue is full; a soft bound, counted now and then."""
