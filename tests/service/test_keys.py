@@ -1,0 +1,79 @@
+"""Every write that the engine would not recognise may carry a key, and is done once for it."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.identity import key_text
+from helixqueue.store import fences
+from tests.lab import POOLED
+from tests.service.test_access import DOCUMENT
+
+WRITES = {
+    told["operationId"]: (method.upper(), path, told["x-fenced"])
+    for path, methods in DOCUMENT["paths"].items()
+    for method, told in methods.items()
+    if method != "get"
+}
+FENCED = [name for name, (_, _, fenced) in WRITES.items() if fenced]
+# Repeats that the engine knows by token or request, what makes secrets, and what changes nothing.
+KNOWN_BY_ITSELF = {"claim", "start", "renew", "settle", "release", "hello", "expect", "wait"}
+SECRETS = {"create_token", "rotate_token", "revoke_token", "offer_login", "log_in"}
+NOTHING = {"rehearse", "note_refused"}
+
+
+def test_every_write_may_carry_a_key_or_needs_none():
+    assert set(WRITES) == {*FENCED, *KNOWN_BY_ITSELF, *SECRETS, *NOTHING}
+    assert not set(FENCED) & (KNOWN_BY_ITSELF | SECRETS | NOTHING)
+
+
+@pytest.fixture
+def ready(database, lab):
+    """For each verb a batch that allows it, and a doubt."""
+    lab.queue(max_attempts=1)
+    lab.submit("erase_batch", "retry_batch", "redrive_letters", "release_batch")
+    leases = {lease.identity: lease for lease in lab.claim(4)}
+    lab.complete(leases["erase_batch"])
+    lab.fail(leases["retry_batch"], leases["redrive_letters"], permanent=True)
+    [waiting] = lab.submit("cancel_batch")
+    ids = {name: str(lease.batch_id) for name, lease in leases.items()}
+    ids["cancel_batch"] = str(waiting.receipt.batch_id)
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
+            raise TimeoutError("the bank did not answer")
+        [doubt] = helix.run(fences.listed(name=lab.q))
+    return ids, doubt
+
+
+def body_of(name, ids, doubt):
+    why = {"reason": "asked twice"}
+    work = {"identity": "S-1", "payload": {"n": 1}}
+    return {
+        "submit": work,
+        "submit_many": {"submissions": [work, {"identity": "S-2", "payload": {"n": 2}}]},
+        "redrive_letters": {**why, "batch_ids": [ids["redrive_letters"]]},
+        "set_queue": {**why, "lease_seconds": 60},
+        "resolve_fence": {**why, "version": doubt.version, "applied": False},
+    }.get(name, why)
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_a_write_that_comes_again_with_its_key_is_answered_and_not_done(http, lab, ready, name):
+    ids, doubt = ready
+    method, path, _ = WRITES[name]
+    path = path.format(queue=lab.q, batch_id=ids.get(name), fence=key_text(doubt.key))
+    body = body_of(name, ids, doubt)
+    key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
+    first, again = (http.request(method, path, json=body, headers=key) for _ in range(2))
+    assert first.status_code in {200, 201}, first.text
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    # The key stands for this request alone.
+    other = {**body, "reason": "another"} if "reason" in body else {**body, "nonsense": 1}
+    reused = http.request(method, path, json=other, headers=key)
+    assert reused.status_code in {409, 422}
+    assert reused.json()["type"].endswith(("key-reused", "invalid-request"))
