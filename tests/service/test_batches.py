@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from helixqueue.store import calls
-from tests.lab import completed
+from tests.lab import completed, until
 from tests.service.conftest import Site, serving, settings_for
 
 PROBLEM = "urn:helixqueue:problem:"
@@ -237,6 +237,14 @@ def test_a_full_queue_says_how_full_it_is(database, lab):
         assert (told.status_code, kind(told)) == (429, "queue-full")
         assert (told.json()["pending"], told.json()["limit"]) == (3, 3)
         assert int(told.headers["retry-after"]) >= 1
+        # What is pending counts, so there is room again when work was done, and only for so much.
+        lab.complete(*lab.claim(2))
+        until(lambda: submit(http, lab, "one-more").status_code == 201)
+        rows = [{"identity": f"m{n}", "payload": {}} for n in range(2)]
+        many = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
+        assert (many.status_code, kind(many)) == (429, "queue-full")
+        assert (many.json()["pending"], many.json()["got"]) == (2, "4")
+    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 4
 
 
 def test_a_token_that_asks_too_often_is_told_to_wait(database):
