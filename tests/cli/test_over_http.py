@@ -54,6 +54,25 @@ def test_a_list_is_as_long_at_a_service_as_at_a_database(over_http, monkeypatch)
     assert {f"{over_http.q}-{number}" for number in range(5)} <= set(names[0])
 
 
+def test_workers_are_listed_by_whoever_may_see_them(over_http, site, monkeypatch):
+    monkeypatch.setattr(pages, "PAGE_ROWS", 2)
+    said = {f"gpu-{number}-{over_http.q}" for number in range(3)}
+    with site.client() as http:
+        for name in said:
+            hello = {"worker": name, "free": {"gpus": 2}}
+            assert http.post("/v1/work/hello", json=hello).status_code == 204
+    told = over_http("worker", "list", "--since", "1h", "--json").json["workers"]
+    [one, _, _] = [one for one in told if one["name"] in said]
+    assert (one["role"], one["free"]["gpus"], one["leases"]) == (None, 2, 0)
+    assert over_http("worker", "list", "--since", "+1h", "--json").json == {"workers": []}
+    assert "gpus 2" in over_http("worker", "list").out
+    # The database keeps them by the login of the service, which is not this one.
+    assert not said & {
+        one["name"].removeprefix("a/")
+        for one in over_http.direct("worker", "list", "--json").json["workers"]
+    }
+
+
 def test_a_service_gives_as_many_rows_as_are_asked_for(over_http, database):
     """More than one of its pages."""
     with Lab(database, q=over_http.q) as lab:

@@ -27,6 +27,7 @@ WORDS = {
     "letter list": [],
     "letter show": ["S-1"],
     "letter redrive": ["S-1", "--reason", "x"],
+    "worker list": [],
     "queue list": [],
     "queue show": ["q"],
     "queue set": ["q", "--reason", "x"],

@@ -18,6 +18,7 @@ from tests.cli.conftest import HELIXQ
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "release", "erase"},
     "letter": {"list", "show", "redrive"},
+    "worker": {"list"},
     "queue": {"list", "show", "set", "pause", "resume"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},

@@ -76,6 +76,30 @@ def test_a_duty_that_fails_leaves_the_others_their_turn_and_is_told(scratch):
         assert rows["reap"].failed is None
 
 
+AGE = """
+create function helix.test_age(p_name text) returns void language sql security definer as $$
+  update helix.worker set last_seen = last_seen - interval '31 days'
+  where role = session_user and name = p_name
+$$;
+alter function helix.test_age owner to helix_engine;
+"""
+
+
+def test_workers_that_are_long_gone_are_forgotten_whoever_they_logged_in_as(scratch):
+    """Where every start has a name of its own, they would pile up for ever."""
+    with scratch.connect("helix_bootstrap") as connection:
+        connection.execute(AGE)
+    for role in ("pool", "app_a"):
+        for name in ("gone", "here"):
+            scratch.rows("select helix.hello_v1(%s)", name, role=role)
+        scratch.rows("select helix.test_age('gone')", role=role)
+    with Lab(scratch, "service") as service:  # which by itself sees nobody's
+        done = [service.run(duties.tend(actor="me", limit=10)) for _ in range(len(NAMES))]
+    assert [one.did for one in done if one.duty == "sweep"] == [2]
+    left = scratch.rows("select role::text, name from helix.worker order by role")
+    assert left == [("app_a", "here"), ("pool", "here")]
+
+
 def test_one_at_a_time_and_nobody_waits(scratch):
     with Lab(scratch) as lab, scratch.connect("pool", autocommit=False) as busy:
         held = busy.execute("select duty from helix.tend_v1('busy')").fetchone()

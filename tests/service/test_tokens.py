@@ -205,7 +205,7 @@ def test_workers_of_two_tenants_do_not_meet(database, lab):
         assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)
     [across] = asked(database, one.hash, reads.workers())
-    assert {worker.name for worker in across} == {"a/gpu-a"}
+    assert {worker.name for worker in across.rows} == {"a/gpu-a"}
 
 
 def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from helixqueue.store import reads, serving
@@ -26,6 +28,7 @@ def crowded(database):
                 "select helix.hello_v1(%s || '/w-' || n) from generate_series(1, %s) n",
                 [tenant, EACH],
             )
+    database.rows("select helix.hello_v1('own')", role="pool")
     with database.connect("helix_bootstrap") as connection:
         connection.execute("analyze")
     return database
@@ -43,21 +46,37 @@ def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
 
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
-def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(crowded, monkeypatch, plans):
+@pytest.mark.parametrize(
+    ("workers", "seen_by"),
+    [
+        (partial(serving.workers, tenant="m"), ("service", EACH)),
+        (reads.workers, ("operator", 4 * EACH + 1)),
+        (reads.workers, ("pool", 1)),
+    ],
+)
+def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(
+    crowded, monkeypatch, workers, seen_by, plans
+):
+    role, there = seen_by
     monkeypatch.setattr(serving, "WORKERS_LOOK", LOOK)
+    monkeypatch.setitem(reads._LOOK, "workers", LOOK)
     later = crowded.value("select clock_timestamp() + interval '1 hour'")
-    with Lab(crowded, "service") as fresh, fresh.store.connection.transaction():
-        fresh.rows("select set_config('helix.tenant', 'm', false)")
-        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
-        for since, wanted in ((None, EACH), (later, 0)):
-            found, after = [], None
-            while True:
-                call = serving.workers(tenant="m", since=since, after=after, limit=LIMIT)
-                assert rows_read(fresh, call) <= MOST
-                page = fresh.run(call)
-                found += [one.name for one in page.rows]
-                after = page.next
-                if after is None:
-                    break
+    with Lab(crowded, role) as fresh, fresh.store.connection.transaction():
+        fresh.rows("select set_config('helix.tenant', 'm', true)")
+        fresh.rows("select set_config('plan_cache_mode', %s, true)", plans)
+        for since, wanted in ((None, there), (later, 0)):
+            found = list(every(fresh, partial(workers, since=since)))
             assert found == sorted(set(found))
             assert len(found) == wanted
+
+
+def every(fresh, workers):
+    after = None
+    while True:
+        call = workers(after=after, limit=LIMIT)
+        assert rows_read(fresh, call) <= MOST
+        page = fresh.run(call)
+        yield from ((one.role, one.name) for one in page.rows)
+        after = page.next
+        if after is None:
+            return

@@ -273,8 +273,37 @@ def test_workers_are_listed_with_their_leases(lab):
     name = f"worker-of-{lab.q}"
     lab.claim(2, worker=name, free={"gpus": 2})
     lab.rows("select helix.hello_v1(%s, '{\"gpus\": 2}')", name)
-    [worker] = [one for one in lab.run(reads.workers()) if one.name == name]
+    [worker] = [one for one in every_worker(lab) if one.name == name]
     assert (worker.role, worker.free, worker.leases) == ("pool", {"gpus": 2}, 2)
+
+
+def every_worker(lab):
+    found, after = [], None
+    while True:
+        page = lab.run(reads.workers(after=after, limit=1_000))
+        found += page.rows
+        after = page.next
+        if after is None:
+            return found
+
+
+def test_a_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, database):
+    """It said hello as tenant/name, and claims as name."""
+    name = f"gpu-of-{lab.q}"
+    with database.connect("service") as service, service.transaction():
+        service.execute("select set_config('helix.tenant', 'a', true)")
+        service.execute("select helix.hello_v1(%s)", [f"a/{name}"])
+    lab.submit("s")
+    lab.claim(worker=name)
+    with Lab(database, "operator", q=lab.q) as operator:
+        found = [(one.role, one.leases) for one in every_worker(operator) if name in one.name]
+    assert found == [("service", 1)]
+
+
+@pytest.mark.parametrize("after", ["", "pool", "2026~1"])
+def test_a_page_of_workers_goes_on_behind_a_next_alone(after):
+    with pytest.raises(Refused, match="expected the `next` of an earlier page"):
+        reads.workers(after=after)
 
 
 def test_another_tenant_reads_nothing(lab, database):

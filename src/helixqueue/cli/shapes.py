@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.cli.spelling import differences
 
 if TYPE_CHECKING:
-    from helixqueue.store.read_rows import BatchRow, Count, Letter, QueueSight, Story
+    from helixqueue.store.read_rows import BatchRow, Count, Letter, QueueSight, Story, WorkerRow
     from helixqueue.store.rows import QueueRow, Verdict
 
 
@@ -43,6 +43,10 @@ def story(told: Story, *, payload: bool) -> dict[str, Any]:
         if payload:
             shape[name] = None if text is None else json.loads(text)
     return shape
+
+
+def worker(row: WorkerRow) -> dict[str, Any]:
+    return _plain_members(asdict(row))
 
 
 def verdict(one: Verdict) -> dict[str, Any]:

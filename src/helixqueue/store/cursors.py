@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from helixqueue.errors import Refused
-from helixqueue.identity import check_name
+from helixqueue.identity import PART_SEPARATOR, check_name
 
 PAGE_ROWS_MAX: Final = 1_000
 _LAST_ID: Final = 2**63 - 1
@@ -52,3 +52,11 @@ def behind_name(after: str | None) -> dict[str, str]:
         except Refused:
             raise _not_a_next(after) from None
     return {"after_tenant": tenant, "after_queue": queue}
+
+
+def behind_worker(after: str | None) -> dict[str, str]:
+    """Of workers, which are listed by login and name."""
+    role, separator, name = (after or "").partition(PART_SEPARATOR)
+    if after is not None and not separator:
+        raise _not_a_next(after)
+    return {"after_role": role, "after_name": name}

@@ -242,7 +242,7 @@ class WorkerRow:
     """A worker as it last introduced itself."""
 
     name: str
-    role: str
+    role: str | None  # its login; a service does not tell
     free: Mapping[str, object]
     first_seen: datetime
     last_seen: datetime

@@ -27,7 +27,7 @@ from helixqueue.identity.canonical import canonical_revision
 from helixqueue.states import FINISHED, State
 from helixqueue.store.arrays import plain, texts
 from helixqueue.store.calls import LEASES_MAX, Call, Row, read_queue
-from helixqueue.store.cursors import behind_name, behind_time, demand_page
+from helixqueue.store.cursors import behind_name, behind_time, behind_worker, demand_page
 from helixqueue.store.read_rows import (
     BatchRow,
     Count,
@@ -42,6 +42,7 @@ from helixqueue.store.read_rows import (
     QueueSight,
     RefusalRow,
     Story,
+    WorkerPage,
     WorkerRow,
 )
 from helixqueue.store.statements import statements
@@ -66,6 +67,7 @@ _LOOK = {
     "batches_pending_anywhere": 1_000,
     "batches_of_identity": 200,
     "letters": 2_000,
+    "workers": 2_000,
 }
 # As helix.ending says. Worked out here, because inside a statement it would compare enums, and the
 # plan would not go by the index.
@@ -331,14 +333,30 @@ def _read_queue(row: Row, bound: int) -> QueueSight:
     return QueueSight(read_queue(row[:-7]), *counts)
 
 
-def workers(*, since: datetime | None = None, limit: int = 1_000) -> Call[list[WorkerRow]]:
-    """Workers that said hello, the latest first."""
-    args = {"since": since, "limit": limit}
-    return Call(_SQL["workers"], args, _read_workers)
+def workers(
+    *, since: datetime | None = None, after: str | None = None, limit: int = 50
+) -> Call[WorkerPage]:
+    """A page of workers, by login and name; `since` takes those that said hello since then."""
+    demand_page(limit)
+    args = {
+        "since": since or "-infinity",
+        "limit": limit + 1,  # one more tells whether there is another page
+        "look": max(_LOOK["workers"], limit + 1),
+    }
 
+    def read(rows: list[Row]) -> WorkerPage:
+        found = [
+            WorkerRow(name, role, json.loads(free), *rest)
+            for _, _, role, name, free, *rest in rows
+            if name is not None
+        ]
+        role, name = rows[0][:2]
+        if len(found) > limit:
+            role, name = found[limit - 1].role, found[limit - 1].name
+        onward = None if name is None else PART_SEPARATOR.join((role, name))
+        return WorkerPage(tuple(found[:limit]), onward)
 
-def _read_workers(rows: list[Row]) -> list[WorkerRow]:
-    return [WorkerRow(name, role, json.loads(free), *rest) for name, role, free, *rest in rows]
+    return Call(_SQL["workers"], args | behind_worker(after), read)
 
 
 def tenants() -> Call[list[str]]:

@@ -345,13 +345,43 @@ cross join lateral (
 order by q.tenant, q.name;
 
 -- name: workers
--- Whoever said hello, and how many leases each holds now.
-select w.name, w.role::text, w.free::text, w.first_seen, w.last_seen, coalesce(a.leases, 0)
-from helix.worker w
-left join (select a.worker, count(*) as leases from helix.active a group by a.worker) a
-  on a.worker = w.name collate "C"
-where w.last_seen >= coalesce(%(since)s::timestamptz, '-infinity')
-order by w.last_seen desc, w.name limit %(limit)s::int;
+-- Whoever said hello, by login and name, and how many leases each holds now; steps and edge as in
+-- serving.sql. A worker that came over a service is tenant/name here, and its leases are name's.
+-- In two branches, because whoever sees one login's alone must not step over those of all others.
+with seen as materialized (
+  select w.role, w.name, w.free, w.first_seen, w.last_seen,
+         row_number() over (order by w.role, w.name) as nth
+  from (
+    (select * from helix.worker w
+     where pg_has_role(session_user, 'helix_operator', 'member')
+       and (w.role, w.name) > (%(after_role)s::name, %(after_name)s::text collate "C")
+     order by w.role, w.name limit %(look)s::int)
+    union all
+    (select * from helix.worker w
+     where not pg_has_role(session_user, 'helix_operator', 'member')
+       and w.role = session_user and w.name > %(after_name)s::text collate "C"
+     order by w.role, w.name limit %(look)s::int)) w
+),
+page as (
+  select s.* from seen s where s.last_seen >= %(since)s::timestamptz
+  order by s.role, s.name limit %(limit)s::int
+),
+held as (
+  select a.tenant, a.worker, count(*) as leases from helix.active a group by a.tenant, a.worker
+),
+named as (
+  select n.name, sum(n.leases) as leases
+  from (select h.worker as name, h.leases from held h
+        union all select h.tenant || '/' || h.worker, h.leases from held h) n
+  group by n.name
+)
+select e.role::text, e.name, p.role::text, p.name, p.free::text, p.first_seen, p.last_seen,
+       coalesce(n.leases, 0)::bigint
+from (values (1)) always (one)
+left join seen e on e.nth = %(look)s::int
+left join page p on true
+left join named n on n.name = p.name collate "C"
+order by p.role, p.name;
 
 -- name: tenants
 -- Which tenants this role acts for; * alone for all of them, as an operator does. A binding by

@@ -1588,6 +1588,25 @@ $$;
 
 ALTER FUNCTION helix.forget_logins(p_limit integer) OWNER TO helix_engine;
 
+-- Name: forget_workers(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.forget_workers(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_gone integer;
+begin
+  delete from helix.worker w
+  where (w.role, w.name) in (select o.role, o.name from helix.worker o
+                             where o.last_seen < statement_timestamp() - interval '30 days'
+                             limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.forget_workers(p_limit integer) OWNER TO helix_engine;
+
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.framed(p_text text) RETURNS bytea
@@ -3993,7 +4012,7 @@ begin
                  where o.at < clock_timestamp() - interval '1 day'
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
-  return greatest(v_gone, helix.forget_logins(p_limit));
+  return greatest(v_gone, helix.forget_logins(p_limit), helix.forget_workers(p_limit));
 end
 $$;
 
@@ -5860,6 +5879,10 @@ ALTER TABLE helix.key_limit ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.login ENABLE ROW LEVEL SECURITY;
 
+-- Name: worker long_gone; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY long_gone ON helix.worker TO helix_engine USING ((last_seen < (statement_timestamp() - '30 days'::interval))) WITH CHECK (false);
+
 -- Name: role_tenant operators_bind; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operators_bind ON helix.role_tenant TO helix_engine USING (pg_has_role(SESSION_USER, 'helix_operator'::name, 'member'::text));
@@ -6412,6 +6435,10 @@ REVOKE ALL ON FUNCTION helix.forget_fences(p_lives bigint[]) FROM PUBLIC;
 -- Name: FUNCTION forget_logins(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.forget_logins(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION forget_workers(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.forget_workers(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -122,6 +122,22 @@ begin
                  where o.at < clock_timestamp() - interval '1 day'
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
-  return greatest(v_gone, helix.forget_logins(p_limit));
+  return greatest(v_gone, helix.forget_logins(p_limit), helix.forget_workers(p_limit));
+end
+$$;
+
+-- Workers that were not heard of for a month: where every start has a name of its own, they would
+-- pile up. One that says hello this moment is skipped, or is new again.
+create function helix.forget_workers(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_gone integer;
+begin
+  delete from helix.worker w
+  where (w.role, w.name) in (select o.role, o.name from helix.worker o
+                             where o.last_seen < statement_timestamp() - interval '30 days'
+                             limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
 end
 $$;

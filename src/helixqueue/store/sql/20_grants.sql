@@ -10,6 +10,9 @@ create policy own_workers on helix.worker for all to helix_engine, helix_client,
              and (starts_with(name, current_setting('helix.tenant', true) || '/')
                   or not exists (select from helix.role_tenant b
                                  where b.role = session_user and b.by_setting))));
+-- Whoever sweeps, sweeps for all.
+create policy long_gone on helix.worker for all to helix_engine
+  using (last_seen < statement_timestamp() - interval '30 days') with check (false);
 
 -- Classes are shared, but the labels in them are words of whoever asked first. A client reads the
 -- classes that its own queues ask for.

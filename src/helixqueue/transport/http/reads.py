@@ -23,6 +23,8 @@ from helixqueue.store.read_rows import (
     QueueSight,
     RefusalRow,
     Story,
+    WorkerPage,
+    WorkerRow,
 )
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_queue
@@ -177,6 +179,24 @@ def queues(
 def _read_sight(told: dict[str, Any]) -> QueueSight:
     counts = [Count(**told["counts"][name]) for name in _COUNTS]
     return QueueSight(read_queue(told), *counts)
+
+
+def workers(
+    *, since: datetime | None = None, after: str | None = None, limit: int = 50
+) -> HttpCall[WorkerPage]:
+    """A page of workers that said hello over HTTP, by name."""
+    asked = [
+        ("since", None if since is None else since.isoformat()),
+        ("after", after),
+        ("limit", str(limit)),
+    ]
+    return get(
+        at("workers"),
+        lambda told: WorkerPage(
+            tuple(_row(WorkerRow, {"role": None, **one}) for one in told["workers"]), told["next"]
+        ),
+        [(name, value) for name, value in asked if value is not None],
+    )
 
 
 def _row(kind: type[T], told: dict[str, Any]) -> T:
