@@ -131,8 +131,10 @@ def test_a_batch_is_taken_back_from_a_worker_that_is_gone(over_http, database, w
 
 
 def test_a_queue_that_is_not_there_is_declared_in_words_of_the_command_line(over_http):
-    for run in (over_http, over_http.direct):
-        done = run("work", "nowhere", "--exec", "true", "--until-idle")
+    there = {**NOWHERE, "HELIX_URL": over_http.url, "HELIX_TOKEN": over_http.token}
+    for environment in (there, {}):
+        words = ("work", "nowhere", "--exec", "true", "--until-idle")
+        done = over_http.direct.process(*words, **environment)
         assert done.code == Exit.REFUSED
         assert "`helixq queue set nowhere --reason ...`" in done.err
 
