@@ -144,9 +144,19 @@ def test_silent_connections_keep_nobody_out(hasty):
 def test_one_request_too_many_is_told_so_and_health_is_not(hasty, lab):
     wait = {"worker": "w", "queues": [lab.q], "seconds": 3}
     with hasty.client() as http, ThreadPoolExecutor(4) as pool, ExitStack() as more:
+        # The first ring is that the service listens now; whoever heard it is held.
+        wait["mark"] = http.post("/v1/work/expect", json=wait).json()["mark"]
+        wait["mark"] = http.post("/v1/work/wait", json=wait).json()["mark"]
         others = [more.enter_context(hasty.client(token=http.headers["authorization"][7:]))
                   for _ in range(4)]  # fmt: skip
-        held = [pool.submit(one.post, "/v1/work/wait", json=wait) for one in others]
+        # One may come while we ask, and be the one too many itself.
+        held = [
+            pool.submit(
+                until,
+                lambda one=one: (told := one.post("/v1/work/wait", json=wait)).is_success and told,
+            )
+            for one in others
+        ]
         told = until(lambda: (one := http.get("/v1/token")).status_code == 503 and one)
         assert told.json()["type"].endswith(":too-busy")
         assert told.headers["content-type"] == "application/problem+json"
