@@ -70,13 +70,14 @@ class Figures:
 def served(arena: Arena, database: str, tenants: tuple[str, ...] = (TENANT,)) -> Iterator[Served]:
     """A service on its own login, and tokens of tenants that no rate holds back."""
     with arena.admin(database) as connection:
-        connection.execute(
-            "do $$ begin create role service login; exception when duplicate_object then end $$"
-        )
-        connection.execute("grant helix_client to service")
+        for role, group in (("service", "helix_client"), ("keeper", "helix_operator")):
+            connection.execute(
+                f"do $$ begin create role {role} login; exception when duplicate_object then end $$"
+            )
+            connection.execute(f"grant {group} to {role}")
         connection.execute("select helix.bind_v1('service', '*', true)")
     made = {tenant: tokens.fresh() for tenant in tenants}
-    with Database.connect(arena.dsn(database)) as store:
+    with Database.connect(arena.dsn(database, "keeper")) as store:
         for tenant, token in made.items():
             store.run(
                 tokens.create(

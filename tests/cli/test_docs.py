@@ -107,6 +107,7 @@ def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path
     environment = helixq._environment(None, {"HELIX_TENANT": "lab", "COLUMNS": str(COLUMNS)})
     environment |= {
         "OWNER_DSN": database.dsn("helix_migrator"),
+        "OPERATOR_DSN": database.dsn("operator"),
         "PATH": f"{HELIXQ.parent}:{os.environ['PATH']}",
         "NO_COLOR": "1",
         "TERM": "xterm",

@@ -20,17 +20,18 @@ DOCUMENTS = [
 ]
 
 
+# Where documents find a program's login, the service's, and an operator's.
+DSNS = {"HELIX_DSN": "pool", "HELIX_SERVICE_DSN": "service", "HELIX_OPERATOR_DSN": "operator"}
 FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
 
 
-def told(document, directory, dsn="", service_dsn=""):
+def told(document, directory, **dsns):
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.docs.reader", document],
         cwd=directory,
         env={
             **os.environ,
-            "HELIX_DSN": dsn,
-            "HELIX_SERVICE_DSN": service_dsn,
+            **{name: dsns.get(name, "") for name in DSNS},
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         },
         capture_output=True,
@@ -42,7 +43,7 @@ def told(document, directory, dsn="", service_dsn=""):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_does_what_it_says(document, database, tmp_path):
-    done = told(document, tmp_path, database.dsn("pool"), database.dsn("service"))
+    done = told(document, tmp_path, **{name: database.dsn(role) for name, role in DSNS.items()})
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

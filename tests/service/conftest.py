@@ -51,8 +51,8 @@ class Site:
 
     def token(self, *scopes, tenant="a", queues=None, name=None, expires_at=None):
         made = tokens.fresh()
-        with Lab(self.database) as lab:
-            assert lab.run(
+        with Lab(self.database, "operator") as operator:
+            assert operator.run(
                 tokens.create(
                     tenant=tenant,
                     name=name or f"t{next(_numbers)}",

@@ -43,8 +43,8 @@ def asked(site, operation, token):
 def strangers(site):
     """Tokens that are no good (any more), by why."""
     revoked = site.token(name="revoked")
-    with Lab(site.database) as lab:
-        assert lab.run(tokens.revoke(tenant="a", name="revoked", reason="lost")) == 1
+    with Lab(site.database, "operator") as operator:
+        assert operator.run(tokens.revoke(tenant="a", name="revoked", reason="lost")) == 1
     return {
         "none": None,
         "unknown": tokens.fresh().token,

@@ -17,7 +17,7 @@ from helixqueue.store import calls, tokens
 from helixqueue.store.rows import SubmissionRow
 from helixqueue.store.serving import Served
 from tests.faults import Faults
-from tests.lab import POOLED, until
+from tests.lab import POOLED, Lab, until
 
 
 def transactions(database, queue, prefix):
@@ -68,16 +68,17 @@ class Sending:
         self.dsn = database.dsn("service")
         self.sizes = []  # of each call
         self.token = tokens.fresh()
-        assert lab.run(
-            tokens.create(
-                tenant="a",
-                name=f"gather-{lab.q}",
-                token_hash=self.token.hash,
-                scopes=["submit"],
-                queues=None,
-                expires_at=datetime.now(UTC) + timedelta(days=1),
+        with Lab(database, "operator") as operator:
+            assert operator.run(
+                tokens.create(
+                    tenant="a",
+                    name=f"gather-{lab.q}",
+                    token_hash=self.token.hash,
+                    scopes=["submit"],
+                    queues=None,
+                    expires_at=datetime.now(UTC) + timedelta(days=1),
+                )
             )
-        )
 
     @asynccontextmanager
     async def open(self, fault=None):
@@ -206,7 +207,9 @@ def test_a_call_has_a_bound_in_bytes(sending):
 
 
 def test_a_token_that_is_revoked_meanwhile_submits_nothing(sending, lab):
-    assert lab.run(tokens.revoke(tenant="a", name=f"gather-{lab.q}", reason="lost")) == 1
+    with Lab(lab.database, "operator") as operator:
+        revoke = tokens.revoke(tenant="a", name=f"gather-{lab.q}", reason="lost")
+        assert operator.run(revoke) == 1
     assert all(isinstance(one, NotPermitted) for one in sending.together("a", "b"))
     assert sending.sizes == [2]
     assert (

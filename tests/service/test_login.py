@@ -15,8 +15,9 @@ from tests.service.conftest import TLS
 
 def offered(database, tenant="a", **options):
     code = tokens.fresh("hl_")
-    with Lab(database) as lab:
-        lab.run(tokens.offer_login(tenant=tenant, code_hash=code.hash, actor="ann", **options))
+    offer = tokens.offer_login(tenant=tenant, code_hash=code.hash, actor="ann", **options)
+    with Lab(database, "operator") as operator:
+        operator.run(offer)
     return code.token
 
 

@@ -54,7 +54,8 @@ def theirs(database):
         failed, runs = lab.claim(2)
         lab.fail(failed, failure="OutOfMemory", detail=WORD, permanent=True)
         assert [one.answer for one in lab.start(failed)] == ["refused"]  # a row of the ledger, too
-        lab.run(
+    with Lab(database, "operator") as operator:
+        operator.run(
             tokens.create(
                 tenant="b", name="uploader", token_hash=tokens.fresh().hash, scopes=["read"],
                 queues=None, expires_at=datetime.now(UTC) + timedelta(days=1),

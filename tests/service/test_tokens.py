@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
+from helixqueue.cli.exits import Exit
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.store import calls, reads, serving, tokens
 from helixqueue.store.serving import InvalidToken, Served
@@ -38,8 +40,14 @@ def made(lab, name, *, tenant="a", scopes=("read",), queues=None, expires_at=Non
         queues=queues,
         expires_at=expires_at or soon(),
     )
-    assert lab.run(call)
+    assert ruled(lab, call)
     return token
+
+
+def ruled(lab, call):
+    """What only an operator may."""
+    with Lab(lab.database, "operator") as operator:
+        return operator.run(call)
 
 
 @pytest.fixture
@@ -110,7 +118,7 @@ def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
 def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
     expired = made(lab, "late", expires_at=datetime.now(UTC) - timedelta(seconds=1))
     revoked = made(lab, "gone")
-    assert lab.run(tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
+    assert ruled(lab, tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
     for token_hash in (tokens.fresh().hash, expired.hash, revoked.hash):
         wrote, read = asked(
             database, token_hash, calls.set_queue(tenant="a", queue="forged"), reads.queues()
@@ -149,15 +157,14 @@ def test_a_rotated_token_overlaps_and_then_ends(database, lab):
     first, second, third = made(lab, "turning", queues=["q"]), tokens.fresh(), tokens.fresh()
 
     def rotated(token, overlap):
-        return lab.run(
-            tokens.rotate(
-                tenant="a",
-                name="turning",
-                token_hash=token.hash,
-                expires_at=soon(),
-                overlap_seconds=overlap,
-            )
+        rotate = tokens.rotate(
+            tenant="a",
+            name="turning",
+            token_hash=token.hash,
+            expires_at=soon(),
+            overlap_seconds=overlap,
         )
+        return ruled(lab, rotate)
 
     with Lab(database, "service") as service:
         assert rotated(second, 3600) == 2
@@ -174,7 +181,7 @@ def test_a_rotated_token_overlaps_and_then_ends(database, lab):
 
 def test_a_name_is_used_once_for_ever(lab):
     made(lab, "once")
-    assert lab.run(tokens.revoke(tenant="a", name="once", reason="x")) == 1
+    assert ruled(lab, tokens.revoke(tenant="a", name="once", reason="x")) == 1
     again = tokens.create(
         tenant="a",
         name="once",
@@ -183,7 +190,7 @@ def test_a_name_is_used_once_for_ever(lab):
         queues=None,
         expires_at=soon(),
     )
-    assert lab.run(again) is False
+    assert ruled(lab, again) is False
     rotate = tokens.rotate(
         tenant="a",
         name="once",
@@ -191,7 +198,27 @@ def test_a_name_is_used_once_for_ever(lab):
         expires_at=soon(),
         overlap_seconds=0,
     )
-    assert lab.run(rotate) is None
+    assert ruled(lab, rotate) is None
+
+
+@pytest.mark.parametrize("role", ["app_a", "pool"])
+def test_a_programs_login_gives_itself_no_rights_by_a_token(database, lab, role):
+    """With a token of its own making it would decide doubts, which its login may not."""
+    name = f"own-{role.replace('_', '-')}"
+    made(lab, name)
+    said = {"tenant": "a", "name": name}
+    fresh = {"token_hash": tokens.fresh().hash, "expires_at": soon()}
+    with Lab(database, role) as program:
+        for call in (
+            tokens.create(**said | {"name": "mine"}, **fresh, scopes=["operate"], queues=None),
+            tokens.rotate(**said, **fresh, overlap_seconds=0),
+            tokens.revoke(**said, reason="x"),
+            tokens.offer_login(tenant="a", code_hash=tokens.fresh("hl_").hash, actor="eve"),
+        ):
+            with pytest.raises(NotPermitted, match="may not give or take tokens of tenant a"):
+                program.run(call)
+        [row] = program.run(tokens.listed(tenant="a", name=name))
+    assert (row.generation, row.revoked_at) == (1, None)
 
 
 def test_workers_of_two_tenants_do_not_meet(database, lab):
@@ -224,6 +251,8 @@ def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):
 
 def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
     name = f"cli-{helixq.q}"
+    assert helixq("token", "create", name, "--scope", "read").code == Exit.REFUSED
+    helixq = partial(helixq, role="operator")
     created = helixq("token", "create", name, "--scope", "read", "--scope", "submit", "--json")
     assert tokens.TOKEN.fullmatch(created.json["token"])
     assert created.json["scopes"] == ["read", "submit"]

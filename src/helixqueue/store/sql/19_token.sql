@@ -40,6 +40,20 @@ language sql stable as $$
   from helix.role_tenant b where b.role = session_user
 $$;
 
+-- Who gives tokens can do whatever they allow, doubts and erasing among it. So a program's login may
+-- not, though it acts for the tenant: operators may, and a service, which demands the scope admin.
+create function helix.demand_giver(p_tenant text) returns void
+language plpgsql as $$
+begin
+  perform helix.enter_for(p_tenant);
+  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.serves(p_tenant) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
+      hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
+  end if;
+end
+$$;
+
 -- The token behind a hash, if it is good now. The one look-up that crosses tenants: who has the hash
 -- has the token, and which tenant it is for is what we want to learn.
 create function helix.find_token(p_hash bytea) returns helix.api_token
@@ -108,7 +122,7 @@ create function helix.create_token_v1(
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
           coalesce(p_actor, session_user))
@@ -128,7 +142,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_last helix.api_token;
 begin
-  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;
   if v_last.tenant is null or v_last.revoked_at is not null then
@@ -155,7 +169,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended integer;
 begin
-  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
   update helix.api_token t
   set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
   where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
