@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # For a service that has another check or replay under way, stretch by stretch.
 PATIENCE_SECONDS = 60.0
+FIRST_SECONDS = 3.0  # so that a URL where nobody is, is told soon
 _COUNTS = ("events", "batches", "retired", "violated")
 
 
@@ -100,7 +101,9 @@ def _in_stretches(
     behind: int | None = 0
     while behind is not None:
         call = audits.replay(behind=behind, limit=limit - len(violations))
-        page = carry_out(repeated(call, seconds=PATIENCE_SECONDS), perform)
+        page = carry_out(
+            repeated(call, seconds=PATIENCE_SECONDS if behind else FIRST_SECONDS), perform
+        )
         counts.update({name: page[name] for name in _COUNTS})
         violations += page["violations"]
         behind = page["next"]
