@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Two stages: whoever only runs it waits for no checkers, fuzzers and schemas.
+# Whoever only runs it waits for no checkers, fuzzers and schemas.
+MADE   := $(VENV)/.made
 USABLE := $(VENV)/.usable
 READY  := $(VENV)/.ready
 CORES  := $(shell nproc 2>/dev/null || echo 2)
@@ -20,16 +21,19 @@ GATE   := types format lint imports migrations
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(USABLE): pyproject.toml
+$(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "HelixQueue needs Python 3.11 or newer; name one with make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(USABLE): pyproject.toml | $(MADE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
 	@touch $@
 
-$(READY): $(USABLE)
+$(READY): pyproject.toml | $(MADE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@touch $(USABLE) $@
 
 run: $(USABLE) ## Run everything, with a lab at work: databases, service, workers that die and freeze
 	@$(BIN)/helixq up --demo

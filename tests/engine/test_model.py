@@ -39,7 +39,7 @@ from tests.engine.model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
 from tests.lab import Lab, one_database
 
 LONGER = 10 if os.environ.get("HELIX_PROOF") else 1
-EXAMPLES = 40 * LONGER
+EXAMPLES = 30 * LONGER
 STEPS = 30
 WALKS = 3 * LONGER
 WALK_STEPS = 250

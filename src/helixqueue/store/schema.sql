@@ -977,6 +977,7 @@ CREATE FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
@@ -1018,7 +1019,6 @@ CREATE FUNCTION helix.demand_giver(p_tenant text) RETURNS void
     LANGUAGE plpgsql
     AS $$
 begin
-  perform helix.enter_for(p_tenant);
   if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.serves(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
@@ -2287,6 +2287,7 @@ CREATE FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[
 declare
   v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
   values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
@@ -3207,6 +3208,7 @@ CREATE FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, 
 declare
   v_ended integer;
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   update helix.api_token t
   set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
@@ -3247,6 +3249,7 @@ CREATE FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, 
 declare
   v_last helix.api_token;
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;

@@ -30,6 +30,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
   values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);

@@ -45,7 +45,6 @@ $$;
 create function helix.demand_giver(p_tenant text) returns void
 language plpgsql as $$
 begin
-  perform helix.enter_for(p_tenant);
   if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.serves(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
@@ -122,6 +121,7 @@ create function helix.create_token_v1(
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
@@ -142,6 +142,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_last helix.api_token;
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;
@@ -169,6 +170,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended integer;
 begin
+  perform helix.enter_for(p_tenant);
   perform helix.demand_giver(p_tenant);
   update helix.api_token t
   set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
