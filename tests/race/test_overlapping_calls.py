@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helixqueue.store.database import Database as Store
 
-SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 6.0
+SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 5.0
 MIXERS, KEEPERS = 6, 2
 # A heartbeat's pace. One that is answered busy ten times in a row has waited half a second, a whole
 # lease, for others' transactions of some milliseconds: that is starvation (usual are two).
