@@ -25,7 +25,7 @@ CHOSEN = [
 ]
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 QUIET = list(HealthCheck)
-EXAMPLES = 100 if os.environ.get("HELIX_PROOF") else 5
+EXAMPLES = 100 if os.environ.get("HELIX_PROOF") else 3
 
 
 @pytest.fixture(scope="module")
