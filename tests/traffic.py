@@ -195,5 +195,10 @@ def _meet_at(barrier: Any) -> None:
 
 
 def _begin(work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    _barrier.wait(TOGETHER_S)
+    meet()
     return work(*arguments)
+
+
+def meet() -> None:
+    """Wait, in work that runs `together`, until all have come to this point."""
+    _barrier.wait(TOGETHER_S)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from helixqueue.store import calls
 from helixqueue.store.hints import Hints
-from tests.traffic import completed, open_queue, proven, store, submit, together
+from tests.traffic import completed, meet, open_queue, proven, store, submit, together
 
 CLAIMERS = 50
 MOST_AT_ONCE = 6
@@ -33,6 +33,7 @@ def claim_until_empty(dsn: str, number: int) -> Worked:
     done, slowest = [], 0.0
     hints, settlements = Hints(), []
     with store(dsn) as db:
+        meet()  # again, all connected: who connects late would find nothing left
         while True:
             count = chance.randint(1, MOST_AT_ONCE)
             began = time.monotonic()
@@ -97,8 +98,7 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
     assert last_of_the_small(database, "completed") <= 20 * SMALL_BATCHES + 5 * in_hand
     first = {tenant for tenant, place in database.rows(PLACES, "claimed") if place <= in_hand}
     assert first == {BIG, *SMALL}
-    # Nobody starves; but one that the machine lets begin last may find nothing left.
-    assert sum(bool(one.done) for one in worked) >= 0.8 * CLAIMERS
+    assert all(one.done for one in worked)
     # Nobody hangs: the slowest of all calls, with 50 processes on the cores of this machine.
     assert max(one.slowest_s for one in worked) < 20
     assert seconds < 60

@@ -137,3 +137,31 @@ def test_a_service_takes_every_request_that_is_shown(http, told):
     if answer.status_code < 204:
         [good] = [m for status, m in medias(told) if status == str(answer.status_code)]
         assert answer.json().keys() == good["example"].keys()
+
+
+def test_what_is_written_without_a_model_is_what_the_document_says(http, lab):
+    """Of pages and chunks no model checks what goes out, and the fuzzer's are mostly empty."""
+    names = ["a", "b", "c", ["two", "parts"], "\u200b"]
+    rows = [{"identity": name, "payload": 1} for name in names] + [{"identity": "a", "payload": 2}]
+    chunk = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows}).json()
+    single = http.post(f"/v1/queues/{lab.q}/batches", json={"identity": "d", "payload": 1}).json()
+    dead, done, _ = lab.claim(3)
+    lab.fail(dead, permanent=True, failure="Torn", detail="half a file")
+    lab.complete(done)
+    page = http.get("/v1/batches", params={"queue": lab.q}).json()
+    letters = http.get("/v1/letters", params={"queue": lab.q}).json()
+    assert {row["decision"] for row in chunk["submitted"]} == {"new", "conflict", "refused"}
+    assert {row["state"] for row in page["batches"]} == {
+        "FAILED", "COMPLETED", "RUNNING", "PENDING",
+    }  # fmt: skip
+    assert len(letters["letters"]) == 1
+    for name, told in (
+        ("ChunkAnswer", chunk),
+        ("SubmittedAnswer", single),
+        ("PageAnswer", page),
+        ("LettersAnswer", letters),
+    ):
+        assert fits({"$ref": f"#/components/schemas/{name}"}, told) == [], name
+    # A schema lets more members pass, which the document would not tell of.
+    for name, row in (("BatchAnswer", page["batches"][0]), ("LetterAnswer", letters["letters"][0])):
+        assert row.keys() == DOCUMENT["components"]["schemas"][name]["properties"].keys()

@@ -7,14 +7,14 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import uvicorn
-
 from helixqueue.errors import HelixError
-from helixqueue.service.run import config_of, keep_for_good
+from helixqueue.service.run import Server, config_of
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+
+    import uvicorn
 
     from helixqueue.service.settings import Settings
     from helixqueue.up.children import Children
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """One whose signals are ours: children stop before it, and the databases after it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -53,7 +53,6 @@ async def run(
     for one in SIGNALS:
         loop.add_signal_handler(one, stop.set)
     server = _Server(config_of(settings))
-    keep_for_good()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     # Also if it ends by itself, be it before it began.
     serving.add_done_callback(lambda _: server.answers.set())
