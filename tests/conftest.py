@@ -45,7 +45,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     )
     postgres.start()
     yield postgres
+    left = left_behind(postgres)
     postgres.stop()
+    assert left == [], "a test that leaves these breaks whichever comes after it"
+
+
+def left_behind(server: Postgres) -> list[str]:
+    """The databases and logins that tests made on the server they share, and did not drop."""
+    ours = ["postgres", "helix", "helix_template", *BINDINGS, "operator", "stranger"]
+    with psycopg.connect(server.bootstrap_dsn) as connection:
+        rows = connection.execute(
+            "select datname from pg_database where not datistemplate and datname <> all (%(ours)s) "
+            "union all "
+            "select rolname from pg_roles where rolcanlogin and not starts_with(rolname, 'helix_') "
+            "and rolname <> all (%(ours)s)",
+            {"ours": ours},
+        )
+        return [name for (name,) in rows]
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,8 @@ def test_whoever_says_nothing_or_half_of_a_head_is_let_go(hasty, said):
     with connected(hasty) as client:
         client.sendall(said)
         assert rest_of(client) == b""
-    assert HEAD_SECONDS <= time.monotonic() - began < 20
+    # Not at once, and soon; an event loop ticks in milliseconds, so a little early is on time.
+    assert HEAD_SECONDS - 0.05 < time.monotonic() - began < 20
 
 
 def test_a_head_that_comes_drop_by_drop_is_let_go(hasty):

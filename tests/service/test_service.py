@@ -297,18 +297,18 @@ def _answers(url):
 
 
 @pytest.fixture
-def newcomer(server):
+def ungranted(server):
     """A login that nobody granted anything."""
     with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-        connection.execute("create role newcomer login")
-        yield "newcomer"
-        connection.execute("drop role newcomer")
+        connection.execute("create role ungranted login")
+        yield "ungranted"
+        connection.execute("drop role ungranted")
 
 
 @pytest.mark.parametrize("login", ["sees too much", "may do nothing"])
-def test_serve_refuses_a_login_that_cannot_serve(database, newcomer, login):
+def test_serve_refuses_a_login_that_cannot_serve(database, ungranted, login):
     """And does not take it for a database that is away."""
-    role = "pool" if login == "sees too much" else newcomer
+    role = "pool" if login == "sees too much" else ungranted
     done = subprocess.run(
         [HELIXQ, "serve", "--dsn", database.dsn(role, direct=True), "--port", "0"],
         capture_output=True,

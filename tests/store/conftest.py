@@ -14,17 +14,23 @@ _numbers = itertools.count(1)
 
 
 class Scratch:
-    """Makes databases on a server and drops them at the end."""
+    """Makes databases and logins on a server and drops them at the end."""
 
     def __init__(self, server):
         self.server = server
         self._names = []
+        self._logins = []
 
     def database(self, owner="helix_migrator", options=""):
         name = f"scratch_{next(_numbers)}"
         self.admin(f"create database {name} owner {owner} {options}")
         self._names.append(name)
         return Database(self.server, name)
+
+    def login(self, name, *options):
+        self.admin(f"create role {name} login {' '.join(options)}")
+        self._logins.append(name)
+        return name
 
     def admin(self, statement):
         with psycopg.connect(self.server.bootstrap_dsn, autocommit=True) as connection:
@@ -33,6 +39,8 @@ class Scratch:
     def drop(self):
         for name in self._names:
             self.admin(f"drop database {name} with (force)")
+        for login in self._logins:
+            self.admin(f"drop role {login}")
 
 
 @pytest.fixture

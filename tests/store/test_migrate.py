@@ -128,7 +128,7 @@ def test_a_plain_owner_suffices(empty):
 
 def test_without_createrole_and_without_roles_the_remedy_is_named_and_works(bare):
     """The very words of the error, run by an administrator, make the migration possible."""
-    bare.admin("create role plain login")
+    bare.login("plain")
     database = bare.database(owner="plain")
     with pytest.raises(NotPermitted) as refused:
         migrate(database.dsn("plain"))
@@ -144,7 +144,7 @@ def test_without_createrole_and_without_roles_the_remedy_is_named_and_works(bare
 
 def test_without_createrole_and_ungranted_roles_the_grant_is_named(scratch, template):
     assert template  # the roles exist on this server
-    scratch.admin("create role unlucky login")
+    scratch.login("unlucky")
     database = scratch.database(owner="unlucky")
     with pytest.raises(NotPermitted) as refused:
         migrate(database.dsn("unlucky"))
@@ -157,7 +157,7 @@ def test_another_createrole_owner_on_the_same_server_is_told_what_it_lacks(
 ):
     """Since PostgreSQL 16 CREATEROLE rules only the roles it made; before, it rules them all."""
     assert template
-    scratch.admin("create role newcomer login createrole")
+    scratch.login("newcomer", "createrole")
     database = scratch.database(owner="newcomer")
     if server.version >= 16:
         with pytest.raises(NotPermitted, match="helix_owner is not granted to newcomer"):
@@ -167,7 +167,7 @@ def test_another_createrole_owner_on_the_same_server_is_told_what_it_lacks(
 
 
 def test_a_role_that_may_not_create_a_schema_is_told_so(scratch):
-    scratch.admin("create role guest login createrole")
+    scratch.login("guest", "createrole")
     database = scratch.database()
     with pytest.raises(NotPermitted, match="grant create on database"):
         migrate(database.dsn("guest"))
@@ -175,7 +175,7 @@ def test_a_role_that_may_not_create_a_schema_is_told_so(scratch):
 
 def test_the_next_revision_can_come_from_another_login(empty, scratch):
     migrate(empty.dsn("helix_migrator"))
-    scratch.admin(f"create role successor login; grant {', '.join(ROLES)} to successor")
+    scratch.login("successor", "in role", ", ".join(ROLES))
     with empty.connect("successor") as connection:
         connection.execute("update helix_migration.revision set version_num = version_num")
         connection.execute("alter table helix.worker add column scratch integer")
