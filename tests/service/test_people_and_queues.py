@@ -124,6 +124,20 @@ def test_pages_of_queues_lead_to_all_of_them(http, lab):
         assert http.get("/v1/queues", params=asked).status_code == 422
 
 
+def test_a_page_of_very_many_queues_counts_less_far(http, lab):
+    first = f"0-{lab.q}"
+    lab.queue(first)
+    lab.submit_many(1_001, queue=first)
+
+    def ready(limit):
+        page = http.get("/v1/queues", params={"limit": limit, "count_to": 10_000}).json()
+        (found,) = [one for one in page["queues"] if one["name"] == first]
+        return found["counts"]["ready"]
+
+    assert ready(50) == {"number": 1_001, "more": False}
+    assert ready(500) == {"number": 1_000, "more": True}
+
+
 def test_a_profile_is_for_good(http, lab):
     told = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
     assert (told.status_code, kind(told)) == (422, "refused")
