@@ -18,6 +18,7 @@ HelixError
   Unavailable                the database is away (.outcome_unknown)
   Retryable                  deadlock or serialisation failure; run the transaction again
   SchemaMismatch             the database's schema is older or newer than this release needs
+  NotInstalled               a package that comes with an extra is missing (.package, .extra)
 ```
 
 Handlers say with `Retry` and `GiveUp` how their attempt is to end; those are no errors of ours.
@@ -169,6 +170,18 @@ class Retryable(HelixError):
 
 class SchemaMismatch(HelixError):
     """The database's schema is older or newer than this release needs; run `helixq migrate`."""
+
+
+class NotInstalled(HelixError):
+    """The Python package `package` is missing; it comes with `helixqueue[extra]`."""
+
+    def __init__(self, package: str | None, extra: str, *, otherwise: str = "") -> None:
+        super().__init__(
+            f"expected the package {package}, and it is missing: "
+            f"pip install 'helixqueue[{extra}]'{otherwise}"
+        )
+        self.package = package
+        self.extra = extra
 
 
 class Retry(Exception):

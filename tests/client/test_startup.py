@@ -151,7 +151,7 @@ def test_importing_loads_nothing_heavy(fresh):
 def test_the_core_submits_and_says_what_embedded_needs(fresh, database):
     code = f"""
 from dataclasses import dataclass
-from helixqueue import HelixQueue, Queue, Unavailable
+from helixqueue import HelixQueue, NotInstalled, Queue
 
 @dataclass
 class Work:
@@ -162,7 +162,7 @@ with HelixQueue({database.dsn("pool")!r}, tenant="a") as helix:
     print(helix.submit("startup", identity="s", payload={{"n": 1}}).decision)
 try:
     HelixQueue.embedded("data").submit("q", identity="s", payload={{}})
-except Unavailable as missing:
+except NotInstalled as missing:
     print("helixqueue[embedded]" in str(missing))
 """
     done = run(fresh, "python", "-W", "error", "-c", code)
@@ -208,9 +208,10 @@ with HelixClient({url!r}, token={token!r}) as helix:
 
 def test_without_httpx_a_client_says_what_to_install(fresh):
     code = (
-        "import sys\nsys.modules['httpx'] = None\nfrom helixqueue import HelixClient, Unavailable\n"
+        "import sys\nsys.modules['httpx'] = None\n"
+        "from helixqueue import HelixClient, NotInstalled\n"
         "try:\n    HelixClient('http://127.0.0.1', token='hx_x')\n"
-        "except Unavailable as missing:\n    print(missing)"
+        "except NotInstalled as missing:\n    print(missing)"
     )
     assert "pip install 'helixqueue[worker]'" in run(fresh, "python", "-c", code).stdout
 

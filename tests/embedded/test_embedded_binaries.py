@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helixqueue.embedded import Postgres, Valkey, binaries
-from helixqueue.errors import Unavailable
+from helixqueue.errors import NotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def test_a_missing_wheel_names_the_extra(
     kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(Unavailable, match=r"pip install 'helixqueue\[embedded\]'"):
+    with pytest.raises(NotInstalled, match=r"pip install 'helixqueue\[embedded\]'"):
         kind(tmp_path).start()
 
 

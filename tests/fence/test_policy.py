@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from helixqueue.errors import Refused
+from helixqueue.errors import NotInstalled, Refused
+from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.policy import Policy
 from helixqueue.fence.policy_file import InvalidPolicy, parse_policy, read_policy
 
@@ -121,3 +124,10 @@ def test_what_is_no_policy_is_refused_and_nothing_in_it_runs(text):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(Refused, match=r"nothing\.yml"):
         read_policy(tmp_path / "nothing.yml")
+
+
+def test_without_a_reader_of_yaml_the_middleware_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "helixqueue.fence.policy_file")
+    with pytest.raises(NotInstalled, match=r"helixqueue\[http\]"):
+        IdempotencyMiddleware(None, helix=None, policy="idempotency.yml")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from helixqueue import identity as package
+from helixqueue.errors import NotInstalled
 from helixqueue.identity import canonicalize, casefold_key, derive_key, find_twins, skeleton, twins
 
 
@@ -73,7 +74,7 @@ def test_look_alikes_keep_their_own_keys():
 def test_without_the_extra_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "confusable_homoglyphs.confusables", None)
     twins._prototypes.cache_clear()
-    with pytest.raises(ImportError, match=r"helixqueue\[twins\]"):
+    with pytest.raises(NotInstalled, match=r"helixqueue\[twins\]"):
         skeleton("a")
     assert canonicalize("S-1", "lab-id-v1").text == "S-1"
 

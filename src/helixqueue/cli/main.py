@@ -23,7 +23,7 @@ from helixqueue import __version__
 from helixqueue.cli import leave_quietly
 from helixqueue.cli.exits import Exit, exit_for
 from helixqueue.cli.plain import plain
-from helixqueue.errors import HelixError
+from helixqueue.errors import HelixError, NotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,10 +101,7 @@ def _loaded(verb: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("helixqueue"):
             raise
-        raise HelixError(
-            f"helixq {verb} needs the package {error.name}, which the core does not bring: "
-            f"pip install 'helixqueue[{EXTRAS.get(verb, 'all')}]'"
-        ) from error
+        raise NotInstalled(error.name, EXTRAS.get(verb, "all")) from error
 
 
 def _is_installed(module: str) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import Refused
+from helixqueue.errors import NotInstalled, Refused
 from helixqueue.fence.receipt import HmacSigner, verify
 from helixqueue.identity import key_bytes
 from helixqueue.states import FenceState
@@ -132,7 +132,7 @@ def _signer(public_key: Path | None, secret: Path | None, key_id: str) -> Signer
     try:
         from helixqueue.fence.ed25519 import Ed25519Signer  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise Refused("Ed25519 needs: pip install 'helixqueue[sign]'") from error
+        raise NotInstalled(error.name, "sign") from error
     data = public_key.read_bytes()
     return Ed25519Signer.from_public(
         data if len(data) == 32 else bytes.fromhex(data.decode().strip()), key_id

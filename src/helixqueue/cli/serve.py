@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from helixqueue.cli import show, target
-from helixqueue.errors import HelixError
+from helixqueue.errors import NotInstalled
 
 WHY = "serve is a service itself, and is about the database behind it: run it with --dsn"
 
@@ -79,10 +79,7 @@ def _serve(
         from helixqueue.service.run import serve  # noqa: PLC0415 - installation
         from helixqueue.service.settings import Settings  # noqa: PLC0415
     except ImportError as error:
-        raise HelixError(
-            f"expected the service's packages, and {error.name} is missing: "
-            "pip install 'helixqueue[service]'"
-        ) from error
+        raise NotInstalled(error.name, "service") from error
 
     def listening(url: str) -> None:
         if as_json:

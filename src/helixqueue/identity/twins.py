@@ -17,6 +17,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
+from helixqueue.errors import NotInstalled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -102,11 +104,8 @@ def _partners() -> dict[str, set[str]]:
     try:
         # Here and not above: the extra is optional, and its data takes a while to load.
         confusables = import_module("confusable_homoglyphs.confusables")
-    except ImportError:
-        raise ImportError(
-            "expected the look-alike data of confusable-homoglyphs, which is not installed; "
-            "run: pip install 'helixqueue[twins]'"
-        ) from None
+    except ImportError as error:
+        raise NotInstalled("confusable_homoglyphs", "twins") from error
     partners: dict[str, set[str]] = {}
     for char, others in confusables.confusables_data.items():
         names = partners.setdefault(char.strip(_LEFT_TO_RIGHT_MARK), set())

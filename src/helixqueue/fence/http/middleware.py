@@ -15,6 +15,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.errors import NotInstalled
 from helixqueue.fence.drive import to_its_end
 from helixqueue.fence.http.asgi import App, Disconnected, Receive, Scope, Send, respond
 from helixqueue.fence.http.exchange import Exchange, Probe, Redact
@@ -56,9 +57,9 @@ class IdempotencyMiddleware:
         probe: Probe | None = None,
         hint: Hint | None = None,
     ) -> None:
-        fences: AsyncFences = helix.fences
         self.app = app
         self.policy = policy if isinstance(policy, Policy) else _read(policy)
+        fences: AsyncFences = helix.fences
         self.fences = fences
         self.redact = redact
         self.probe = probe
@@ -94,8 +95,10 @@ class IdempotencyMiddleware:
 def _read(policy: str | Path | None) -> Policy:
     if policy is None:
         return Policy()
-    from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - it brings PyYAML
-
+    try:
+        from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - it brings PyYAML
+    except ImportError as error:
+        raise NotInstalled(error.name, "http") from error
     return read_policy(policy)
 
 

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from helixqueue.errors import Refused, Unavailable
+from helixqueue.errors import NotInstalled, Refused, Unavailable
 from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.problem import kind_of
 
@@ -74,10 +74,8 @@ def library() -> Any:
     """httpx, or a word on how to get it."""
     try:
         import httpx  # noqa: PLC0415 - comes with an extra
-    except ImportError:
-        raise Unavailable(
-            "expected the package httpx, and it is missing: pip install 'helixqueue[worker]'"
-        ) from None
+    except ImportError as error:
+        raise NotInstalled("httpx", "worker") from error
     return httpx
 
 
