@@ -14,12 +14,23 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from typer.main import get_command
 
-from helixqueue.cli.main import main
+from helixqueue.cli.main import VERBS, build, main
 from tests.lab import Lab, one_database
 
 HELIXQ = Path(sys.executable).with_name("helixq")
 _numbers = itertools.count(1)
+
+
+def commands():
+    """Every command by its name, such as `batch list`."""
+    found = {}
+    for verb in VERBS:
+        command = get_command(build(verb)).commands[verb]
+        inner = getattr(command, "commands", {})
+        found |= {f"{verb} {name}": one for name, one in inner.items()} or {verb: command}
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,10 @@ class Helixq:
         self.q = f"cli{next(_numbers)}"
         self.environment = {"HELIX_TENANT": "a"}
 
-    def __call__(self, *arguments, given=b"", role=None, **environment):
-        """In this process."""
+    def __call__(self, *arguments, given=b"", role=None, terminal=False, **environment):
+        """In this process; `terminal` is what it takes its standard output for."""
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+        out.isatty = lambda: terminal
         stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(given)), "utf-8")
         with (
             mock.patch.dict(os.environ, self._environment(role, environment), clear=True),

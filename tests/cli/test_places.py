@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.main import build
+from tests.cli.conftest import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 NOBODY = "http://127.0.0.1:9"
@@ -59,14 +58,6 @@ WORDS = {
 ONLY_DIRECT = {"fence resolve": ["--actor", "ann"]}
 
 
-def commands():
-    for name, command in get_command(build(None)).commands.items():
-        inner = getattr(command, "commands", {})
-        yield from ((f"{name} {verb}", one) for verb, one in inner.items())
-        if not inner:
-            yield (name, command)
-
-
 def places():
     """Command: what the document says of service, DSN and directory."""
     found = {}
@@ -80,7 +71,7 @@ def places():
 
 
 PLACES = places()
-COMMANDS = dict(commands())
+COMMANDS = commands()
 
 
 def told(column, *words):

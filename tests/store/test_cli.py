@@ -2,11 +2,9 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from typer.main import get_command
 
 from helixqueue import errors
 from helixqueue.cli.exits import Exit, exit_for
-from helixqueue.cli.main import VERBS, build
+from helixqueue.cli.main import VERBS
 from helixqueue.store import migrate as migration
 from helixqueue.store import revision
 
@@ -34,19 +32,6 @@ def helixq(*arguments, cwd=None, **environment):
     )
 
 
-def test_help_is_there_at_once():
-    """Processor time, and the least of several runs: what else the machine did is not ours."""
-    took = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = helixq("--help")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert done.returncode == Exit.OK
-    assert "migrate" in done.stdout
-    assert min(took) < 0.3
-
-
 def test_help_loads_no_verb():
     program = "import sys; from helixqueue.cli.main import build; build(''); print(*sys.modules)"
     done = subprocess.run(
@@ -55,7 +40,7 @@ def test_help_loads_no_verb():
     assert not {"psycopg", "alembic", "sqlalchemy", "rich"} & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("verb", [verb for verb, (module, _) in VERBS.items() if find_spec(module)])
+@pytest.mark.parametrize("verb", VERBS)
 def test_the_table_tells_what_the_verb_tells(verb):
     module, summary = VERBS[verb]
     app = typer.Typer()
@@ -63,10 +48,6 @@ def test_the_table_tells_what_the_verb_tells(verb):
     import_module(module).register(app)
     [command] = [found for name, found in get_command(app).commands.items() if name == verb]
     assert command.help.partition("\n")[0] == summary
-
-
-def test_every_verb_can_be_loaded_at_once():
-    assert set(get_command(build(None)).commands) <= set(VERBS)
 
 
 def test_version():

@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -70,8 +69,8 @@ VERBS: dict[str, tuple[str, str]] = {
 EXTRAS = {"up": "service,embedded", "demo": "embedded", "migrate": "migrate"}
 
 
-def build(wanted: str | None = None) -> typer.Typer:
-    """The application with the verb `wanted` loaded and the others by name only; None loads all."""
+def build(wanted: str) -> typer.Typer:
+    """The application with the verb `wanted` loaded, and the others by name only."""
     app = typer.Typer(
         name="helixq",
         help="HelixQueue: every piece of work takes effect once, and you can prove it.",
@@ -84,12 +83,8 @@ def build(wanted: str | None = None) -> typer.Typer:
     )
     app.callback()(_common)
     for verb, (module, summary) in VERBS.items():
-        if find_spec(module) is None:
-            continue
         if wanted == verb:
             _loaded(verb, module).register(app)
-        elif wanted is None and _is_installed(module):
-            import_module(module).register(app)
         else:
             app.command(verb, help=summary)(_not_loaded)
     return app
@@ -102,14 +97,6 @@ def _loaded(verb: str, module: str) -> ModuleType:
         if (error.name or "").startswith("helixqueue"):
             raise
         raise NotInstalled(error.name, EXTRAS.get(verb, "all")) from error
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        import_module(module)
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -168,10 +155,12 @@ def _flushed(code: int) -> int:
     return code
 
 
-def _wanted(args: Sequence[str]) -> str | None:
-    """The verb on the command line; "" for none. A shell that completes words wants them all."""
+def _wanted(args: Sequence[str]) -> str:
+    """The verb on the command line, or on the one that a shell completes; "" for none."""
     if "_HELIXQ_COMPLETE" in os.environ:
-        return None
+        # Bash hands it over in the first of these, zsh and fish in the second.
+        line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        args = line.split()[1:]
     return next((word for word in args if not word.startswith("-")), "")
 
 
@@ -184,7 +173,9 @@ def _demand_text(args: Sequence[str]) -> None:
 
 
 def _report(error: HelixError, *, as_json: bool) -> None:
-    """Programs read standard output, people the other."""
+    """Programs read standard output, people the other; a shell that completes words, neither."""
+    if "_HELIXQ_COMPLETE" in os.environ:
+        return
     if as_json:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
         told = {"kind": type(error).__name__, "message": str(error), **facts}
