@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
+import string
 import subprocess
 from pathlib import Path
 
@@ -32,6 +34,11 @@ NOISE = [
 ]
 
 
+# Pipes, files and the like; whatever has none runs in this process, which starts no other. Workers
+# have signals and logs of their own.
+FOR_A_SHELL = re.compile(r"[|>\\]|\$\(|^cat |^helixq work ")
+
+
 def masked(text):
     """As it stands in the document: every moment is the same, and as wide as it was."""
     for pattern, instead in NOISE:
@@ -51,8 +58,16 @@ def squeezed(text):
     return re.sub(r"[━─ ]+", " ", text)
 
 
-def ran(command, cwd, environment):
+def ran(command, helixq, cwd, environment):
     """Standard output as a terminal gets it, and the code."""
+    if FOR_A_SHELL.search(command):
+        return ran_by_a_shell(command, cwd, environment)
+    _, *words = shlex.split(string.Template(command).substitute(environment), comments=True)
+    done = helixq(*words, terminal=True, **environment)
+    return done.out, done.code
+
+
+def ran_by_a_shell(command, cwd, environment):
     leader, follower = pty.openpty()
     with subprocess.Popen(
         ["/bin/sh", "-c", command],
@@ -75,7 +90,7 @@ def ran(command, cwd, environment):
     return b"".join(pieces).decode().replace("\r\n", "\n"), process.returncode
 
 
-def answered(block, cwd, environment):
+def answered(block, helixq, cwd, environment):
     """The block again, with the answers of today."""
     lines = []
     for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -83,7 +98,7 @@ def answered(block, cwd, environment):
         file = cwd / command.removeprefix("cat ")
         if re.fullmatch(r"cat [\w.]+", command) and not file.exists():
             file.write_text(shown, encoding="utf-8")
-        out, code = ran(command, cwd, environment)
+        out, code = ran(command, helixq, cwd, environment)
         expected = re.search(r"# ends with (\d)$", command)
         assert code == (int(expected[1]) if expected else 0), (command, out)
         lines.append(f"$ {command}\n{masked(out)}")
@@ -120,7 +135,7 @@ def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path
     for found in BLOCK.finditer(text):
         if 'pod5": "run42/b1' in found[1]:
             work(database)
-        today = answered(found[1], tmp_path, environment)
+        today = answered(found[1], helixq, tmp_path, environment)
         written = written.replace(found[0], f"```console\n{today}```", 1)
     if os.environ.get("HELIX_WRITE_DOCS"):
         DOCUMENT.write_text(written, encoding="utf-8")

@@ -10,9 +10,11 @@ import sys
 import venv
 import zipfile
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from helixqueue import __version__
 from helixqueue.cli.exits import Exit
@@ -37,8 +39,34 @@ def fresh(tmp_path_factory):
             [wheel] = (home / "wheels").iterdir()
             # What is used is compiled when it is.
             python = home / "bin" / "python"
-            pip("--python", python, "install", "--no-compile", f"{wheel}[worker]")
+            pip("--python", python, "install", "--no-compile", "--no-deps", wheel)
+            link_demands(home)
     return home
+
+
+def link_demands(home):
+    """Give it what its wheel demands, from this environment: to fetch it again would take long."""
+    [site] = (home / "lib").glob("python*/site-packages")
+    [ours] = metadata.distributions(name="helixqueue", path=[str(site)])
+    for one in demanded(ours, {"worker"}, {}).values():
+        # Neither programs nor what single modules were compiled to.
+        for name in {file.parts[0] for file in one.files} - {"..", "__pycache__"}:
+            (site / name).symlink_to(one.locate_file(name))
+
+
+def demanded(distribution, extras, found):
+    """By name, what it demands with these extras, and what that demands."""
+    for line in distribution.requires or ():
+        demand = Requirement(line)
+        if demand.marker is None or any(
+            demand.marker.evaluate({"extra": extra}) for extra in extras or {""}
+        ):
+            one = metadata.distribution(demand.name)
+            assert demand.specifier.contains(one.version, prereleases=True), line
+            if one.name not in found or demand.extras:
+                found[one.name] = one
+                demanded(one, demand.extras, found)
+    return found
 
 
 @contextmanager
@@ -60,10 +88,7 @@ def pip(*words):
         check=False,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
-    if done.returncode != 0:
-        if "connection" in done.stderr.lower() and os.environ.get("CI") != "true":
-            pytest.skip("no package registry can be reached from here: go online to run this")
-        pytest.fail(f"pip {words} failed:\n{done.stderr}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_wheel_has_everything_that_is_no_python(fresh):
@@ -108,10 +133,10 @@ def run(fresh, *command, **environment):
     )
 
 
-def best(fresh, *command):
+def best(fresh, *command, enough):
     """Seconds of processor time, the least of several: what the code costs, whatever else runs."""
     spent = []
-    for _ in range(TRIES):
+    while len(spent) < TRIES and not any(seconds < enough for seconds in spent):
         before = os.times()
         done = run(fresh, *command)
         after = os.times()
@@ -127,11 +152,11 @@ def best(fresh, *command):
 
 @pytest.mark.parametrize("line", ["import helixqueue", "from helixqueue import Queue"])
 def test_importing_takes_less_than_200_ms(fresh, line):
-    assert best(fresh, "python", "-c", line) < 0.2
+    assert best(fresh, "python", "-c", line, enough=0.2) < 0.2
 
 
 def test_help_takes_less_than_300_ms(fresh):
-    assert best(fresh, "helixq", "--help") < 0.3
+    assert best(fresh, "helixq", "--help", enough=0.3) < 0.3
 
 
 def test_importing_loads_nothing_heavy(fresh):
