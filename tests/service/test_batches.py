@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -78,11 +80,13 @@ def test_a_payload_that_breaks_the_schema_is_refused_with_its_place(http, lab):
         (b'{"identity": "a", "payload": 1, "priority": 10}', 422, "invalid-request"),
         (b'{"identity": "a", "payload": 1, "run_at": "2026-01-01T00:00:00"}', 422,
          "invalid-request"),
+        (b'{"identity": "a", "payload": 1, "run_at": 99999999999}', 422, "invalid-request"),
+        (b'{"identity": "a", "payload": 1, "run_at": "1700000000"}', 422, "invalid-request"),
         (b"x" * (1024 * 1024 + 1), 413, "body-too-large"),
         (b"", 422, "invalid-request"),
     ],
-    ids=["torn", "doubled", "nan", "surrogate", "missing", "misspelt", "range", "zone", "large",
-         "empty"],
+    ids=["torn", "doubled", "nan", "surrogate", "missing", "misspelt", "range", "zone", "number",
+         "digits", "large", "empty"],
 )  # fmt: skip
 def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem):
     told = http.post(
@@ -90,6 +94,39 @@ def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem)
     )
     assert (told.status_code, kind(told)) == (status, problem)
     assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [("content-type", "text/csv")],
+        [("content-type", "application/x-www-form-urlencoded")],
+        [("content-type", "application/json"), ("content-type", "text/csv")],
+        [("content-type", "application/json"), ("content-encoding", "gzip")],
+    ],
+    ids=["csv", "form", "two", "compressed"],
+)
+@pytest.mark.parametrize("path", ["/v1/queues/{q}/batches", "/v1/queues/{q}/pause"])
+def test_a_body_in_another_form_is_not_guessed_at(http, lab, path, said):
+    """By operations with the framework's layers and without them alike."""
+    body = b'{"identity": "a", "payload": 1}' if path.endswith("batches") else b'{"reason": "r"}'
+    path = path.format(q=lab.q)
+    told = http.post(path, content=body, headers=[("connection", "close"), *said])
+    assert (told.status_code, kind(told)) == (415, "unsupported-media-type")
+    assert "application/json" in told.json()["remedy"] or said[-1][0] == "content-encoding"
+    for form in ("application/json; charset=utf-8", "application/merge-patch+json", None):
+        headers = {} if form is None else {"content-type": form}
+        assert http.post(path, content=body, headers=headers).status_code in {200, 201}
+
+
+def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(site, http, lab):
+    """Its client asks first whether to send it (100-continue), and is told no."""
+    head = f"POST /v1/queues/{lab.q}/batches HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+    head += f"Authorization: {http.headers['authorization']}\r\nContent-Length: 1048577\r\n\r\n"
+    address = urlsplit(site.url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as client:
+        client.sendall(head.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_queue_that_is_not_there_or_closed_takes_nothing(http, lab):
@@ -173,6 +210,17 @@ def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method
     assert (told.status_code, kind(told)) == (422, "invalid-request")
     assert told.json()["got"] in {"stat", "run", "dry_run", "queue"}
     assert lab.rows("select from helix.batch b where b.queue = %s", lab.q) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["state=FAILED&state=PENDING", "limit=1&limit=2", "worker=%ff", "worker=a%00b",
+     "since=1700000000", "identity=a&identity=b&queue=q&queue=q"],
+)  # fmt: skip
+def test_a_filter_that_could_mean_two_things_is_refused(http, query):
+    told = http.get(f"/v1/batches?{query}")
+    assert (told.status_code, kind(told)) == (422, "invalid-request")
+    assert "PostgreSQL" not in told.text
 
 
 def test_an_identity_is_found_in_any_spelling(http, lab):

@@ -95,16 +95,18 @@ def test_a_queue_is_declared_changed_paused_and_resumed_for_a_reason(site, lab):
         {"requires": {"gpu": 1}},
         {"payload_schema": {"type": 7}},
         {"payload_schema": {"$ref": "http://elsewhere/schema"}},
+        {"result_schema": {"description": "x" * 65_536}},
         {"profile": "other"},
         {"lease_seconds": 0},
         {"pausd": True},
     ],
-    ids=str,
+    ids=lambda settings: str(settings)[:40],
 )
 def test_settings_that_make_no_sense_change_nothing(http, lab, settings):
     name = f"{lab.q}-bad"
     told = http.put(f"/v1/queues/{name}", json={"reason": "x", **settings})
     assert told.status_code == 422
+    assert "constraint" not in told.text, "expected words, got the database's own"
     assert http.get(f"/v1/queues/{name}").status_code == 404
 
 

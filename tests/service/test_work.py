@@ -183,6 +183,8 @@ def test_workers_that_said_hello_are_listed_to_their_tenant(site, http, lab):
     worker = f"w-{lab.q}"
     told = http.post("/v1/work/hello", json={"worker": worker, "free": {"gpus": 2}})
     assert told.status_code == 204
+    much = {"worker": worker, "health": {"log": "x" * 8_192}}  # a page has five hundred of them
+    assert http.post("/v1/work/hello", json=much).status_code == 422
     claimed(http, lab, worker=worker)
     [found] = [w for w in http.get("/v1/workers").json()["workers"] if w["name"] == worker]
     assert (found["free"]["gpus"], found["leases"]) == (2, 1)

@@ -6,14 +6,13 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Query
-from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from helixqueue.client import submitting
 from helixqueue.client.answers import Submission, Submitted
 from helixqueue.errors import Conflict, Refused
 from helixqueue.service import answers
-from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody
+from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody, Time
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
 from helixqueue.service.settings import MAX_PAGE
@@ -166,8 +165,8 @@ async def batches(
         Query(max_length=16, description="In any spelling; again for further parts."),
     ] = None,
     worker: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
-    since: Annotated[AwareDatetime | None, Query()] = None,
-    until: Annotated[AwareDatetime | None, Query()] = None,
+    since: Annotated[Time | None, Query()] = None,
+    until: Annotated[Time | None, Query()] = None,
     after: Annotated[
         str | None, Query(max_length=100, description="The `next` of the page before.")
     ] = None,

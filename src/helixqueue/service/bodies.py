@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import json
+import re
+import unicodedata
+from functools import partial
+from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID
 
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -19,6 +24,7 @@ from pydantic import (
 from helixqueue.errors import Refused
 from helixqueue.identity import PROFILES
 from helixqueue.queues import checked_requires
+from helixqueue.queues.shapes import MAX_SCHEMA_BYTES
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 from helixqueue.store.rows import Held, Settlement, Token
 from helixqueue.store.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
@@ -30,10 +36,34 @@ TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - the
 _INT4, _INT8 = 2**31, 2**63
 
 
+# A page shows five hundred workers, each with what it said last.
+MAX_HEALTH_BYTES: Final = 8_192
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
 def printable(text: str) -> str:
-    if not text.strip() or any(ord(char) < 32 for char in text):
+    if not text.strip() or any(unicodedata.category(char) == "Cc" for char in text):
         raise ValueError("expected some text without control characters")
     return text
+
+
+def _written_out(said: object) -> object:
+    """A number would be seconds or milliseconds, by its size: nobody knows which was meant."""
+    if not isinstance(said, str) or not _DATE.match(said):
+        raise ValueError("expected a time with its zone, such as 2026-11-16T12:00:00Z")
+    return said
+
+
+def _at_most(most: int, document: dict[str, Any]) -> dict[str, Any]:
+    size = len(json.dumps(document, ensure_ascii=False).encode())
+    if size > most:
+        raise ValueError(f"expected at most {most} bytes of JSON, got {size}")
+    return document
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_written_out)]
+Health = Annotated[dict[str, Any], AfterValidator(partial(_at_most, MAX_HEALTH_BYTES))]
+SchemaDocument = Annotated[dict[str, Any], AfterValidator(partial(_at_most, MAX_SCHEMA_BYTES))]
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
@@ -76,8 +106,8 @@ class SubmitBody(Body):
     payload: Json = Field(description="Any JSON.", examples=[{"pod5": "a.pod5"}])
     revision: Annotated[str, Field(max_length=255)] | None = Field(None, examples=["2"])
     priority: Annotated[StrictInt, Field(ge=0, le=9)] | None = None
-    run_at: AwareDatetime | None = None
-    expires_at: AwareDatetime | None = None
+    run_at: Time | None = None
+    expires_at: Time | None = None
     limit_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
 
@@ -108,7 +138,7 @@ class RedriveBody(Body):
     batch_ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_ROWS)] | None = None
     queue: Name | None = None
     failure: Failure | None = None
-    before: AwareDatetime | None = Field(None, description="Only what failed before.")
+    before: Time | None = Field(None, description="Only what failed before.")
     after: Cursor | None = Field(None, description="The `next` of the answer before.")
     limit: Annotated[StrictInt, Field(ge=1, le=MAX_ROWS)] | None = Field(
         None, description="At most so many of the queue; 100 unless said."
@@ -167,8 +197,8 @@ class QueueBody(Body):
     unknown: Literal["refuse", "accept"] | None = None
     closed: StrictBool | None = None
     requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
-    payload_schema: dict[str, Any] | None = Field(None, examples=[{"type": "object"}])
-    result_schema: dict[str, Any] | None = None
+    payload_schema: SchemaDocument | None = Field(None, examples=[{"type": "object"}])
+    result_schema: SchemaDocument | None = None
     keep_completed_seconds: Kept | None = None
     keep_failed_seconds: Kept | None = None
     keep_cancelled_seconds: Kept | None = None
@@ -243,7 +273,7 @@ class Progress(Body):
 class HelloBody(Body):
     worker: Worker
     free: Resources | None = None
-    health: Annotated[dict[str, Any], Field(max_length=32)] | None = Field(
+    health: Annotated[Health, Field(max_length=32)] | None = Field(
         None, description="How the worker is, in its own words.", examples=[{"busy": 2}]
     )
     progress: Annotated[list[Progress], Field(max_length=50)] | None = None

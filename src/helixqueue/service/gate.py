@@ -1,13 +1,13 @@
 """The way in: every request passes here before anything of it is read.
 
-Who is it (401), is there such a path (404, 405), may it (403), how often (429), how much (413,
-408): in this order, so that a stranger learns nothing and costs little. What an operation demands
-stands in the OpenAPI document, `x-scope`; an operation that names none cannot be reached.
+Who is it (401), is there such a path (404, 405), may it (403), how often (429), in which form
+(415), how much (413, 408): in this order, so that a stranger learns nothing and costs little. What
+an operation demands stands in the OpenAPI document, `x-scope`; one that names none cannot be
+reached.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import traceback
@@ -15,18 +15,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_plus
 
 from fastapi.routing import APIRoute
 
 from helixqueue.errors import HelixError
 from helixqueue.fence.http import IdempotencyMiddleware
-from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send, whole_body
+from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.service.journal import SCOPE_KEY, Journal, masked
+from helixqueue.service.legible import body_of, demand_clear_query, demand_json
 from helixqueue.service.problems import Problem, problem_of
-from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +62,9 @@ class Operation:
     method: str
     scope: str | None
     fenced: bool
+    takes_json: bool
     query: frozenset[str]  # the names that it reads there
+    lists: frozenset[str]  # of those, which may come more than once
 
 
 def operations(document: dict[str, Any]) -> list[Operation]:
@@ -73,13 +74,25 @@ def operations(document: dict[str, Any]) -> list[Operation]:
         named = [f"(?P<{p[1:-1]}>[^/]+)" if p.startswith("{") else re.escape(p) for p in parts]
         pattern = re.compile("".join(named))
         for method, told in methods.items():
-            fenced = bool(told.get("x-fenced"))
-            name, scope = told["operationId"], told.get("x-scope")
-            query = frozenset(
-                one["name"] for one in told.get("parameters", ()) if one["in"] == "query"
+            query = [one for one in told.get("parameters", ()) if one["in"] == "query"]
+            found.append(
+                Operation(
+                    name=told["operationId"],
+                    path=path,
+                    pattern=pattern,
+                    method=method.upper(),
+                    scope=told.get("x-scope"),
+                    fenced=bool(told.get("x-fenced")),
+                    takes_json="requestBody" in told,
+                    query=frozenset(one["name"] for one in query),
+                    lists=frozenset(one["name"] for one in query if _is_list(one["schema"])),
+                )
             )
-            found.append(Operation(name, path, pattern, method.upper(), scope, fenced, query))
     return found
+
+
+def _is_list(schema: dict[str, Any]) -> bool:
+    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
 
 
 def pages(router: APIRouter) -> list[Operation]:
@@ -92,6 +105,8 @@ def pages(router: APIRouter) -> list[Operation]:
             method=method,
             scope=(one.openapi_extra or {}).get("x-scope"),
             fenced=False,
+            takes_json=False,  # forms, if anything
+            lists=frozenset(),
             query=frozenset(parameter.alias for parameter in one.dependant.query_params),
         )
         for one in router.routes
@@ -183,8 +198,10 @@ class Gate:
             if operation.scope != ANY:
                 principal.demand(operation.scope)
             principal.take()
-            _demand_known_query(operation, scope["query_string"])
-        body = await self._body(receive)
+            demand_clear_query(operation, scope["query_string"])
+        if operation.takes_json:
+            demand_json(scope)
+        body = await body_of(scope, receive, self.service.settings.body_seconds)
         given = _Given(body, receive)
         scope[OPERATION_KEY] = operation
         if scope["method"] == "HEAD":
@@ -238,27 +255,6 @@ class Gate:
         if route is None:
             return False
         return route.required or bool(values(scope["headers"], self._policy.header))
-
-    async def _body(self, receive: Receive) -> bytes:
-        seconds = self.service.settings.body_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                body = await whole_body(receive, MAX_BODY_BYTES)
-        except TimeoutError:
-            raise Problem(
-                "too-slow",
-                f"expected the body within {seconds:g} s",
-                headers={"Connection": "close"},
-            ) from None
-        if body is None:
-            raise Problem(
-                "body-too-large",
-                f"a body has at most {MAX_BODY_BYTES} bytes",
-                expected=f"at most {MAX_BODY_BYTES} bytes",
-                got="more",
-                headers={"Connection": "close"},
-            )
-        return body
 
     async def _refuse(
         self, problem: Problem, scope: Scope, receive: Receive, answer: _Answer
@@ -315,21 +311,6 @@ def _trace(scope: Scope) -> str | None:
     said = values(scope["headers"], "traceparent")
     found = _TRACEPARENT.fullmatch(said[0]) if len(said) == 1 else None
     return found[1].decode("ascii") if found else None
-
-
-def _demand_known_query(operation: Operation, query: bytes) -> None:
-    """A filter that is misspelt would be no filter, and what seems a rehearsal the real thing."""
-    for part in filter(None, query.split(b"&")):
-        name = unquote_plus(part.partition(b"=")[0].decode("latin-1"))
-        if name not in operation.query:
-            known = ", ".join(sorted(operation.query))
-            raise Problem(
-                "invalid-request",
-                "the query has a name that the operation does not know",
-                expected=f"any of {known}" if known else "no query",
-                got=masked(name)[:60],
-                remedy="leave it out, or correct it",
-            )
 
 
 def _nowhere(scope: Scope, allowed: list[str]) -> Problem:

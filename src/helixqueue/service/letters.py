@@ -6,11 +6,10 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Query
-from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from helixqueue.service import answers, letter_answers
-from helixqueue.service.bodies import NAME_PATTERN, Cursor, Failure, RedriveBody
+from helixqueue.service.bodies import NAME_PATTERN, Cursor, Failure, RedriveBody, Time
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.service.settings import MAX_PAGE
@@ -33,8 +32,8 @@ async def letters(
     asker: Asker,
     queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
     failure: Annotated[Failure | None, Query()] = None,
-    since: Annotated[AwareDatetime | None, Query()] = None,
-    before: Annotated[AwareDatetime | None, Query()] = None,
+    since: Annotated[Time | None, Query()] = None,
+    before: Annotated[Time | None, Query()] = None,
     after: Annotated[Cursor | None, Query(description="The `next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> Response:

@@ -12,9 +12,10 @@ BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-http": {"detail": "Invalid HTTP request received."},
     "not-json": {
-        "detail": "expected a value at line 1 column 14",
-        "code": "syntax",
-        "pointer": "",
+        "detail": "payload at '/payload': expected each name once in an object; got it again. Keep "
+        "one of the two",
+        "code": "duplicate-name",
+        "pointer": "/payload",
     },
     "unauthenticated": {"detail": "the token is unknown, expired or revoked"},
     "forbidden": {
@@ -55,12 +56,17 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
         "expected": "at most 1048576 bytes",
         "got": "more",
     },
+    "unsupported-media-type": {"detail": "the body is said not to be JSON", "got": "text/csv"},
     "invalid-request": {
-        "detail": "/body/priority: Input should be less than or equal to 9",
-        "expected": "Input should be less than or equal to 9",
-        "got": "something else at /body/priority",
+        "detail": "/body/priority: expected less than or equal to 9, got a number",
+        "expected": "less than or equal to 9",
+        "got": "a number",
         "faults": [
-            {"where": "/body/priority", "expected": "Input should be less than or equal to 9"}
+            {
+                "where": "/body/priority",
+                "expected": "less than or equal to 9",
+                "got": "a number",
+            }
         ],
     },
     "invalid-identity": {

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from fastapi import Query
-from pydantic import AwareDatetime
 
 from helixqueue.queues import Schema, checked_requires
 from helixqueue.service import answers
-from helixqueue.service.bodies import QueueBody, ReasonBody, Worker
+from helixqueue.service.bodies import QueueBody, ReasonBody, Time, Worker
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, QueueName, demands, router
 from helixqueue.service.settings import MAX_PAGE
@@ -142,9 +141,7 @@ async def resume(
 )
 async def workers(
     asker: Asker,
-    since: Annotated[
-        AwareDatetime | None, Query(description="Only those that said hello since.")
-    ] = None,
+    since: Annotated[Time | None, Query(description="Only those that said hello since.")] = None,
     after: Annotated[Worker | None, Query(description="The `next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> answers.WorkersAnswer:
