@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from threading import Barrier
 
 import pytest
 
@@ -19,7 +20,7 @@ from helixqueue.store import calls, serving, tokens
 from helixqueue.store.database import Database as Store
 from helixqueue.store.rows import SubmissionRow
 from helixqueue.store.serving import Cursor, Served
-from tests.lab import POOLED
+from tests.lab import POOLED, until
 from tests.service.conftest import Site, settings_for
 from tests.service.conftest import serving as service_on
 
@@ -164,12 +165,31 @@ def test_a_place_that_is_none_is_refused(http, place):
     assert http.get("/v1/changes", headers={"Last-Event-ID": place}).status_code == 422
 
 
-def test_streams_are_bounded(database):
-    settings = settings_for(database, max_streams=1)
+def test_streams_are_bounded_though_many_come_at_once(database):
+    all_answered = Barrier(8)
+
+    def status(http):
+        with http.stream("GET", "/v1/changes", params={"seconds": 60}) as stream:
+            all_answered.wait()
+            return stream.status_code
+
     with (
-        service_on(settings) as url,
-        Site(database, url).client("read") as http,
-        following(http, seconds=30) as told,
+        service_on(settings_for(database, max_streams=1)) as url,
+        Site(database, url).client("read", "operate") as http,
+        ThreadPoolExecutor(8) as crowd,
     ):
-        next(told)
-        assert http.get("/v1/changes", params={"seconds": 1}).status_code == 429
+        assert sorted(crowd.map(status, [http] * 8)) == [200, *[429] * 7]
+        until(lambda: "helix_http_streams 0\n" in http.get("/metrics").text)
+        assert 'problem="too-many-streams"} 7\n' in http.get("/metrics").text
+
+
+def test_who_comes_back_to_a_database_that_was_set_back_is_told_so(http, lab):
+    """A restored server numbers its transactions anew: it must not be waited for in silence."""
+    place = f"{2**40}-7-2-{int(datetime.now(UTC).timestamp() * 1000)}"
+    with following(http, after=place, queue=lab.q) as told:
+        begin, gap = next(told), next(told)
+        lab.submit("new")
+        change = next(told)
+    assert [kind for _, kind, _ in (begin, gap, change)] == ["begin", "gap", "change"]
+    assert "restored" in gap[2]["detail"]
+    assert int(begin[0].partition("-")[0]) < 2**40, "its new place is one of this database"

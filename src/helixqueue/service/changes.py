@@ -11,10 +11,11 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import Header, Query
+from fastapi import Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
@@ -27,8 +28,6 @@ from helixqueue.store import serving
 from helixqueue.store.serving import Cursor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
 
@@ -39,9 +38,14 @@ QUIET_SECONDS: Final = 10.0  # then a comment is sent, so that nobody takes sile
 OLDEST: Final = timedelta(hours=1)
 # A clock may be set back a little.
 SLACK: Final = timedelta(seconds=5)
-GAP: Final = {
+# Why a stream cannot tell everything since the place that a reader comes back to.
+RETIRED: Final = {
     "detail": "batches that finished since you were here are past their queue's retention",
     "remedy": "what is left is told; read GET /v1/batches anew if you keep a copy",
+}
+AHEAD: Final = {
+    "detail": "the database has not come as far as you were: it was restored, or is another one",
+    "remedy": "what comes from now on is told; read GET /v1/batches anew if you keep a copy",
 }
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
 
@@ -58,9 +62,25 @@ _SCHEMA = {
 }
 
 
+async def _place(here: Here) -> AsyncIterator[None]:
+    """One of so many, from before the first look until the last line is sent."""
+    if here.metrics.streams >= here.settings.max_streams:
+        raise Problem(
+            "too-many-streams",
+            f"this process has {here.settings.max_streams} streams open",
+            retry_after=10,
+        )
+    here.metrics.streams += 1
+    try:
+        yield
+    finally:
+        here.metrics.streams -= 1
+
+
 @routes.get(
     "/v1/changes",
     response_class=StreamingResponse,
+    dependencies=[Depends(_place)],
     summary="Every change from now on, or from behind Last-Event-ID, as server-sent events",
     responses={
         200: {
@@ -85,16 +105,10 @@ async def changes(
     """In the order of their transactions, none left out; only payloads are not told.
 
     Come back with the last `id` in Last-Event-ID and nothing is missing, or `gap` says so: the
-    queue's retention took away what had finished since. The stream ends by itself after `seconds`.
+    queue's retention took away what had finished since, or the database was set back. The stream
+    ends by itself after `seconds`.
     """
     note.know(queue=queue)
-    if here.metrics.streams >= here.settings.max_streams:
-        here.metrics.turned_away("too-many-streams")
-        raise Problem(
-            "too-many-streams",
-            f"this process has {here.settings.max_streams} streams open",
-            retry_after=10,
-        )
     reader = _Reader(here, asker, queue)
     await reader.begin(last_event_id)
     lines = _lines(reader, time.monotonic() + seconds, request)
@@ -109,17 +123,26 @@ class _Reader:
         self._principal = principal
         self._queue = queue
         self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
-        self.missed = False  # what retention took away before it was told
+        self.gap: dict[str, str] | None = None  # why not everything since then can be told
 
     async def begin(self, last_event_id: str | None) -> None:
-        if last_event_id is not None:
-            self._cursor = read_id(last_event_id)
-            self.missed = await self._principal.ask(serving.gone(self._cursor))
+        back = None if last_event_id is None else read_id(last_event_id)
+        self._cursor = await self._now()
+        if back is None:
             return
-        # One look in the future tells where now is, and gives no rows.
+        if back.xid > self._cursor.xid:
+            # Transactions are numbered anew behind a restore: it would wait, and miss all before.
+            self.gap = AHEAD
+            return
+        self._cursor = back
+        if await self._principal.ask(serving.gone(back)):
+            self.gap = RETIRED
+
+    async def _now(self) -> Cursor:
+        """One look in the future tells where now is, and gives no rows."""
         never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
         found = await self._principal.ask(serving.changes(never, limit=1))
-        self._cursor = Cursor(found.reached, 0, 0, found.now - OLDEST)
+        return Cursor(found.reached, 0, 0, found.now - OLDEST)
 
     async def more(self) -> list[str]:
         """What is new, as server-sent events; waits for nothing."""
@@ -169,13 +192,12 @@ def read_id(text: str) -> Cursor:
 
 async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterator[str]:
     service = reader.service
-    service.metrics.streams += 1
     said_at = time.monotonic()
     try:
         # The place at once: who is cut off before the first event can come back to it.
         yield f"retry: 1000\nid: {reader.place}\nevent: begin\ndata: {{}}\n\n"
-        if reader.missed:
-            yield f"event: gap\ndata: {json.dumps(GAP)}\n\n"
+        if reader.gap is not None:
+            yield f"event: gap\ndata: {json.dumps(reader.gap)}\n\n"
         while time.monotonic() < until and not await request.is_disconnected():
             told = await reader.more()
             if told:
@@ -190,5 +212,3 @@ async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterat
         # The status has long been sent. The client comes back, and is told then.
         kind = problem_of(error).kind
         yield f"event: end\ndata: {json.dumps({'problem': kind})}\n\n"
-    finally:
-        service.metrics.streams -= 1
