@@ -86,6 +86,18 @@ def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, da
         assert (again.status_code, "hx_" in again.text) == (410, False)
 
 
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [("lab.example", "https://lab.example/"), ("localhost:8080", "http://localhost:8080/")],
+)
+def test_nobody_is_advised_to_send_a_token_in_the_clear(site, database, host, base):
+    """A proxy with TLS asks us over plain HTTP, under the name that the browser knows."""
+    form, headers = {"code": offered(database)}, {"Host": host}
+    page = httpx.post(f"{site.url}/login", data=form, headers=headers, verify=TLS)
+    assert page.status_code == 200
+    assert f" {base}" in page.text
+
+
 def test_whoever_opens_the_address_is_told_how_to_come_in_and_nothing_else(site):
     with httpx.Client(base_url=site.url, verify=TLS) as http:
         page = http.get("/")
@@ -105,7 +117,8 @@ def test_what_is_no_code_is_shown_nowhere(site, code):
         assert page.status_code == 200
         assert "script" not in page.text
         assert http.post("/login", data={"code": code}).status_code == 410
-        assert http.post("/login", content=b"\xff" * 100).status_code == 410
+        for form in (b"\xff" * 100, b"&".join(b"%d=x" % n for n in range(99)), b"code=x&code=y"):
+            assert http.post("/login", content=form).status_code == 410
         assert exchanged(site, code).status_code in {404, 422}
         # Pages know their methods; a stranger learns nothing of others.
         assert http.delete("/login").status_code == 401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -21,12 +22,13 @@ import pytest
 from helixqueue.service import Settings
 from helixqueue.service.journal import MaskingFormatter
 from helixqueue.service.problems import PROBLEMS
+from helixqueue.service.service import Service
 from tests.cli.conftest import HELIXQ
 from tests.database import Database
 from tests.faults import Faults
 from tests.lab import until
 from tests.pooler import Pooler
-from tests.service.conftest import Site, serving
+from tests.service.conftest import Site, serving, settings_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -41,6 +43,22 @@ def test_health_needs_no_token_and_tells_no_secret(site):
             head = http.head(path)  # as some load balancers ask
             assert (head.status_code, head.content) == (200, b"")
         assert http.head("/v1/batches").status_code == 401
+
+
+def test_a_flood_of_looks_at_health_is_one_question_a_second(database, monkeypatch):
+    """Nobody needs a token to ask: it must not take the connections of those who have one."""
+    asked = []
+
+    async def flood():
+        service = Service(settings_for(database, connections=1))
+        look = service.served.ask
+        monkeypatch.setattr(service.served, "ask", lambda call: asked.append(call) or look(call))
+        told = await asyncio.gather(*(service.why_not_ready() for _ in range(200)))
+        await service.served.close()
+        return told
+
+    assert set(asyncio.run(flood())) == {None}
+    assert len(asked) == 3
 
 
 def test_a_login_that_sees_too_much_is_not_ready(database):

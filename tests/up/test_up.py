@@ -19,7 +19,8 @@ import redis
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
-from helixqueue.service.run import address_of, listener_on
+from helixqueue.service.address import address_of
+from helixqueue.service.run import listener_on
 from tests.cli.conftest import HELIXQ
 from tests.lab import until
 from tests.service.conftest import TLS

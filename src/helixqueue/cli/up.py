@@ -22,7 +22,8 @@ from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
-from helixqueue.service.run import PortTaken, address_of, demand_fit, listener_on, log_to
+from helixqueue.service.address import address_of
+from helixqueue.service.run import PortTaken, demand_fit, listener_on, log_to
 from helixqueue.service.settings import Settings
 from helixqueue.store import tokens
 from helixqueue.store.database import Database

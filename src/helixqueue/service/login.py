@@ -10,12 +10,13 @@ from __future__ import annotations
 from datetime import datetime
 from html import escape
 from typing import Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from helixqueue.service.address import is_loopback
 from helixqueue.service.bodies import LoginBody
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Here, Note, demands, router
@@ -24,6 +25,7 @@ from helixqueue.store import tokens
 
 routes = router("login")
 GONE: Final = 410
+FORM_BYTES: Final = 1_000
 NO_GOOD: Final = "the code is unknown, was used, or is too old"
 _PAGE: Final = """<!doctype html>
 <html lang="en">
@@ -86,8 +88,7 @@ async def page(code: str | None = None) -> HTMLResponse:
 
 @routes.post("/login", response_class=HTMLResponse, include_in_schema=False, **demands("open"))
 async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10)
-    session = await _redeemed(fields.get("code", [""])[0], request, here)
+    session = await _redeemed(_code_of(await request.body()), request, here)
     if session is None:
         return _page(
             f"<p>This link does not log in: {escape(NO_GOOD)}. "
@@ -95,14 +96,28 @@ async def pressed(request: Request, here: Here, note: Note) -> HTMLResponse:
             GONE,
         )
     note.know(tenant=session.tenant, token=session.name)
-    base = str(request.base_url).rstrip("/")
     return _page(
         f"<p>You are logged in to tenant <b>{escape(session.tenant)}</b>. This token is good until "
         f"{session.expires_at:%Y-%m-%d %H:%M} UTC and is shown this once:</p>"
         f"<pre>{escape(session.token)}</pre><p>Try it:</p>"
         f'<pre>curl -H "Authorization: Bearer {escape(session.token)}" '
-        f"{escape(base)}/v1/queues</pre>"
+        f"{escape(_base(request))}/v1/queues</pre>"
     )
+
+
+def _base(request: Request) -> str:
+    """Of this service as the browser knows it: there is TLS before any address but loopback.
+
+    Which scheme it was, a proxy alone knows; a token must not be sent in the clear on our advice.
+    """
+    scheme = "http" if is_loopback(request.url.hostname or "") else "https"
+    return f"{scheme}://{request.url.netloc}"
+
+
+def _code_of(form: bytes) -> str:
+    """What our own button sends, a code and nothing else; "" for any other form."""
+    fields = parse_qsl(form[:FORM_BYTES].decode("latin-1"))
+    return fields[0][1] if len(fields) == 1 and fields[0][0] == "code" else ""
 
 
 async def _redeemed(code: str, request: Request, here: Service) -> SessionAnswer | None:

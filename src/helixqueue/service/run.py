@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import ipaddress
 import logging
 import os
 import resource
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from helixqueue.errors import Refused, SchemaMismatch
+from helixqueue.service.address import address_of, is_loopback, shown
 from helixqueue.service.app import create_app
 from helixqueue.service.connection import connections_of
 from helixqueue.service.journal import MaskingFormatter
@@ -25,6 +25,7 @@ from helixqueue.service.service import AWAY, MISFIT, Service
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from helixqueue.errors import HelixError
     from helixqueue.service.settings import Settings
 
 GRACE_SECONDS: Final = 5
@@ -42,7 +43,7 @@ def serve(
     warn: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `listening` is told the address."""
-    demand_fit(settings, lambda away: warn(f"{away}; serving 503 until it is back"))
+    demand_fit(settings, lambda fault: warn(f"{fault}; serving 503 until it is back"))
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
         listening(address_of(listener))
@@ -72,26 +73,16 @@ def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.soc
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
-        what = f"expected an address to listen on, got {_shown(host)}:{port}"
+        what = f"expected an address to listen on, got {shown(host)}:{port}"
         if error.errno in {errno.EADDRINUSE, errno.EACCES}:
             raise PortTaken(
                 f"{what}: {os.strerror(error.errno).lower()}; "
                 "name another with --port, or --port 0 for any that is free"
             ) from error
         raise Refused(f"{what}, which is none of this machine; name one with --host") from error
-    if not _is_loopback(host):
+    if not is_loopback(host):
         warn("tokens travel as plain text: put TLS before this address")
     return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{_shown(host)}:{port}"
-
-
-def _shown(host: str) -> str:
-    """As URLs have it."""
-    return f"[{host}]" if ":" in host else host
 
 
 def config_of(settings: Settings) -> uvicorn.Config:
@@ -127,29 +118,22 @@ def _files(wanted: int) -> int:
 
 
 def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
-    """A login that may not serve is told now; of a database that is away, `warn` is told."""
+    """A login that may not serve is told now; of a database that is away, `warn` is told why."""
 
-    async def ask() -> str | None:
+    async def ask() -> tuple[str | None, HelixError | None]:
         service = Service(settings)
         try:
-            return await service.why_not_ready()
+            return await service.why_not_ready(), service.fault
         finally:
             await service.served.close()
 
-    reason = asyncio.run(ask())
+    reason, fault = asyncio.run(ask())
     if reason == AWAY:
-        warn(reason)
+        warn(str(fault))
     elif reason == MISFIT:
         raise SchemaMismatch(reason)
     elif reason is not None:
         raise Refused(reason)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def log_to(handler: logging.Handler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -62,7 +63,9 @@ class Service:
         self.duties = Duties(self.served)
         self.audits = Audits(settings)
         self.duty_rows: list[DutyRow] = []
-        self._ready: tuple[float, str | None] = (float("-inf"), None)
+        self.fault: HelixError | None = None  # of the last look at the database
+        self._look: asyncio.Task[str | None] | None = None
+        self._looked_at = float("-inf")
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
 
     def _bell(self) -> Bell | None:
@@ -80,14 +83,23 @@ class Service:
         await self.served.close()
 
     async def why_not_ready(self) -> str | None:
-        """None when it can serve. Asked of the database at most once a second."""
-        read_at, reason = self._ready
-        if time.monotonic() - read_at >= READY_SECONDS:
-            reason = await self._find_out()
-            self._ready = (time.monotonic(), reason)
-        return reason
+        """None when it can serve. One look at a time, and one a second, however many ask.
+
+        Anybody may ask without a token: a look for each would take connections from those with one.
+        """
+        is_old = time.monotonic() - self._looked_at >= READY_SECONDS
+        if self._look is None or (self._look.done() and is_old):
+            self._look = asyncio.create_task(self._find_out())
+        return await asyncio.shield(self._look)
 
     async def _find_out(self) -> str | None:
+        try:
+            return await self._reason()
+        finally:
+            self._looked_at = time.monotonic()
+
+    async def _reason(self) -> str | None:
+        self.fault = None
         try:
             revision.demand(await self.served.ask(serving.schema()))
             fit = await self.served.ask(serving.fit_to_serve())
@@ -96,7 +108,8 @@ class Service:
             return MISFIT
         except NotPermitted:
             fit = False
-        except HelixError:
+        except HelixError as error:
+            self.fault = error
             return AWAY
         return None if fit else f"the login must be bound by setting alone; {BIND_IT}"
 
