@@ -77,3 +77,17 @@ def test_a_write_that_comes_again_with_its_key_is_answered_and_not_done(http, la
     reused = http.request(method, path, json=other, headers=key)
     assert reused.status_code in {409, 422}
     assert reused.json()["type"].endswith(("key-reused", "invalid-request"))
+    assert {"expected", "got", "remedy"} <= reused.json().keys()
+
+
+def test_a_token_that_was_revoked_a_moment_ago_is_told_so_with_a_key_too(site, http, lab):
+    """What it allowed is remembered for a second; that it is over is the database's to say."""
+    name, path = f"gone-{lab.q}", f"/v1/queues/{lab.q}/batches"
+    work = {"identity": "S-1", "payload": 1}
+    with site.client("submit", name=name) as gone:
+        key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
+        assert gone.post(path, json=work, headers=key).status_code == 201
+        http.post(f"/v1/tokens/{name}/revoke", json={"reason": "lost"})
+        for again in (key, {"Idempotency-Key": f'"{uuid.uuid4()}"'}):
+            told = gone.post(path, json=work, headers=again)
+            assert (told.status_code, told.headers["www-authenticate"]) == (401, "Bearer")

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from helixqueue.fence.http import describe
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
+from helixqueue.fence.http.problem import USUAL as FENCE_USUAL
 from helixqueue.service import examples, problem_examples
 from helixqueue.service.problems import PROBLEMS, USUAL, ProblemAnswer
 
@@ -105,7 +106,7 @@ def _kinds(operation: dict[str, Any]) -> list[str]:
     if operation["x-scope"] != "open":
         kinds += GUARDED
     if "requestBody" in operation:
-        kinds.append("not-json")
+        kinds += ["not-json", "unsupported-media-type"]
     if "requestBody" in operation or operation.get("parameters"):
         kinds += ["invalid-request", "refused"]
     return sorted(set(kinds), key=list(PROBLEMS).index)
@@ -149,7 +150,8 @@ def _problem_examples(policy: Policy) -> dict[str, Any]:
     found = {}
     for kind, (usual, title) in FENCE_PROBLEMS.items():
         status = policy.on_conflict.status if kind == "key-reused" else usual
-        found[kind] = _example(kind, status, title, {"detail": title})
+        said = dict(zip(("expected", "got", "remedy"), FENCE_USUAL[kind], strict=True))
+        found[kind] = _example(kind, status, title, {"detail": title, **said})
     for kind, more in problem_examples.PROBLEMS.items():
         status, title, remedy = PROBLEMS[kind]
         said = {"request": examples.REQUEST, "remedy": remedy}

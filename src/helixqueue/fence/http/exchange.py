@@ -19,6 +19,7 @@ from helixqueue.fence.http.refusal import problem_of
 from helixqueue.fence.http.stored import FORM, Corrupt, Stored
 from helixqueue.store.fences import Answer
 from helixqueue.store.plans import carry_out_async
+from helixqueue.store.serving import InvalidToken
 
 if TYPE_CHECKING:
     from helixqueue.fence.http.keyed import Keyed
@@ -231,6 +232,8 @@ class Exchange:
     # Not to be done.
 
     async def _refuse(self, refused: HelixError) -> None:
+        if isinstance(refused, InvalidToken):
+            raise refused  # whoever let the request in asked who it is, and tells it
         if isinstance(refused, Conflict):
             self._journal.know(diff_ops=len(refused.diff))
         await self._answer(problem_of(refused, self._ours.policy), word_of(refused))

@@ -23,6 +23,33 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "scope-unavailable": (500, "Nobody was named whose request this is"),
     "storage-unavailable": (503, "Nothing was done: the store is away"),
 }
+# What was expected, what came, and what to do.
+USUAL: Final[dict[str, tuple[str, str, str]]] = {
+    "missing-key": ("a key", "none", "send one that is this request's own: a random UUID"),
+    "invalid-key": ("a key", "something else", "send a random UUID, in quotes"),
+    "non-canonical-json": ("JSON with one meaning", "something else", "send strict JSON"),
+    "digest-mismatch": ("a body that fits its digest", "another one", "send the request again"),
+    "body-too-large": ("a smaller body", "more", "send less, or in several requests"),
+    "key-reused": (
+        "the request that the key stands for",
+        "another one",
+        "send the first request again, or this one under a new key",
+    ),
+    "in-progress": (
+        "a request that has ended",
+        "one that is under way",
+        "send the same request again after Retry-After seconds",
+    ),
+    "in-doubt": (
+        "a request whose end is known",
+        "one that began and did not end",
+        "send no new key; whoever runs this looks whether it took effect",
+    ),
+    "result-expired": ("an answer that is kept", "its receipt", "keep the receipt as the proof"),
+    "scope-unavailable": ("to know whose request this is", "nobody", "tell whoever runs this"),
+    "storage-unavailable": ("a store that answers", "none", "send the same request again later"),
+    "no-such-fence": ("a fence of yours", "another one", "look at the answer that named it"),
+}
 # Of the path where the state of a fence is asked for; operations do not answer with it.
 OF_STATUS: Final = {"no-such-fence": (404, "There is no such fence of yours")}
 
@@ -42,12 +69,16 @@ class Problem:
     def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         usual, title = PROBLEMS.get(self.kind) or OF_STATUS[self.kind]
         status = self.status or usual
+        expected, got, remedy = USUAL[self.kind]
         body = json.dumps(
             {
                 "type": PREFIX + self.kind,
                 "title": title,
                 "status": status,
                 "detail": self.detail,
+                "expected": expected,
+                "got": got,
+                "remedy": remedy,
                 **self.more,
             },
             ensure_ascii=False,
