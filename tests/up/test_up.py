@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -19,8 +21,10 @@ import redis
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
+from helixqueue.embedded.account import why_not
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
+from helixqueue.up.place import LOCK, taken, url_of
 from tests.cli.conftest import HELIXQ
 from tests.lab import until
 from tests.service.conftest import TLS
@@ -314,11 +318,43 @@ def test_ipv6_is_an_address_too():
 
 def test_a_place_that_cannot_hold_data_is_said_kindly(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "data"):
+    (tmp_path / "spoilt").mkdir()
+    (tmp_path / "spoilt" / "postgres").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "data", tmp_path / "spoilt"):
         code, said = ended_with(capsys, "--data", str(place))
         assert code == Exit.UNAVAILABLE
-        assert "expected a directory that this user can write to" in said
+        assert "expected a directory that this user can" in said
         assert "Errno" not in said
+
+
+def test_a_directory_of_another_user_is_said_to_be_one(tmp_path):
+    theirs = Path("/")
+    if os.geteuid() == 0:
+        theirs = tmp_path
+        os.chown(theirs, 65_534, -1)
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    owner = theirs.stat().st_uid
+    whose = f"permission denied ({theirs} belongs to uid {owner}, and this is uid {os.geteuid()})"
+    assert why_not(theirs, denied) == why_not(theirs / "none", denied) == whose
+    assert why_not(theirs, OSError(errno.EROFS, "Read-only file system")) == "read-only file system"
+
+
+def test_the_word_of_one_that_was_killed_sends_nobody_to_a_stranger(tmp_path):
+    """Its port may be anybody's by now, and a link to it would hand over a code."""
+    with taken(tmp_path) as place:
+        place.tell("http://127.0.0.1:8080")
+        assert url_of(tmp_path) == "http://127.0.0.1:8080"
+        left = (tmp_path / LOCK).read_bytes()
+    (tmp_path / LOCK).write_bytes(left)
+    assert url_of(tmp_path) is None
+
+
+def test_whoever_only_looks_keeps_nobody_out(tmp_path, monkeypatch):
+    with (tmp_path / LOCK).open("w", encoding="utf-8") as looker:
+        fcntl.flock(looker, fcntl.LOCK_SH)
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
+        with taken(tmp_path):
+            assert url_of(tmp_path) is None  # nothing told yet
 
 
 def test_a_database_that_is_away_is_not_promised_to_be_served(tmp_path):

@@ -301,7 +301,7 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
         yield Target(dsn, dsn, None)
         return
     directory = data_directory(data)
-    if not create and not (directory / "postgres").is_dir():
+    if not create and not _is_there(directory / "postgres"):
         raise typer.BadParameter(
             f"no database: expected --dsn, HELIX_DSN or embedded servers in {directory}/ and found "
             "none; name one, or create that directory with `helixq migrate`"
@@ -312,6 +312,14 @@ def target(dsn: str | None, data: Path | None, *, create: bool = False) -> Itera
     # Only PostgreSQL: these commands have no use for Valkey.
     with Servers(directory).postgres.start(show.progress) as postgres:
         yield Target(postgres.dsn, postgres.migrator_dsn, postgres)
+
+
+def _is_there(servers: Path) -> bool:
+    """Also where this user may not look: what starts them tells whose they are."""
+    try:
+        return servers.is_dir()
+    except PermissionError:
+        return True
 
 
 @contextmanager

@@ -20,7 +20,8 @@ import typer
 
 from helixqueue.cli import show, target
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import Refused
+from helixqueue.embedded.account import why_not
+from helixqueue.errors import Refused, Unavailable
 from helixqueue.identity import check_name
 from helixqueue.service.address import address_of
 from helixqueue.service.run import PortTaken, demand_fit, listener_on, log_to
@@ -247,13 +248,18 @@ def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either 
 
 def _log(found: Home) -> None:
     """A line a request would bury the words for people; beside the data it can be read later."""
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if found.data is not None:
-        handler = RotatingFileHandler(
-            found.data / "service.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"
-        )
-        logging.getLogger("helixqueue.embedded").addHandler(_Screen(logging.WARNING))
-    log_to(handler)
+    if found.data is None:
+        log_to(logging.StreamHandler(sys.stderr))
+        return
+    file = found.data / "service.log"
+    try:
+        log_to(RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"))
+    except OSError as error:
+        raise Unavailable(
+            f"expected a log that this user can write, got {file}: {why_not(file, error)}; "
+            "move it away, or name another directory with --data"
+        ) from error
+    logging.getLogger("helixqueue.embedded").addHandler(_Screen(logging.WARNING))
 
 
 class _Screen(logging.Handler):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 # Inside 60800-61183, which systemd's table of uids leaves to nobody: no login, no daemon and no
 # dynamic user has it. `nobody` is worse: every daemon that runs as `nobody` could read the data.
 SERVER_UID = 60_957
+
+
+def why_not(path: Path, error: OSError) -> str:
+    """What the system has against the use of `path`, and whose it is if that is the matter."""
+    why = (error.strerror or str(error)).lower()
+    if isinstance(error, PermissionError):
+        for place in (path, *path.parents):
+            with suppress(OSError):
+                owner = place.stat().st_uid
+                if owner != os.geteuid():
+                    why += f" ({place} belongs to uid {owner}, and this is uid {os.geteuid()})"
+                break
+    return why
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Self
 
 from helixqueue.embedded import sentinel
-from helixqueue.embedded.account import Account
+from helixqueue.embedded.account import Account, why_not
 from helixqueue.embedded.sharing import Say, Sharing
 from helixqueue.embedded.supervisor import Supervisor
 from helixqueue.errors import Unavailable
@@ -106,7 +106,8 @@ class Server(ABC):
             except OSError as error:
                 raise Unavailable(
                     f"expected a directory that this user can keep {self.title} in, got "
-                    f"{self.directory}: {error}; name another one, or mend it"
+                    f"{self.directory}: {why_not(self.directory, error)}; name another one, or "
+                    "mend it"
                 ) from error
             if self._supervised and self._supervisor is None:
                 self._supervisor = Supervisor(

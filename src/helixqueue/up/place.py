@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from helixqueue.embedded.account import why_not
 from helixqueue.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK = "up.lock"
+LOOK_SECONDS = 0.1
 
 
 class AlreadyUp(Refused):
@@ -54,14 +57,13 @@ def taken(directory: Path) -> Iterator[Place]:
     except OSError as error:
         raise Unavailable(
             f"expected a directory that this user can write to, got {directory}: "
-            f"{(error.strerror or str(error)).lower()}; name another with --data"
+            f"{why_not(directory, error)}; name another with --data"
         ) from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid, url = _word(handle)
-            raise AlreadyUp(directory, pid, url) from None
+        if not _locked(handle, fcntl.LOCK_EX):
+            time.sleep(LOOK_SECONDS)  # it may be somebody who only looks
+            if not _locked(handle, fcntl.LOCK_EX):
+                raise AlreadyUp(directory, *_word(handle))
         place = Place(handle)
         place.tell(None)
         yield place
@@ -77,9 +79,18 @@ def url_of(directory: Path) -> str | None:
     except OSError:
         return None
     try:
-        return _word(handle)[1]
+        # The word of one that was killed stays behind, and its port may be a stranger's by now.
+        return None if _locked(handle, fcntl.LOCK_SH) else _word(handle)[1]
     finally:
         os.close(handle)
+
+
+def _locked(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _word(handle: int) -> tuple[int | None, str | None]:
