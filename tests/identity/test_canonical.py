@@ -290,21 +290,19 @@ def test_a_form_that_has_another_form_is_refused_at_run_time():
 
 
 @pytest.mark.parametrize("profile", BOTH)
-@pytest.mark.parametrize("frame", ["{}", "x{}\u0301y"])
-def test_canonical_forms_are_their_own_over_every_code_point(profile, frame):
+def test_canonical_forms_are_their_own_over_every_code_point(profile):
     rules = PROFILES[profile]
-    before, after = frame.split("{}")
     unstable = []
     for char in map(chr, EVERY_CODE_POINT):
         if rules.char_flaw(char.translate(rules.width_map)):
             continue  # refused wherever it stands
-        raw = before + char + after
-        form = _attempt(raw, rules)
-        if isinstance(form, str) and (
-            (form != raw and _attempt(form, rules) != form)
-            or not unicodedata.is_normalized("NFC", form)
-        ):
-            unstable.append(hex(ord(char)))
+        for raw in (char, f"x{char}\u0301y"):
+            form = _attempt(raw, rules)
+            if isinstance(form, str) and (
+                (form != raw and _attempt(form, rules) != form)
+                or not unicodedata.is_normalized("NFC", form)
+            ):
+                unstable.append(ascii(raw))
     assert unstable == []
 
 
