@@ -65,6 +65,19 @@ class Replayed:
     def clean(self) -> bool:
         return self.violated == 0
 
+    def note(self, folded: Folded | None, places: list[Place], limit: int) -> None:
+        """One batch more: what its events lead to, if it has any, and where it stands."""
+        if folded is None:
+            found = _untold(places)
+            self.retired += not found
+        else:
+            apart = _compare(folded, places) if places else [_nowhere(folded)]
+            found = folded.violations + apart
+            self.events += folded.events
+            self.batches += 1
+        self.violated += len(found)
+        self.violations += found[: limit - len(self.violations)]
+
 
 def estimate(connection: Connection[Any]) -> int:
     """About how many events there are, without counting them."""
@@ -103,50 +116,43 @@ def replay(
     """
     replayed = Replayed()
     deadline = time.monotonic() + seconds
+    told = 0
+    looked_at = None
     with (
         snapshot(connection, enter),
         closing(_rows(connection, "events", stretch)) as steps,
         closing(_rows(connection, "places", stretch)) as stands_where,
     ):
-        ledger = groupby(steps, _batch_of)
-        places = groupby(map(Place._make, stands_where), _batch_of)
-        told = 0
-        end: tuple[int, Iterator[Any]] = (_MOST, iter(()))
-        batch, events = next(ledger, end)
-        stands, where = next(places, end)
-        while batch < _MOST or stands < _MOST:
-            looked_at = min(batch, stands)
-            found: list[Violation] = []
-            if batch < stands:
-                folded = fold(events)
-                found = [*folded.violations, _nowhere(folded)]
-            elif stands < batch:
-                folded = None
-                found = _untold(list(where))
-            else:
-                folded = fold(events)
-                found = folded.violations + _compare(folded, list(where))
-            if folded is None:
-                replayed.retired += not found
-                stands, where = next(places, end)
-            else:
-                replayed.events += folded.events
-                replayed.batches += 1
-                if batch == stands:
-                    stands, where = next(places, end)
-                batch, events = next(ledger, end)
-            if found:
-                replayed.violated += len(found)
-                replayed.violations += found[: limit - len(replayed.violations)]
+        for batch, events, places in _side_by_side(steps, map(Place._make, stands_where)):
+            if looked_at is not None and time.monotonic() > deadline:
+                replayed.stopped_at = looked_at
+                break
+            replayed.note(None if events is None else fold(events), places, limit)
+            looked_at = batch
             if progress is not None and replayed.events - told >= FETCH_ROWS:
                 told = replayed.events
                 progress(told)
-            if time.monotonic() > deadline and min(batch, stands) < _MOST:
-                replayed.stopped_at = looked_at
-                break
         if progress is not None and replayed.events > told:
             progress(replayed.events)
     return replayed
+
+
+def _side_by_side(
+    steps: Iterator[Event], stands_where: Iterator[Place]
+) -> Iterator[tuple[int, Iterator[Event] | None, list[Place]]]:
+    """Batch by batch what the ledger tells of it and where it stands; either may be missing."""
+    ledger = groupby(steps, _batch_of)
+    places = groupby(stands_where, _batch_of)
+    end: tuple[int, Iterator[Any]] = (_MOST, iter(()))
+    told, events = next(ledger, end)
+    stands, where = next(places, end)
+    while (batch := min(told, stands)) < _MOST:
+        is_told, is_there = told == batch, stands == batch
+        yield batch, events if is_told else None, list(where) if is_there else []
+        if is_told:
+            told, events = next(ledger, end)
+        if is_there:
+            stands, where = next(places, end)
 
 
 def _sql(name: str) -> bytes:
