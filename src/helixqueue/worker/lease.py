@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
@@ -138,16 +137,6 @@ class _Common(Generic[P, R]):
         """For sinks that refuse what is older: it rises from attempt to attempt."""
         token = self._attempt.row.token
         return token.epoch, token.number
-
-    @property
-    def seconds_left(self) -> float:
-        """Until this worker would stop the work itself, were the lease not renewed again."""
-        return max(0.0, self._attempt.fence_at - time.monotonic())
-
-    @property
-    def why_lost(self) -> str:
-        """Empty while it is held."""
-        return self._attempt.why
 
     @cached_property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -59,8 +59,18 @@ class Runner:
         self._ended = 0
 
     async def run(self, attempt: Attempt) -> None:
-        job = self._jobs[attempt.row.queue]
         began = time.monotonic()
+        settlement = await self._try(attempt, began)
+        self._ended += 1
+        self.pace += (time.monotonic() - began - self.pace) * max(0.1, 1 / self._ended)
+        if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
+            await self._end_otherwise(attempt, settlement)
+        else:
+            await self._finish(attempt, settlement)
+
+    async def _try(self, attempt: Attempt, began: float) -> Settlement:
+        """Let the handler do it; whatever that comes to is a settlement."""
+        job = self._jobs[attempt.row.queue]
         try:
             stored = (attempt.row.tenant, job.name)
             until, schema = UNASKED if job.checks_itself else self._schemas.get(stored, UNREAD)
@@ -68,32 +78,26 @@ class Runner:
                 schema = await self._read_schema(attempt.row)
             failpoint("start")
             value = await self._handle(attempt, job, schema)
-            settlement = outcomes.completed(attempt.row, job.queue, schema, value)
+            return outcomes.completed(attempt.row, job.queue, schema, value)
         except asyncio.CancelledError as cancelled:
             if attempt.end is None:
                 raise
             _uncancelled()
             self._note_stuck(attempt, cancelled)
-            settlement = outcomes.failed(attempt.row, RuntimeError(attempt.why))
+            return outcomes.failed(attempt.row, RuntimeError(attempt.why))
         except TimeoutError as error:
             # Ours, or one of the handler's own.
             late = job.time_limit is not None and time.monotonic() - began >= job.time_limit
-            settlement = outcomes.failed(attempt.row, _timeout(job.time_limit) if late else error)
             if late and not attempt.settled:
                 attempt.ends("timeout", "it took too long")
                 self._note_stuck(attempt, error.__cause__)
+            return outcomes.failed(attempt.row, _timeout(job.time_limit) if late else error)
         except LeaseLost as lost:
             if not attempt.settled:
                 attempt.ends("lost", str(lost), lost.owner)
-            settlement = outcomes.failed(attempt.row, lost)
+            return outcomes.failed(attempt.row, lost)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
-            settlement = outcomes.failed(attempt.row, error)
-        self._ended += 1
-        self.pace += (time.monotonic() - began - self.pace) * max(0.1, 1 / self._ended)
-        if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
-            await self._end_otherwise(attempt, settlement)
-            return
-        await self._finish(attempt, settlement)
+            return outcomes.failed(attempt.row, error)
 
     async def _handle(self, attempt: Attempt, job: Job, schema: Schema | None) -> Any:
         if attempt.end is not None:
