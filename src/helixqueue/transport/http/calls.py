@@ -43,7 +43,6 @@ SUBMIT_CHARS_MAX = 180_000
 ENVELOPE_BYTES = 8_192  # around one row: its names, its options, the list it is in
 CLAIM_MAX = 100
 SETTLE_MAX = 100
-RENEW_MAX = 1_000
 DECLARED = "as a client declares it"
 _QUEUE_FIELDS = [field.name for field in fields(QueueRow)]
 

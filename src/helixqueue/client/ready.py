@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helixqueue.store.migrate import Migrated
 
 
-def prepare(
+def make_ready(
     postgres: Postgres, say: Callable[[str], None] | None = None, *, wait_s: float = 120.0
 ) -> Migrated:
     """Bring the embedded PostgreSQL to this release's schema; doing it again changes nothing."""
