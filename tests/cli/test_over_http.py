@@ -192,7 +192,8 @@ def test_tokens_are_made_rotated_and_revoked(over_http):
     assert rotated["generation"] == 2
     listed = over_http("token", "list", "--json").json["tokens"]
     assert [one["good"] for one in listed if one["name"] == name] == [False, True]
-    assert over_http("token", "revoke", name, "--reason", "x").code == Exit.OK
+    revoked = over_http("token", "revoke", name, "--reason", "x", "--json").json
+    assert revoked == {"tenant": "a", "name": name, "revoked": 2}
     assert over_http("batch", "list", "--token", rotated["token"]).code == Exit.REFUSED
     assert over_http("token", "rotate", f"{name}-none").code == Exit.NO
 

@@ -14,7 +14,6 @@ from helixqueue.states import State  # noqa: TC001 - Typer reads it
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from helixqueue.store.read_rows import BatchRow
     from helixqueue.store.rows import Verdict
@@ -162,123 +161,66 @@ def _found(
     return refs.find(there, ref, tenant=of, queue=queue, revision=revision)
 
 
-@app.command("retry")
-@target.over_http
-def _retry(
-    batches: Refs,
-    *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    queue: InQueue = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
-) -> None:
+def _decision(name: str, told: str, *, call: str | None = None) -> None:
+    """A command by which a person decides about batches; all of them take the same options."""
+
+    @app.command(name, help=told)
+    @target.over_http
+    def decide(
+        batches: Refs,
+        *,
+        reason: target.Reason,
+        actor: target.Actor = None,
+        queue: InQueue = None,
+        tenant: target.Tenant = None,
+        dsn: target.Dsn = None,
+        data: target.Data = None,
+        as_json: target.AsJson = False,
+    ) -> None:
+        with target.reached(dsn, data) as there:
+            ids = [_found(there, ref, tenant, queue, None) for ref in batches]
+            build = getattr(there.calls, call or name)
+            # A service is asked about one batch at a time; a database about all at once.
+            several = [[one] for one in ids] if there.is_service else [ids]
+            verdicts = [
+                verdict
+                for some in several
+                for verdict in there.run(build(ids=some, reason=reason, actor=actor))
+            ]
+        tell_verdicts(verdicts, as_json=as_json)
+
+
+_decision(
+    "retry",
     """Give failed batches all their tries again.
 
     Ends with 1 when one of them has not failed, or there is no such batch.
-    """
-    _decide(
-        "retry", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
-        data=data, as_json=as_json,
-    )  # fmt: skip
-
-
-@app.command("cancel")
-@target.over_http
-def _cancel(
-    batches: Refs,
-    *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    queue: InQueue = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
-) -> None:
+    """,
+)
+_decision(
+    "cancel",
     """Give up batches that have not finished.
 
     A worker that has one is refused from then on. Ends with 1 when one of them has finished
     already, or there is no such batch.
-    """
-    _decide(
-        "cancel", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
-        data=data, as_json=as_json,
-    )  # fmt: skip
-
-
-@app.command("release")
-@target.over_http
-def _release(
-    batches: Refs,
-    *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    queue: InQueue = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
-) -> None:
+    """,
+)
+_decision(
+    "release",
     """Take batches back from workers that are gone.
 
     They go back to their queue at no cost of an attempt, and whoever held them is refused from then
     on. Ends with 1 when nobody holds one of them, or there is no such batch.
-    """
-    _decide(
-        "take_back", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
-        data=data, as_json=as_json,
-    )  # fmt: skip
-
-
-@app.command("erase")
-@target.over_http
-def _erase(
-    batches: Refs,
-    *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    queue: InQueue = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
-) -> None:
+    """,
+    call="take_back",
+)
+_decision(
+    "erase",
     """Empty payload and result of finished batches, for good.
 
     The ledger stays. Ends with 1 when one of them has not finished, or there is no such batch.
-    """
-    _decide(
-        "erase", batches, reason=reason, actor=actor, queue=queue, tenant=tenant, dsn=dsn,
-        data=data, as_json=as_json,
-    )  # fmt: skip
-
-
-def _decide(
-    verb: str,
-    names: Sequence[str],
-    *,
-    reason: str,
-    actor: str | None,
-    queue: str | None,
-    tenant: str | None,
-    dsn: str | None,
-    data: Path | None,
-    as_json: bool,
-) -> None:
-    with target.reached(dsn, data) as there:
-        ids = [_found(there, name, tenant, queue, None) for name in names]
-        decide = getattr(there.calls, verb)
-        # A service is asked about one batch at a time; a database about all at once.
-        several = [[one] for one in ids] if there.is_service else [ids]
-        verdicts = [
-            verdict
-            for some in several
-            for verdict in there.run(decide(ids=some, reason=reason, actor=actor))
-        ]
-    tell_verdicts(verdicts, as_json=as_json)
+    """,
+)
 
 
 def tell_verdicts(

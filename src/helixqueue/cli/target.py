@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeGuard
 
 import typer
 
@@ -360,14 +360,14 @@ def tenant_to_change(database: Database | Reached, named: str | None) -> str:
 
 def tenant_named(database: Database | Reached, named: str | None) -> str:
     """The one tenant that something is about, by name; a service says whose the token is."""
-    if isinstance(database, Reached) and database.is_service:
+    if _by_token(database):
         from helixqueue.transport.http import tokens  # noqa: PLC0415 - a database needs none
 
         return str(database.run(tokens.own_tenant()))
     return tenant_to_change(database, named)
 
 
-def _by_token(database: Database | Reached) -> bool:
+def _by_token(database: Database | Reached) -> TypeGuard[Reached]:
     """A service knows the tenant: it is the token's."""
     return isinstance(database, Reached) and database.is_service
 

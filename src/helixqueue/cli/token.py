@@ -216,7 +216,7 @@ def _revoke(
     Ends with 1 when none was good.
     """
     with target.reached(dsn, data) as there:
-        of = target.tenant_to_change(there, tenant)
+        of = target.tenant_named(there, tenant)
         ended = there.run(
             http_tokens.revoke(name=name, reason=reason)
             if there.is_service
