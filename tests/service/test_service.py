@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ import pytest
 from helixqueue.service import Settings
 from helixqueue.service.journal import MaskingFormatter
 from helixqueue.service.problems import PROBLEMS
+from helixqueue.service.run import demand_fit
 from helixqueue.service.service import Service
 from tests.cli.conftest import HELIXQ
 from tests.database import Database
@@ -218,6 +220,10 @@ def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
     with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
         behind = Database(server, database.name, pooler)
         settings = Settings(behind.dsn("service"), pooled=True, connections=2)
+        warned = []
+        for pooled in (True, False):
+            demand_fit(replace(settings, pooled=pooled), warn=warned.append, away=pytest.fail)
+        assert [said.partition(":")[0] for said in warned] == ["the DSN leads through a pooler"]
         with serving(settings) as url:
             site = Site(database, url)
             clients = {tenant: site.client(tenant=tenant) for tenant in ("a", "b")}

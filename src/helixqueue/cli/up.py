@@ -215,7 +215,7 @@ def _run(wanted: Wanted) -> Exit:
         found = stack.enter_context(_home(wanted))
         settings = Settings(found.dsn)
         # Of a database that is away, the making of the link says more.
-        demand_fit(settings, lambda _: None)
+        demand_fit(settings, warn=show.progress, away=lambda _: None)
         _log(found)
         children = _children(wanted, found)
         facts = _facts(wanted, found, address_of(listener))

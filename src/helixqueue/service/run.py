@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 GRACE_SECONDS: Final = 5
 # How many are made before a search among them; a chunk makes that many.
 YOUNG_OBJECTS: Final = 20_000
+POOLED: Final = (
+    "the DSN leads through a pooler: unless that is in session mode, statements that one client "
+    "prepared are run for another; run `helixq serve --pooled`, or name the server itself"
+)
 OWN_FILES: Final = 100  # that a service has open besides its connections
 
 
@@ -43,7 +47,9 @@ def serve(
     warn: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it; `listening` is told the address."""
-    demand_fit(settings, lambda fault: warn(f"{fault}; serving 503 until it is back"))
+    demand_fit(
+        settings, warn=warn, away=lambda fault: warn(f"{fault}; serving 503 until it is back")
+    )
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
         listening(address_of(listener))
@@ -117,23 +123,28 @@ def _files(wanted: int) -> int:
     return soft
 
 
-def demand_fit(settings: Settings, warn: Callable[[str], None]) -> None:
-    """A login that may not serve is told now; of a database that is away, `warn` is told why."""
+def demand_fit(
+    settings: Settings, *, warn: Callable[[str], None], away: Callable[[HelixError], None]
+) -> None:
+    """A login that may not serve is told now; of a database that is away, `away` is told why."""
 
-    async def ask() -> tuple[str | None, HelixError | None]:
+    async def ask() -> str | None:
         service = Service(settings)
         try:
-            return await service.why_not_ready(), service.fault
+            reason = await service.why_not_ready()
+            if service.fault is not None:
+                away(service.fault)
+            elif reason is None and not settings.pooled and await service.served.is_pooled():
+                warn(POOLED)
         finally:
             await service.served.close()
+        return reason
 
-    reason, fault = asyncio.run(ask())
-    if reason == AWAY:
-        warn(str(fault))
-    elif reason == MISFIT:
+    reason = asyncio.run(ask())
+    if reason == MISFIT:
         raise SchemaMismatch(reason)
-    elif reason is not None:
-        raise Refused(reason)
+    if reason not in {None, AWAY}:
+        raise Refused(str(reason))
 
 
 def log_to(handler: logging.Handler) -> None:

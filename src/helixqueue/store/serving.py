@@ -93,6 +93,17 @@ class Served:
 
         return await self._to_its_end(work())
 
+    async def is_pooled(self) -> bool:
+        """Whether a pooler stands before the server, whoever was told of it."""
+        backend = Call(_SQL["backend"], (), lambda rows: rows[0][0])
+
+        async def work() -> bool:
+            async with self._pool.database() as database:
+                process = await self._bounded(database, database.run(backend))
+                return bool(process != database.connection.info.backend_pid)
+
+        return await self._to_its_end(work())
+
     async def close(self) -> None:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._pool.close()

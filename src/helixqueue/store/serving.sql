@@ -86,6 +86,10 @@ select exists (select from helix.role_tenant b where b.role = session_user and b
    and not exists (select from helix.role_tenant b where b.role = session_user and not b.by_setting)
    and not pg_has_role(session_user, 'helix_operator', 'member');
 
+-- name: backend
+-- The process behind this connection. A pooler tells clients another number than the server does.
+select pg_backend_pid();
+
 -- name: revision
 -- The revision of the schema, and how far back it reaches; any role may ask.
 select r.version_num, o.oldest from helix_migration.revision r, helix_migration.reach o;
