@@ -43,6 +43,7 @@ def following(http, after=None, **query):
     with http.stream("GET", "/v1/changes", params=query, headers=headers) as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.headers["x-accel-buffering"] == "no"
         yield events(stream)
 
 

@@ -112,7 +112,10 @@ async def changes(
     reader = _Reader(here, asker, queue)
     await reader.begin(last_event_id)
     lines = _lines(reader, time.monotonic() + seconds, request)
-    return StreamingResponse(lines, media_type="text/event-stream")
+    # Proxies of nginx's kind would gather a stream until it is worth sending.
+    return StreamingResponse(
+        lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
 
 
 class _Reader:
