@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
-from helixqueue.client.ready import make_ready
+from helixqueue.client.set_up import set_up
 from helixqueue.embedded import Postgres
 from helixqueue.store.database import connect_options, is_fit
 from tests.lab import until
@@ -29,7 +29,7 @@ def own(tmp_path_factory):
     """A server of this module's own, to be killed; nobody brings it back but the test."""
     postgres = Postgres(tmp_path_factory.mktemp("own") / "postgres", supervised=False)
     postgres.start()
-    make_ready(postgres)
+    set_up(postgres)
     yield postgres
     postgres.stop()
 

@@ -11,7 +11,7 @@ import typer
 
 from helixqueue.cli import show, story, target
 from helixqueue.cli.exits import Exit
-from helixqueue.client.ready import make_ready
+from helixqueue.client.set_up import set_up
 from helixqueue.demo.run import FROZEN, KILLED, run
 from helixqueue.embedded import Servers
 from helixqueue.identity import escaped
@@ -37,7 +37,7 @@ def _demo(*, as_json: target.AsJson = False) -> None:
     with tempfile.TemporaryDirectory(prefix="helixq-demo-") as directory:
         say("starting a PostgreSQL for this demo alone")
         with Servers(Path(directory)).postgres.start() as postgres:
-            make_ready(postgres)
+            set_up(postgres)
             shown = run(postgres, say)
     if as_json:
         show.as_json(_facts(shown))

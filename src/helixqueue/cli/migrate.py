@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from helixqueue.cli import show, target
-from helixqueue.client.ready import make_ready
+from helixqueue.client.set_up import set_up
 from helixqueue.store.migrate import migrate, print_sql
 
 WHY = "migrate changes the schema of a database, as its owner: run it with --dsn or --data"
@@ -51,7 +51,7 @@ def _migrate(
             done = migrate(found.owner_dsn, say=show.progress, wait_s=wait)
         else:
             # An embedded database serves its run-time role at once.
-            done = make_ready(found.postgres, show.progress, wait_s=wait)
+            done = set_up(found.postgres, show.progress, wait_s=wait)
     if as_json:
         changed = done.before != done.after
         show.as_json({"before": done.before, "after": done.after, "changed": changed})

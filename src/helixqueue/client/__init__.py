@@ -4,7 +4,7 @@
 `book` which calls they make, statements or HTTP requests. `hands` and `hands_async` are the methods
 that all have; `sync`, `asynchronous`, `http` and `http_async` perform the steps. `preparation`
 turns what a caller hands over into what the engine takes, `answers` are what comes back, `home` is
-where the database is, and `ready` makes an embedded one fit for use.
+where the database is, and `set_up` makes an embedded one fit for use.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Embedded:
 
     def _started(self) -> str:
         try:
-            from helixqueue.client.ready import make_ready  # noqa: PLC0415 - it brings Alembic
+            from helixqueue.client.set_up import set_up  # noqa: PLC0415 - it brings Alembic
             from helixqueue.embedded import Servers  # noqa: PLC0415 - not in every installation
         except ImportError as error:
             raise NotInstalled(error.name, "embedded") from error
@@ -66,7 +66,7 @@ class Embedded:
             # Only PostgreSQL: a client has no use for Valkey.
             self._postgres = Servers(self._directory).postgres
         self._postgres.start()
-        make_ready(self._postgres)
+        set_up(self._postgres)
         return self._postgres.dsn
 
     def close(self) -> None:

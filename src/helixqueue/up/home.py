@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from helixqueue.client.ready import make_ready
+from helixqueue.client.set_up import set_up
 from helixqueue.embedded import Servers
 from helixqueue.errors import Refused
 from helixqueue.store.database import parsed
@@ -39,7 +39,7 @@ def embedded(directory: Path, redis: str | None, say: Callable[[str], None]) -> 
         postgres = stack.enter_context(servers.postgres.start(say))
         if redis is None:
             redis = stack.enter_context(servers.valkey.start(say)).url
-        make_ready(postgres)
+        set_up(postgres)
         admit(postgres.migrator_dsn, _role(postgres.service_dsn), create=True)
         yield Home(postgres.service_dsn, redis, postgres.dsn, directory, postgres)
 

@@ -1,4 +1,4 @@
-"""An embedded database made ready: migrated, and its run-time role allowed to work and to operate.
+"""An embedded database set up: migrated, and its run-time role allowed to work and to operate.
 
 The embedded default has one login role at run time. Whoever can open its socket owns the data files
 anyway, so that role may work and operate for every tenant; it is still no superuser, and the guards
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helixqueue.store.migrate import Migrated
 
 
-def make_ready(
+def set_up(
     postgres: Postgres, say: Callable[[str], None] | None = None, *, wait_s: float = 120.0
 ) -> Migrated:
     """Bring the embedded PostgreSQL to this release's schema; doing it again changes nothing."""
