@@ -41,6 +41,22 @@ def last_runs(http):
     return [one for one in lines if one.startswith("helix_duty_last_run_seconds{")]
 
 
+def test_a_fault_of_the_service_ends_no_duties(http, caplog, monkeypatch):
+    """A task that dies says nothing until the process ends, and nothing would come back by time."""
+    tend, faults = duties.tend, iter([ZeroDivisionError("somebody's data")])
+
+    def faulty(**options):
+        for fault in faults:
+            raise fault
+        return tend(**options)
+
+    monkeypatch.setattr(duties, "tend", faulty)
+    until(lambda: "ZeroDivisionError" in caplog.text)
+    assert "somebody's data" not in caplog.text
+    before = last_runs(http)
+    until(lambda: last_runs(http) != before)
+
+
 @pytest.mark.parametrize("role", ["app_a", "stranger"])
 def test_who_acts_for_some_tenants_takes_no_turn_that_is_everybodys(database, role):
     with database.connect(role) as connection, pytest.raises(

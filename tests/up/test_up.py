@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import json
@@ -24,6 +25,7 @@ from helixqueue.cli.main import main
 from helixqueue.embedded.account import why_not
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
+from helixqueue.up.children import Child, Children
 from helixqueue.up.place import LOCK, taken, url_of
 from tests.cli.conftest import HELIXQ
 from tests.lab import until
@@ -347,6 +349,23 @@ def test_the_word_of_one_that_was_killed_sends_nobody_to_a_stranger(tmp_path):
         left = (tmp_path / LOCK).read_bytes()
     (tmp_path / LOCK).write_bytes(left)
     assert url_of(tmp_path) is None
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(monkeypatch):
+    """A machine without a process or a file to spare has one later; it is said meanwhile."""
+    monkeypatch.setattr("helixqueue.up.children.sys.executable", "/nowhere/python")
+    said = asyncio.Queue()
+
+    async def story():
+        children = Children([Child("up-1", "none")], said.put_nowait)
+        children.start()
+        told = [await asyncio.wait_for(said.get(), 10) for _ in range(2)]
+        await children.stop()
+        return told
+
+    told = asyncio.run(story())
+    assert told[0].startswith("up-1 did not start (no such file or directory); starting it again")
+    assert told[1].startswith("up-1 did not start")
 
 
 def test_whoever_only_looks_keeps_nobody_out(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from helixqueue.errors import HelixError, NotPermitted
+from helixqueue.service.journal import where
 from helixqueue.store import duties
 from helixqueue.store.serving import Served
 
@@ -52,6 +53,10 @@ class Duties:
                 if not away:
                     log.warning("background duties wait: %s", error)
                 away = True
+                await asyncio.sleep(AWAY_SECONDS)
+                continue
+            except Exception as error:  # noqa: BLE001 - nobody else would be told
+                log.error("a fault, and background duties go on: %s", where(error))  # noqa: TRY400
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             if away:

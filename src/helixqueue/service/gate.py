@@ -1,6 +1,6 @@
 """The way in: every request passes here before anything of it is read.
 
-Who is it (401), is there such a path (404, 405), may it (403), how often (429), in which form
+Who is it (401), how often (429), is there such a path (404, 405), may it (403), in which form
 (415), how much (413, 408): in this order, so that a stranger learns nothing and costs little. What
 an operation demands stands in the OpenAPI document, `x-scope`; one that names none cannot be
 reached.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.recorder import EFFECT_HEADER
-from helixqueue.service.journal import SCOPE_KEY, Journal, masked
+from helixqueue.service.journal import SCOPE_KEY, Journal, masked, where
 from helixqueue.service.legible import body_of, demand_clear_query, demand_json
 from helixqueue.service.problems import Problem, problem_of
 
@@ -170,11 +169,8 @@ class Gate:
             journal.know(fault=f"{type(error).__name__}: {error}")
             await self._refuse(problem_of(error), scope, receive, answer)
         except Exception as error:  # noqa: BLE001 - the last handler of the request
-            # Where it happened, and not what was said: a message may hold somebody's data.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            name = type(error).__name__
-            log.error("request %s: %s\n%s", journal.request_id, name, masked(where))  # noqa: TRY400
-            journal.know(fault=name)
+            log.error("request %s: %s", journal.request_id, where(error))  # noqa: TRY400
+            journal.know(fault=type(error).__name__)
             if answer.status == CLIENT_LEFT:
                 fault = Problem("internal", "it is on record under the request's id")
                 await self._refuse(fault, scope, receive, answer)
@@ -190,6 +186,7 @@ class Gate:
         if operation is None or operation.scope != OPEN:
             self._demand_room()
             principal = await self._principal(scope, journal)
+            principal.take()
         if operation is None:
             raise _nowhere(scope, allowed)
         if principal is not None:
@@ -197,7 +194,6 @@ class Gate:
                 raise Problem("forbidden", "this operation names no scope, so nobody may")
             if operation.scope != ANY:
                 principal.demand(operation.scope)
-            principal.take()
             demand_clear_query(operation, scope["query_string"])
         if operation.takes_json:
             demand_json(scope)

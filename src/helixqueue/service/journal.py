@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+import traceback
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -109,6 +110,12 @@ class MaskingFormatter(logging.Formatter):
         text = super().format(record)
         # The journal's has none left, and may have a thousand lines.
         return text if record.name == log.name else masked(text)
+
+
+def where(error: BaseException) -> str:
+    """Where it happened, and not what was said: a message may hold somebody's data."""
+    lines = "".join(traceback.format_tb(error.__traceback__))
+    return masked(f"{type(error).__name__}\n{lines}")
 
 
 def masked(text: str) -> str:

@@ -35,23 +35,27 @@ class Child:
         pause = 0.5
         while True:
             began = time.monotonic()
-            await self._start()
-            assert self._process is not None  # noqa: S101 - just started
-            self.code = await self._process.wait()
+            what = await self._run()
             if time.monotonic() - began > SETTLED_SECONDS:
                 pause = 0.5
-            say(f"{self.name} ended with {self.code}; starting it again in {pause:g} s")
+            say(f"{self.name} {what}; starting it again in {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(pause * 2, SLOWEST_SECONDS)
 
-    async def _start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "helixqueue.tether", self.module, *self.arguments),
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, **self.environment},
-            # Ctrl-C is for us: we stop them in order, while the database is there.
-            start_new_session=True,
-        )
+    async def _run(self) -> str:
+        """Once, from its start to its end; what is to be said of that."""
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "helixqueue.tether", self.module, *self.arguments),
+                stdin=asyncio.subprocess.PIPE,
+                env={**os.environ, **self.environment},
+                # Ctrl-C is for us: we stop them in order, while the database is there.
+                start_new_session=True,
+            )
+        except OSError as error:  # no process, no memory, no file left: there may be one later
+            return f"did not start ({(error.strerror or str(error)).lower()})"
+        self.code = await process.wait()
+        return f"ended with {self.code}"
 
     async def stop(self) -> None:
         """Ask it to finish; past its time, end it and all that it started."""
