@@ -132,11 +132,14 @@ def test_held_requests_and_streams_outlast_the_silent(hasty, lab):
 
 def test_silent_connections_keep_nobody_out(hasty):
     with hasty.client() as http, ExitStack() as silent:
-        before = let_go(http, "room")
+        for_room, for_silence = let_go(http, "room"), let_go(http, "silent")
         for _ in range(40):
             silent.enter_context(connected(hasty))
         assert http.get("/v1/token").status_code == 200
-        assert let_go(http, "room") - before >= 40 - 12
+        for_room = let_go(http, "room") - for_room
+        assert for_room > 0
+        # On a machine that is slow to connect, some have been silent for too long by then.
+        assert for_room + let_go(http, "silent") - for_silence >= 40 - 12
         shown = http.get("/metrics").text
         [line] = [one for one in shown.splitlines() if one.startswith("helix_http_connections ")]
         assert int(line.split()[1]) <= 12

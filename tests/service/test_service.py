@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 from helixqueue.service import Settings
-from helixqueue.service.journal import MaskingFormatter
+from helixqueue.service.journal import Journal, MaskingFormatter
 from helixqueue.service.problems import PROBLEMS
 from helixqueue.service.run import demand_fit
 from helixqueue.service.service import Service
@@ -194,6 +194,22 @@ def test_whatever_anybody_logs_loses_its_secrets(secret):
     told = MaskingFormatter("%(message)s").format(record)
     assert "(masked)" in told
     assert not {"x" * 43, "canary", "ary"} & set(re.split(r"[^a-z]+", told))
+
+
+def test_no_name_hides_what_stands_behind_it_in_the_log(caplog):
+    """A worker may call itself as a secret begins; its refused write stays on record whole."""
+    journal = Journal("r", "POST")
+    journal.know(worker="://:", fault="x" * 290 + "hx_" + "y" * 43)
+    for begin in ("://:", "password='"):
+        known = {"queue": begin, "batch": uuid.uuid4(), "conflicting_worker": "bo'@gpu"}
+        journal.step("settle", **known, decision="refused")
+    with caplog.at_level(logging.INFO, "helixqueue.service.request"):
+        journal.write(200)
+    *steps, request = [json.loads(line) for line in caplog.messages[-1].splitlines()]
+    for told in steps:
+        assert told.keys() >= {"worker", "queue", "batch", "conflicting_worker", "decision"}
+        assert told["conflicting_worker"] == "bo'@gpu"
+    assert "y" not in request["fault"], "half a secret is one, too"
 
 
 def test_a_request_belongs_to_the_trace_that_its_client_named(http, caplog):

@@ -31,7 +31,6 @@ from helixqueue.service import (
 from helixqueue.service.direct import directly
 from helixqueue.service.document import document, plain_document
 from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations, pages
-from helixqueue.service.journal import masked
 from helixqueue.service.problems import Problem, invalid_request, problem_of
 from helixqueue.service.service import Service, journal_of, service_of
 from helixqueue.service.settings import MAX_BODY_BYTES
@@ -133,7 +132,7 @@ def _of_engine(request: Request, error: HelixError) -> Problem:
     problem = problem_of(error, values=principal is not None and principal.sees_payloads)
     if problem.status_code >= 500:
         journal = journal_of(request)
-        journal.know(fault=masked(f"{type(error).__name__}: {error}"))
+        journal.know(fault=f"{type(error).__name__}: {error}")
         if not (journal.unrepeatable and getattr(error, "outcome_unknown", False)):
             # Nothing happened, or what happened will be recognised when it is asked again.
             problem.extra[EFFECT_HEADER] = "none"

@@ -92,7 +92,7 @@ class Journal:
             "ms": round(self.seconds * 1000, 2),
         }
         lines.append(orjson.dumps(head | answer | _told(self._facts)))
-        log.log(level, "%s", masked(b"\n".join(lines).decode()))
+        log.log(level, "%s", b"\n".join(lines).decode())
 
     def _step_lines(self, head: dict[str, Any]) -> list[bytes]:
         common = {name: self._facts[name] for name in _OF_ALL_STEPS if name in self._facts}
@@ -108,7 +108,7 @@ class MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        # The journal's has none left, and may have a thousand lines.
+        # The journal masks its fields, and may have a thousand lines.
         return text if record.name == log.name else masked(text)
 
 
@@ -137,6 +137,8 @@ def _told(facts: dict[str, Any]) -> dict[str, Any]:
 def _bounded(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, _LISTS):
         return [_bounded(one) for one in list(value)[:20]]
-    text = str(value)[:MAX_CHARS]
+    # Each by itself: what looks like the begin of a secret in one field must not hide the next. And
+    # whole, because half a secret does not look like one.
+    text = masked(str(value))[:MAX_CHARS]
     # A lone surrogate has no UTF-8, and a line that cannot be written tells nothing.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
