@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from helixqueue.embedded.account import why_not
 from helixqueue.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -55,6 +54,9 @@ def taken(directory: Path) -> Iterator[Place]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        # Not above: every command knows of AlreadyUp, and this brings the driver of PostgreSQL.
+        from helixqueue.embedded.account import why_not  # noqa: PLC0415
+
         raise Unavailable(
             f"expected a directory that this user can write to, got {directory}: "
             f"{why_not(directory, error)}; name another with --data"
