@@ -184,6 +184,25 @@ def test_streams_are_bounded_though_many_come_at_once(database):
         assert 'problem="too-many-streams"} 7\n' in http.get("/metrics").text
 
 
+def test_streams_that_look_for_long_leave_connections_to_others(database):
+    stuck = (
+        "select count(*) from pg_stat_activity "
+        "where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    with (
+        service_on(settings_for(database, connections=2, duties=False)) as url,
+        Site(database, url).client("read") as http,
+        following(http, seconds=60) as one,
+        following(http, seconds=60) as other,
+        database.connect("helix_bootstrap", autocommit=False) as connection,
+    ):
+        assert [next(one)[1], next(other)[1]] == ["begin", "begin"]
+        connection.execute("lock table helix.event in access exclusive mode")
+        until(lambda: connection.execute(stuck).fetchone()[0] > 0)
+        for _ in range(3):
+            assert http.get("/v1/queues", params={"count_to": 0}).status_code == 200
+
+
 def test_who_comes_back_to_a_database_that_was_set_back_is_told_so(http, lab):
     """A restored server numbers its transactions anew: it must not be waited for in silence."""
     place = f"{2**40}-7-2-{int(datetime.now(UTC).timestamp() * 1000)}"

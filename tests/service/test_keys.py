@@ -88,6 +88,7 @@ def test_a_token_that_was_revoked_a_moment_ago_is_told_so_with_a_key_too(site, h
         key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
         assert gone.post(path, json=work, headers=key).status_code == 201
         http.post(f"/v1/tokens/{name}/revoke", json={"reason": "lost"})
+        assert gone.get("/v1/token").status_code == 401, "though it needs no look at any row"
         for again in (key, {"Idempotency-Key": f'"{uuid.uuid4()}"'}):
             told = gone.post(path, json=work, headers=again)
             assert (told.status_code, told.headers["www-authenticate"]) == (401, "Bearer")

@@ -14,6 +14,7 @@ from helixqueue.errors import Conflict, Refused
 from helixqueue.service import answers
 from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody, Time
 from helixqueue.service.problems import Problem
+from helixqueue.service.queues import no_such_queue
 from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
 from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import State
@@ -145,7 +146,7 @@ async def _known(asker: Asker, queue: str) -> None:
     except Refused as refused:
         if type(refused) is not Refused:
             raise  # about the token, or the name
-        raise Problem("no-such-queue", f"the tenant has no queue {queue}", got=queue) from None
+        raise no_such_queue(queue) from None
 
 
 @routes.get(

@@ -149,9 +149,10 @@ class _Reader:
 
     async def more(self) -> list[str]:
         """What is new, as server-sent events; waits for nothing."""
-        found = await self._principal.ask(
-            serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS)
-        )
+        async with self.service.looks:
+            found = await self._principal.ask(
+                serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS)
+            )
         told = []
         for row in found.rows:
             self._cursor = Cursor(row.xid, row.batch, row.version, self._cursor.since)

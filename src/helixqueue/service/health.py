@@ -13,7 +13,7 @@ from helixqueue.service import answers
 from helixqueue.service.metrics import duties_text
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, demands, router
-from helixqueue.store import duties, reads
+from helixqueue.store import duties
 from helixqueue.store.duties import DutyRow
 
 routes = router("service")
@@ -85,7 +85,7 @@ async def metrics(here: Here, asker: Asker) -> Response:
 )
 async def document(request: Request, asker: Asker) -> dict[str, Any]:
     """OpenAPI 3.1; every operation has its scope, its problems and an example."""
-    await _still_good(asker)
+    await asker.demand_good()
     found: dict[str, Any] = request.app.openapi()
     return found
 
@@ -94,8 +94,3 @@ def _duty(row: DutyRow) -> DutyAnswer:
     return DutyAnswer(
         duty=row.duty, last_at=row.last_at, lag_seconds=row.lag_seconds, failed=row.failed
     )
-
-
-async def _still_good(asker: Asker) -> None:
-    """What needs no database still asks whether the token is good, as all else does."""
-    await asker.ask(reads.tenants())

@@ -17,7 +17,7 @@ from helixqueue.fence.guard import AsyncFences
 from helixqueue.service.allowance import Allowance
 from helixqueue.service.gathering import BOOK, Gathering, Single
 from helixqueue.service.problems import Problem, unauthenticated
-from helixqueue.store import tokens
+from helixqueue.store import reads, tokens
 from helixqueue.store.plans import Ask, Plan, Step, carry_out_async
 from helixqueue.store.tokens import TOKEN
 
@@ -66,6 +66,10 @@ class Principal:
     async def ask(self, call: Call[T]) -> T:
         """Make a call that may be repeated while the database is away."""
         return await self.do(self.desk.ask(call))
+
+    async def demand_good(self) -> None:
+        """For what needs no database: it asks whether the token is good, as all else does."""
+        await self.ask(reads.tenants())
 
     async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the answer of any call
         if isinstance(step, Ask):

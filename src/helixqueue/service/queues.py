@@ -61,7 +61,7 @@ async def queue(
     note.know(queue=queue)
     page = await asker.ask(reads.queues(tenant=asker.tenant, queue=queue, bound=count_to))
     if not page.rows:
-        raise _no_such_queue(queue)
+        raise no_such_queue(queue)
     return answers.queue(page.rows[0].settings, page.rows[0])
 
 
@@ -78,7 +78,7 @@ async def settings(queue: QueueName, asker: Asker, note: Note) -> answers.QueueA
     asker.demand_queue(queue)
     row = await asker.ask(calls.queue(tenant=asker.tenant, queue=queue))
     if row is None:
-        raise _no_such_queue(queue)
+        raise no_such_queue(queue)
     return answers.queue(row)
 
 
@@ -161,7 +161,7 @@ async def _switch(
 ) -> answers.QueueAnswer:
     # Pausing is of a queue that is there; PUT is what declares one. Queues are never deleted.
     if await asker.ask(calls.queue(tenant=asker.tenant, queue=queue)) is None:
-        raise _no_such_queue(queue)
+        raise no_such_queue(queue)
     return await _set(queue, {"paused": paused}, body.reason, asker, note)
 
 
@@ -178,5 +178,5 @@ async def _set(
     return answers.queue(row)
 
 
-def _no_such_queue(queue: str) -> Problem:
+def no_such_queue(queue: str) -> Problem:
     return Problem("no-such-queue", f"the tenant has no queue {queue}", got=queue)

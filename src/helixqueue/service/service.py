@@ -58,6 +58,8 @@ class Service:
         self.marks = Marks(self.served)
         self.bell = self._bell()
         self.waits = 0
+        # A stream that is far behind looks for seconds: half of the connections are for others.
+        self.looks = asyncio.Semaphore(max(1, settings.connections // 2))
         self.metrics = Metrics()
         self.names = Names()
         self.duties = Duties(self.served)

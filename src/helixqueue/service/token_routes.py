@@ -77,6 +77,7 @@ class LoginAnswer(BaseModel):
 )
 async def own(asker: Asker) -> AskerAnswer:
     """For whoever holds a token and is not sure for which tenant."""
+    await asker.demand_good()
     grant = asker.grant
     return AskerAnswer(
         tenant=grant.tenant,
