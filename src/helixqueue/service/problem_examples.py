@@ -12,7 +12,7 @@ BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-http": {"detail": "Invalid HTTP request received."},
     "not-json": {
-        "detail": "payload at '/payload': expected each name once in an object; got it again. Keep "
+        "detail": "body at '/payload': expected each name once in an object; got it again. Keep "
         "one of the two",
         "code": "duplicate-name",
         "pointer": "/payload",

@@ -48,7 +48,9 @@ def strict_json(body: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         return loads(body)
     except InvalidPayload as refused:
-        raise Problem("not-json", str(refused), code=refused.code, pointer=refused.path) from None
+        # The reader's word for what it reads; here it may be anything that was sent.
+        told = f"body {str(refused).removeprefix('payload ')}"
+        raise Problem("not-json", told, code=refused.code, pointer=refused.path) from None
 
 
 class _StrictRequest(Request):
