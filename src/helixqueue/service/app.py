@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -36,7 +38,8 @@ from helixqueue.service.service import Service, journal_of, service_of
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -58,6 +61,18 @@ def create_app(settings: Settings) -> Gate:
         yield
         await service.close()
 
+    app = _routed(lifespan)
+    app.state.service = service
+    for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _tell)
+    policy = _policy(settings.policy)
+    app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
+    hot = [one for family in (batches, people, work) for one in family.routes.routes]
+    direct = directly([one for one in hot if isinstance(one, APIRoute)], app, _tell)
+    return Gate(app, service, policy, direct, pages(login.routes))
+
+
+def _routed(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None) -> FastAPI:
     app = FastAPI(
         title="HelixQueue",
         version=__version__,
@@ -68,28 +83,27 @@ def create_app(settings: Settings) -> Gate:
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.service = service
     for module in (
         batches, people, letters, queues, work, changes, fences, audit_routes, token_routes, login,
         health,
     ):  # fmt: skip
         app.include_router(module.routes)
-    for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _tell)
-    policy = _policy(app, settings.policy)
-    app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
-    hot = [one for family in (batches, people, work) for one in family.routes.routes]
-    direct = directly([one for one in hot if isinstance(one, APIRoute)], app, _tell)
-    return Gate(app, service, policy, direct, pages(login.routes))
+    return app
 
 
-def _policy(app: FastAPI, given: Policy | None) -> Policy:
+@cache
+def _plain_text() -> str:
+    """The plain document, which every application has; to make it takes half a second."""
+    return json.dumps(plain_document(_routed(None)))
+
+
+def _policy(given: Policy | None) -> Policy:
     """The policy, one route for each operation that may be fenced: keys are unique within one."""
     base = given or Policy(routes=(Route(required=False),))
     if given is None:
         base = replace(base, routes=(replace(base.routes[0], methods=frozenset({"POST", "PUT"})),))
     found = []
-    for operation in operations(plain_document(app)):
+    for operation in operations(json.loads(_plain_text())):
         route = base.route(operation.method, operation.path) if operation.fenced else None
         if route is not None:
             found.append(
@@ -106,7 +120,7 @@ def _policy(app: FastAPI, given: Policy | None) -> Policy:
 
 def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:
     if app.openapi_schema is None:
-        app.openapi_schema = document(app, policy)
+        app.openapi_schema = document(json.loads(_plain_text()), policy)
     return app.openapi_schema
 
 

@@ -71,9 +71,8 @@ def plain_document(app: FastAPI) -> dict[str, Any]:
     )
 
 
-def document(app: FastAPI, policy: Policy) -> dict[str, Any]:
-    """As clients read it."""
-    plain = plain_document(app)
+def document(plain: dict[str, Any], policy: Policy) -> dict[str, Any]:
+    """As clients read it, made of the plain one."""
     parts = plain.setdefault("components", {})
     schemas = parts.setdefault("schemas", {})
     schemas["Problem"] = ProblemAnswer.model_json_schema()
