@@ -212,9 +212,9 @@ def test_a_server_that_is_away_is_unavailable():
 def test_clients_demand_their_revision(empty):
     with empty.connect("helix_local") as client:
         with pytest.raises(SchemaMismatch, match=r"got a database without.*run `helixq migrate`"):
-            revision.demand_current(client)
+            revision.demand(revision.schema_of(client))
         migrate(empty.dsn("helix_migrator"))
-        revision.demand_current(client)
+        revision.demand(revision.schema_of(client))
 
 
 def test_a_newer_database_asks_for_a_newer_package(empty):
@@ -233,7 +233,7 @@ def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
     migrate(empty.dsn("helix_migrator"))
     with empty.connect("helix_migrator") as owner:
         owner.execute("update helix_migration.revision set version_num = '9999'")
-        revision.demand_current(owner)
+        revision.demand(revision.schema_of(owner))
     said = []
     assert migrate(empty.dsn("helix_migrator"), say=said.append).after == "9999"
     assert said == ["at the newer revision 9999, which this release works with"]

@@ -65,18 +65,13 @@ def revision_of(connection: Connection[Any]) -> str | None:
     return None if found is None else found.revision
 
 
-def demand_current(connection: Connection[Any]) -> None:
-    """Raise SchemaMismatch unless this release works with the database's schema."""
-    demand(schema_of(connection))
-
-
 def fits(got: Schema | None) -> bool:
     """Whether this release works with it: its own, or a newer one that still reaches back to it."""
     return got is not None and (got.revision == head() or got.oldest <= head() < got.revision)
 
 
 def demand(got: Schema | None) -> None:
-    """The judgement alone, for callers that read the schema's revision in their own way."""
+    """Raise SchemaMismatch unless this release works with it."""
     if fits(got):
         return
     expected = head()
