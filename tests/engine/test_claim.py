@@ -83,7 +83,7 @@ def test_a_claim_that_starts_writes_both_events_in_one_chain(lab):
     ]
     chain = b""
     for row in lab.rows(
-        "select batch, version, tenant, from_state::text, to_state::text, at, xid::text::bigint,"
+        "select batch, version, tenant, from_state::text, to_state::text, at, xid,"
         " attempt, epoch, number, actor, reason::text, detail, late, hash"
         " from helix.event where batch = %s order by version",
         lease.batch,

@@ -48,10 +48,7 @@ FAR = timedelta(days=1)
 
 # The columns of an event as `fold` wants them.
 _AS_TEXT = ("from_state", "to_state", "reason")
-_COLUMNS = ", ".join(
-    f"{name}::text" if name in _AS_TEXT else "xid::text::bigint" if name == "xid" else name
-    for name in Event._fields
-)
+_COLUMNS = ", ".join(f"{name}::text" if name in _AS_TEXT else name for name in Event._fields)
 EVENTS = (
     f"select {_COLUMNS} from helix.event "  # noqa: S608
     "where batch = any (%s) order by batch, version"

@@ -50,7 +50,7 @@ select helix.event_hash(
   p_before => %s, p_batch => %s, p_version => %s, p_tenant => %s, p_from => %s::helix.state,
   p_to => %s::helix.state, p_at => timestamptz '2000-01-01 00:00Z' + %s::interval,
   p_attempt => %s::smallint, p_epoch => %s::int, p_number => %s::bigint, p_actor => %s,
-  p_reason => %s::helix.reason, p_detail => %s, p_late => %s, p_xid => %s::text::xid8)
+  p_reason => %s::helix.reason, p_detail => %s, p_late => %s, p_xid => %s)
 """
 
 

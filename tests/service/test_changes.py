@@ -24,6 +24,8 @@ from tests.lab import POOLED, until
 from tests.service.conftest import Site, settings_for
 from tests.service.conftest import serving as service_on
 
+REMOVED = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+
 
 def events(stream):
     """Each event as (id, kind, data), as they come."""
@@ -98,6 +100,50 @@ def test_who_comes_back_after_retention_is_told_that_changes_are_gone(http, lab)
         found = [next(told) for _ in range(3)]
     assert [kind for _, kind, _ in found] == ["begin", "gap", "change"]
     assert found[1][2]["remedy"]
+
+
+def test_who_comes_back_from_far_behind_is_told_all_in_many_looks(http, lab, monkeypatch):
+    monkeypatch.setattr(changes, "SPAN", 1)
+    monkeypatch.setattr(changes, "MAX_ROWS", 7)
+    with following(http, queue=lab.q) as told:
+        place, _, _ = next(told)
+    submitted = [row for count in (1, 20, 1) * 5 for row in lab.submit_many(count, f"s{count}-")]
+    submitted += [row for n in range(60) for row in lab.submit(f"one-{n}")]
+    new = [str(row.receipt.batch_id) for row in submitted if row.decision == "new"]
+    with following(http, after=place, queue=lab.q) as told:
+        assert next(told)[1] == "begin"
+        assert [next(told)[2]["batch_id"] for _ in new] == new
+
+
+def test_a_look_at_few_transactions_reads_little_of_the_ledger(database, lab):
+    """Nobody waits until all that lies behind a reader is sorted; row-level security or not."""
+    lab.submit_many(1_000)
+    while leases := lab.claim(100):
+        lab.complete(*leases)
+    with database.connect("helix_bootstrap", autocommit=True) as connection:
+        # Stretches for a ledger as small as a test's.
+        connection.execute("alter index helix.event_0000_at_xid_idx set (pages_per_range = 1)")
+        connection.execute("reindex index helix.event_0000_at_xid_idx")
+        [(first, one)] = connection.execute(
+            "select min(xid), percentile_disc(0.5) within group (order by xid) from helix.event"
+        )
+
+    def looked_at(xid, span):
+        since = datetime.now(UTC) - timedelta(hours=1)
+        look = serving.changes(Cursor(xid, 0, 0, since), span=span)
+        with database.connect("service") as connection:
+            connection.execute("set helix.tenant = 'a'")
+            connection.execute("set enable_seqscan = off")  # so small a ledger is read as quickly
+            [(plans,)] = connection.execute(f"explain (analyze, format json) {look.sql}", look.args)
+        return sum(rows_of(plans[0]["Plan"], "event_"))
+
+    def rows_of(plan, table):
+        if plan.get("Relation Name", "").startswith(table):
+            yield sum(plan.get(name, 0) for name in ("Actual Rows", *REMOVED))
+        for below in plan.get("Plans", ()):
+            yield from rows_of(below, table)
+
+    assert 0 < looked_at(one, span=1) * 5 < looked_at(first, span=serving.SPAN_MAX)
 
 
 def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):

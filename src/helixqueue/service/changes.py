@@ -25,14 +25,19 @@ from helixqueue.service.bodies import NAME_PATTERN
 from helixqueue.service.problems import Problem, problem_of
 from helixqueue.service.routing import Asker, Here, Note, demands, router
 from helixqueue.store import serving
-from helixqueue.store.serving import Cursor
+from helixqueue.store.serving import SPAN_MAX, Cursor
 
 if TYPE_CHECKING:
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
+    from helixqueue.store.serving import Changes
 
 routes = router("changes")
 MAX_ROWS: Final = 500
+# How many transactions the first look is at, and how long a look should take at most: what lies
+# behind a reader may be the whole ledger, and to sort all of that for every page would never end.
+SPAN: Final = 64
+LOOK_SECONDS: Final = 0.1
 QUIET_SECONDS: Final = 10.0  # then a comment is sent, so that nobody takes silence for death
 # A stream that begins anew tells of transactions that were under way then, if they are no older.
 OLDEST: Final = timedelta(hours=1)
@@ -126,7 +131,9 @@ class _Reader:
         self._principal = principal
         self._queue = queue
         self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        self._span = SPAN
         self.gap: dict[str, str] | None = None  # why not everything since then can be told
+        self.is_behind = True
 
     async def begin(self, last_event_id: str | None) -> None:
         back = None if last_event_id is None else read_id(last_event_id)
@@ -149,10 +156,7 @@ class _Reader:
 
     async def more(self) -> list[str]:
         """What is new, as server-sent events; waits for nothing."""
-        async with self.service.looks:
-            found = await self._principal.ask(
-                serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS)
-            )
+        found = await self._look()
         told = []
         for row in found.rows:
             self._cursor = Cursor(row.xid, row.batch, row.version, self._cursor.since)
@@ -161,12 +165,24 @@ class _Reader:
                 f"id: {write_id(self._cursor)}\nevent: change\n"
                 f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
             )
-        if len(found.rows) < MAX_ROWS and found.reached > self._cursor.xid:
+        if len(found.rows) < MAX_ROWS and found.edge > self._cursor.xid:
             # Everything below has ended and was told.
-            self._cursor = Cursor(found.reached, 0, 0, self._cursor.since)
+            self._cursor = Cursor(found.edge, 0, 0, self._cursor.since)
+        self.is_behind = self._cursor.xid < found.reached
         since = (await self.service.marks.before(self._cursor.xid)) - SLACK
         self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
         return told
+
+    async def _look(self) -> Changes:
+        """At as many transactions as fill a page, or as can be looked through in a moment."""
+        async with self.service.looks:
+            began = time.monotonic()
+            found = await self._principal.ask(
+                serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)
+            )
+            is_much = len(found.rows) == MAX_ROWS or time.monotonic() - began > LOOK_SECONDS
+        self._span = max(1, self._span // 2) if is_much else min(SPAN_MAX, self._span * 4)
+        return found
 
     @property
     def place(self) -> str:
@@ -210,7 +226,7 @@ async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterat
             elif time.monotonic() - said_at > QUIET_SECONDS:
                 said_at = time.monotonic()
                 yield ": nothing new\n\n"
-            if len(told) < MAX_ROWS:
+            if not reader.is_behind:
                 await asyncio.sleep(service.settings.poll_seconds)
     except HelixError as error:
         # The status has long been sent. The client comes back, and is told then.

@@ -1269,9 +1269,9 @@ $$;
 
 ALTER FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
 
--- Name: event_hash(bytea, bigint, integer, text, helix.state, helix.state, timestamp with time zone, smallint, integer, bigint, text, helix.reason, text, boolean, xid8); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: event_hash(bytea, bigint, integer, text, helix.state, helix.state, timestamp with time zone, smallint, integer, bigint, text, helix.reason, text, boolean, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) RETURNS bytea
+CREATE FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
   select sha256(
@@ -1282,7 +1282,7 @@ CREATE FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integ
       coalesce(p_detail, '')), 'UTF8'))
 $$;
 
-ALTER FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) OWNER TO helix_engine;
+ALTER FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint) OWNER TO helix_engine;
 
 -- Name: event_partition_size(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2685,7 +2685,7 @@ CREATE FUNCTION helix.record() RETURNS trigger
     AS $$
 declare
   v_at  timestamptz := clock_timestamp();
-  v_xid xid8 := pg_current_xact_id();
+  v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
   if tg_nargs > 0 then   -- Two conditions, because only ready and waiting have the column `moved`.
     if not exists (select from arrived n where n.moved or n.version > 1) then
@@ -2757,7 +2757,7 @@ CREATE FUNCTION helix.record_leases() RETURNS trigger
     AS $$
 declare
   v_at  timestamptz := clock_timestamp();
-  v_xid xid8 := pg_current_xact_id();
+  v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                            number, actor, reason, detail, late, hash)
@@ -4571,7 +4571,7 @@ CREATE TABLE helix.event (
     from_state helix.state,
     to_state helix.state NOT NULL,
     at timestamp with time zone NOT NULL,
-    xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     attempt smallint NOT NULL,
     epoch integer,
     number bigint,
@@ -4596,7 +4596,7 @@ CREATE TABLE helix.event_0000 (
     from_state helix.state,
     to_state helix.state CONSTRAINT event_to_state_not_null NOT NULL,
     at timestamp with time zone CONSTRAINT event_at_not_null NOT NULL,
-    xid xid8 DEFAULT pg_current_xact_id() CONSTRAINT event_xid_not_null NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint CONSTRAINT event_xid_not_null NOT NULL,
     attempt smallint CONSTRAINT event_attempt_not_null NOT NULL,
     epoch integer,
     number bigint,
@@ -4960,7 +4960,7 @@ CREATE TABLE helix.retired (
     version integer NOT NULL,
     attempt smallint NOT NULL,
     hash bytea NOT NULL,
-    xid xid8 NOT NULL,
+    xid bigint NOT NULL,
     finished_at timestamp with time zone NOT NULL,
     retired_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
@@ -5269,11 +5269,11 @@ CREATE INDEX decision_batch ON helix.decision USING btree (batch, id) WHERE (bat
 
 -- Name: event_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX event_age ON ONLY helix.event USING brin (at) WITH (autosummarize='on');
+CREATE INDEX event_age ON ONLY helix.event USING brin (at, xid) WITH (autosummarize='on');
 
--- Name: event_0000_at_idx; Type: INDEX; Schema: helix; Owner: helix_owner
+-- Name: event_0000_at_xid_idx; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX event_0000_at_idx ON helix.event_0000 USING brin (at) WITH (autosummarize='on');
+CREATE INDEX event_0000_at_xid_idx ON helix.event_0000 USING brin (at, xid) WITH (autosummarize='on');
 
 -- Name: fence_answer_until; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -5335,9 +5335,9 @@ CREATE INDEX waiting_limit ON helix.waiting USING btree (tenant, queue, limit_ke
 
 CREATE INDEX waiting_paused ON helix.waiting USING btree (tenant, queue, batch) WHERE (cause = 'paused'::helix.cause);
 
--- Name: event_0000_at_idx; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
+-- Name: event_0000_at_xid_idx; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
 
-ALTER INDEX helix.event_age ATTACH PARTITION helix.event_0000_at_idx;
+ALTER INDEX helix.event_age ATTACH PARTITION helix.event_0000_at_xid_idx;
 
 -- Name: event_0000_pkey; Type: INDEX ATTACH; Schema: helix; Owner: helix_owner
 
@@ -6320,11 +6320,11 @@ REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
 GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
 
--- Name: FUNCTION event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) TO helix_client;
-GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid xid8) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint) TO helix_client;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_batch bigint, p_version integer, p_tenant text, p_from helix.state, p_to helix.state, p_at timestamp with time zone, p_attempt smallint, p_epoch integer, p_number bigint, p_actor text, p_reason helix.reason, p_detail text, p_late boolean, p_xid bigint) TO helix_operator;
 
 -- Name: FUNCTION event_partition_size(); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -39,6 +39,7 @@ _SQL = {name: one.sql for name, one in statements("helixqueue.store", "serving.s
 # Past its own time limit a statement is given up from this side: the server may be frozen.
 GRACE_SECONDS = 1.0
 CHANGES_MAX = 1_000
+SPAN_MAX = 2**40  # transactions: all there will be
 WORKERS_LOOK = 2_000  # how many of them a page looks at for those that were there since a time
 
 
@@ -259,37 +260,43 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes behind a cursor; and how far one may go: every transaction below `reached` ended."""
+    """Changes behind a cursor.
+
+    Every transaction below `reached` ended; this look was at those below `edge`.
+    """
 
     rows: tuple[Change, ...]
     reached: int
+    edge: int
     now: datetime
 
 
-def changes(cursor: Cursor, *, queue: str | None = None, limit: int = 500) -> Call[Changes]:
+def changes(
+    cursor: Cursor, *, queue: str | None = None, limit: int = 500, span: int = SPAN_MAX
+) -> Call[Changes]:
+    """At most `limit` changes, of the next `span` transactions: no others are looked at."""
     if not 1 <= limit <= CHANGES_MAX:
         raise Refused(f"expected 1 to {CHANGES_MAX} changes, got {limit}")
     args = {
-        "xid": str(cursor.xid),
+        "xid": cursor.xid,
         "batch": cursor.batch,
         "version": cursor.version,
         "since": cursor.since,
         "queue": queue,
         "limit": limit,
+        "span": span,
     }
 
     def read(rows: list[Row]) -> Changes:
-        reached, now = rows[0][:2]
-        found = tuple(Change(*row[2:]) for row in rows if row[2] is not None)
-        return Changes(found, reached, now)
+        found = tuple(Change(*row[3:]) for row in rows if row[3] is not None)
+        return Changes(found, *rows[0][:3])
 
     return Call(_SQL["changes"], args, read)
 
 
 def gone(cursor: Cursor) -> Call[bool]:
     """Whether retention took away what stood behind a cursor."""
-    args = cursor._asdict() | {"xid": str(cursor.xid)}
-    return Call(_SQL["gone"], args, lambda rows: bool(rows[0][0]))
+    return Call(_SQL["gone"], cursor._asdict(), lambda rows: bool(rows[0][0]))
 
 
 class Mark(NamedTuple):

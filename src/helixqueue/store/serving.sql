@@ -48,19 +48,23 @@ join helix.batch b on b.id = h.batch;
 -- name: changes
 -- The ledger in the order of its transactions, behind a cursor and before the first transaction that
 -- is still under way: that one may yet commit events which belong before later ones, and a reader that
--- had gone on would never see them. `since` is a time that no event behind the cursor is older than;
--- it lets PostgreSQL begin near the end. The first columns tell the reader how far it may go.
-select h.reached, h.now, e.xid, e.batch, e.version, e.public_id, e.queue, e.at, e.from_state,
+-- had gone on would never see them. `since` is a time that no event behind the cursor is older than,
+-- and `span` the number of transactions to look at: both let PostgreSQL read a part of the ledger, the
+-- one for readers near its end and the other for those far behind. The first columns tell the reader
+-- how far it may go, and how far this look went.
+select h.reached, h.edge, h.now, e.xid, e.batch, e.version, e.public_id, e.queue, e.at, e.from_state,
        e.to_state, e.reason, e.actor, e.attempt, e.detail, e.late
-from (select pg_snapshot_xmin(s.snapshot) as xmin,
-             pg_snapshot_xmin(s.snapshot)::text::bigint as reached, now() as now
-      from (select pg_current_snapshot() as snapshot) s) h
+from (select s.reached, least(s.reached, %(xid)s::bigint + %(span)s::bigint) as edge, now() as now
+      from (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as reached) s) h
 left join lateral (
-  select e.xid::text::bigint as xid, e.batch, e.version, helix.public_id(b.key) as public_id, b.queue,
+  select e.xid, e.batch, e.version, helix.public_id(b.key) as public_id, b.queue,
          e.at, e.from_state::text, e.to_state::text, e.reason::text, e.actor, e.attempt, e.detail, e.late
-  from helix.event e join helix.batch b on b.id = e.batch
-  where e.at >= %(since)s::timestamptz and e.xid < h.xmin
-    and (e.xid, e.batch, e.version) > (%(xid)s::text::xid8, %(batch)s::bigint, %(version)s::int)
+  from helix.event e
+  -- One look each: of a join, PostgreSQL may believe that it had better read the table whole.
+  cross join lateral (select b.key, b.queue from helix.batch b where b.id = e.batch limit 1) b
+  where e.at >= %(since)s::timestamptz
+    and e.xid >= %(xid)s::bigint and e.xid < h.edge
+    and (e.xid, e.batch, e.version) > (%(xid)s::bigint, %(batch)s::bigint, %(version)s::int)
     and (%(queue)s::text is null or b.queue = %(queue)s::text)
   order by e.xid, e.batch, e.version limit %(limit)s::int) e on true
 order by e.xid, e.batch, e.version;
@@ -71,7 +75,7 @@ order by e.xid, e.batch, e.version;
 select exists (
   select from helix.retired r
   where r.retired_at >= %(since)s::timestamptz
-    and (r.xid, r.batch, r.version) > (%(xid)s::text::xid8, %(batch)s::bigint, %(version)s::int));
+    and (r.xid, r.batch, r.version) > (%(xid)s::bigint, %(batch)s::bigint, %(version)s::int));
 
 -- name: mark
 -- A point in both orders, of transactions and of time: every later transaction began to write after

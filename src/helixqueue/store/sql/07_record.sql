@@ -9,7 +9,7 @@ language plpgsql
 set enable_seqscan = off set jit = off as $$
 declare
   v_at  timestamptz := clock_timestamp();
-  v_xid xid8 := pg_current_xact_id();
+  v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
   if tg_nargs > 0 then   -- Two conditions, because only ready and waiting have the column `moved`.
     if not exists (select from arrived n where n.moved or n.version > 1) then
@@ -53,7 +53,7 @@ create function helix.record_leases() returns trigger
 language plpgsql as $$
 declare
   v_at  timestamptz := clock_timestamp();
-  v_xid xid8 := pg_current_xact_id();
+  v_xid bigint := pg_current_xact_id()::text::bigint;
 begin
   insert into helix.event (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch,
                            number, actor, reason, detail, late, hash)
