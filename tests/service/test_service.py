@@ -308,7 +308,7 @@ def watch():
     deadline = time.monotonic() + 30
     while not gc.get_freeze_count() and time.monotonic() < deadline:
         time.sleep(0.01)
-    print(gc.get_freeze_count(), gc.get_threshold()[0])
+    print(gc.get_freeze_count(), gc.get_threshold()[0], flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 def listening(url):
@@ -324,7 +324,7 @@ def test_no_search_for_garbage_goes_through_the_whole_service(database):
         [sys.executable, "-c", SERVED, database.dsn("service", direct=True)],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    spared, young = map(int, done.stdout.split())
+    spared, young = map(int, done.stdout.split() or [done.stderr])
     assert spared > 50_000  # else there is nothing to spare
     assert young > 10_000  # a chunk's rows: not looked through while they are made
 
