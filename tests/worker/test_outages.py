@@ -129,7 +129,7 @@ def test_repeats_are_bounded_and_end_with_the_error():
     began = time.monotonic()
     with pytest.raises(Unavailable):
         asyncio.run(patience.repeated(ask, seconds=0.4))
-    assert time.monotonic() - began < 20
+    assert tries[-1] - began < 5  # a busy machine is late, and no new patience
     assert len(tries) > 2
     assert patience.PATIENCE_S == 15 * 60
 

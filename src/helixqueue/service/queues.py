@@ -18,7 +18,7 @@ routes = router("queues")
 CountTo = Annotated[
     int, Query(ge=0, le=10_000, description="Nothing is counted further than this.")
 ]
-# What a page counts in all: hundreds of deep queues would outlast the time a statement has.
+# What a page counts in all: hundreds of deep queues may outlast the time a statement has.
 COUNTED_MAX: Final = 500_000
 
 
