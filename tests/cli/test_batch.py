@@ -66,7 +66,7 @@ def test_filters(helixq, lab):
     )
     assert found("--state", "PENDING") == 1
     assert found("--since", "1h") == 3
-    assert found("--until", "1h") == found("--since", "+1h") == 0
+    assert found("--until", "1h") == found("--since", "+1h") == found("--run", "7") == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from helixqueue.store import calls
+from helixqueue.store import calls, reads
 from tests.lab import completed, until
 from tests.service.conftest import Site, serving, settings_for
 
@@ -200,16 +200,45 @@ def test_a_list_is_walked_in_pages_and_filtered(http, lab):
     assert http.get("/v1/batches", params={"after": "x"}).status_code == 422
 
 
+def test_a_run_is_found_with_all_of_its_batches_and_no_others(http, lab, monkeypatch):
+    """Those of another tenant's run of the same number neither."""
+    monkeypatch.setitem(reads._LOOK, "batches_of_run", 2)  # pages that had to stop early, too
+    lab.submit("of-another", tenant="b", queue=lab.q)
+    lab.submit(*[f"r-{n}" for n in range(6)])
+    lab.belong(7, "^(of-another|r-[0235])$")
+    [done] = lab.claim()
+    lab.complete(done)
+
+    def found(**asked):
+        seen, after = [], {}
+        while True:
+            page = http.get("/v1/batches", params={"run": 7, "limit": 1} | asked | after).json()
+            seen += [one["identity"] for one in page["batches"]]
+            if page["next"] is None:
+                return seen
+            after = {"after": page["next"]}
+
+    assert found() == found(queue=lab.q) == ["r-5", "r-3", "r-2", "r-0"]
+    assert found(state="COMPLETED") == found(state="COMPLETED", worker=lab.worker) == ["r-0"]
+    assert found(state="PENDING") == ["r-5", "r-3", "r-2"]
+    assert found(identity="r-3") == ["r-3"]
+    assert found(identity="r-1") == found(queue="elsewhere") == found(run=8) == []
+    assert found(worker=lab.worker) == []  # it holds none of them now
+    assert found(until="2020-01-01T00:00:00Z") == found(since="2100-01-01T00:00:00Z") == []
+    for nonsense in (0, -1, 2**63, "x"):
+        assert http.get("/v1/batches", params={"run": nonsense}).status_code == 422
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/batches?stat=FAILED"), ("GET", "/v1/batches?queue=q&run=7"),
+    [("GET", "/v1/batches?stat=FAILED"), ("GET", "/v1/batches?queue=q&runs=7"),
      ("POST", "/v1/queues/{q}/batches?dry_run=1"), ("GET", "/v1/queues?%71ueue=x")],
 )  # fmt: skip
 def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method, path):
     body = {"identity": "S-1", "payload": 1} if method == "POST" else None
     told = http.request(method, path.format(q=lab.q), json=body)
     assert (told.status_code, kind(told)) == (422, "invalid-request")
-    assert told.json()["got"] in {"stat", "run", "dry_run", "queue"}
+    assert told.json()["got"] in {"stat", "runs", "dry_run", "queue"}
     assert lab.rows("select from helix.batch b where b.queue = %s", lab.q) == []
 
 

@@ -64,6 +64,8 @@ def lab(database):
         lab.submit_many(EACH, prefix="then", priority=0)
         lab.complete(*lab.claim(EACH))
         lab.claim(9, worker="holder")
+        lab.belong(7, "^(done|then|only)")
+        lab.belong(8, "^(old|rare)")
         # As autovacuum would: of tables that nobody has analyzed small ones are read whole.
         with database.connect("helix_bootstrap") as connection:
             connection.execute("analyze")
@@ -92,6 +94,17 @@ def lists(lab) -> dict[str, dict[str, Any]]:
         "revisions": {"identity": "again"},
         "revisions, state": {"identity": "again", "state": State.FAILED},
         "identity, state, time": {"identity": "rare", "state": State.FAILED, "until": middle},
+        "identity, run": {"identity": "rare", "run": 8},
+        "identity, other run": {"identity": "rare", "run": 7},
+        "run": {"run": 7},
+        "small run": {"run": 8},
+        "no such run": {"run": 9},
+        "run, time": {"run": 7, "until": middle},
+        "run, queue": {"run": 8, "queue": "calm"},
+        "run, worker": {"run": 8, "worker": "seldom"},
+        "run, worker, state": {"run": 8, "worker": "seldom", "state": State.COMPLETED},
+        "identity, worker": {"identity": "old00001", "worker": "seldom"},
+        "run, none such": {"run": 7, "state": State.FAILED},
     }
     for state in State:
         found |= {
@@ -193,7 +206,9 @@ TRUTH = """
     and (%(identity)s::text is null or v.identity = %(identity)s)
     and (%(worker)s::text is null or v.worker = %(worker)s
          or v.state::text = %(state)s and v.finished_by = %(worker)s)
-    and case when %(state)s in ('COMPLETED', 'FAILED', 'CANCELLED') and %(identity)s::text is null
+    and (%(run)s::bigint is null or v.run = %(run)s)
+    and case when %(state)s in ('COMPLETED', 'FAILED', 'CANCELLED')
+                  and %(identity)s::text is null and %(run)s::bigint is null
              then v.finished_at else v.created_at end
         between coalesce(%(since)s::timestamptz, '-infinity')
             and coalesce(%(until)s::timestamptz, 'infinity') - interval '1 us'
@@ -203,7 +218,7 @@ TRUTH = """
 @pytest.mark.parametrize("tenant", ["a", "b", None])
 def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
     for name, filters in lists(lab).items():
-        wanted = dict.fromkeys(("queue", "state", "identity", "worker", "since", "until"))
+        wanted = dict.fromkeys(("queue", "state", "identity", "worker", "run", "since", "until"))
         wanted |= filters | {"tenant": tenant}
         truth = lab.store.connection.execute(TRUTH.encode(), wanted).fetchall()
         found, after, pages = [], None, 0

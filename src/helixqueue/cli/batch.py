@@ -57,6 +57,10 @@ def _list(
             show_default=False,
         ),
     ] = None,
+    run: Annotated[
+        int | None,
+        typer.Option("--run", min=1, max=2**63 - 1, help="Only of this run.", show_default=False),
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -91,6 +95,7 @@ def _list(
             state=state,
             identity=identity,
             worker=worker,
+            run=run,
             since=None if since is None else times.moment(since),
             until=None if until is None else times.moment(until),
         )

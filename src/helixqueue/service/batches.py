@@ -166,6 +166,7 @@ async def batches(
         Query(max_length=16, description="In any spelling; again for further parts."),
     ] = None,
     worker: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    run: Annotated[int | None, Query(ge=1, lt=2**63, description="Its number.")] = None,
     since: Annotated[Time | None, Query()] = None,
     until: Annotated[Time | None, Query()] = None,
     after: Annotated[
@@ -188,6 +189,7 @@ async def batches(
             state=state,
             identity=named,
             worker=worker,
+            run=run,
             since=since,
             until=until,
             after=after,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _SQL = {
     name: one.sql
-    for file in ("reads.sql", "letters.sql")
+    for file in ("reads.sql", "letters.sql", "runs.sql")
     for name, one in statements("helixqueue.store", file).items()
 }
 
@@ -66,6 +66,7 @@ _LOOK = {
     "batches_pending": 500,
     "batches_pending_anywhere": 1_000,
     "batches_of_identity": 200,
+    "batches_of_run": 500,
     "letters": 2_000,
     "workers": 2_000,
 }
@@ -84,12 +85,13 @@ def batches(
     state: State | None = None,
     identity: str | tuple[str, ...] | None = None,
     worker: str | None = None,
+    run: int | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: str | None = None,
     limit: int = 50,
 ) -> Call[Page]:
-    """A page of batches. `identity` may come in any spelling.
+    """A page of batches; of an `identity`, in any spelling, or a `run` by when they were submitted.
 
     `worker` means who holds the batch now; with a finished state, who finished it.
     """
@@ -98,6 +100,7 @@ def batches(
         "tenant": tenant,
         "queue": queue,
         "worker": worker,
+        "run": run,
         "state": state and state.value,
         "ending": state and ENDINGS.get(state),
         "since": since or "-infinity",
@@ -107,6 +110,8 @@ def batches(
     if identity is not None:
         statement = "batches_of_identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
+    elif run is not None:
+        statement = "batches_of_run"
     else:
         statement = _list_of(tenant, state, worker)
     args["look"] = max(_LOOK.get(statement, 0), limit + 1)

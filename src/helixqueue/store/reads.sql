@@ -270,8 +270,10 @@ from (values (1)) always (one) left join edge e on true
 left join (found f cross join lateral (
   select * from helix.overview v where v.id = f.id limit 1) v)
   on (%(state)s::text is null or v.state = %(state)s::helix.state)
-  and (%(worker)s::text is null or coalesce(v.worker, v.finished_by) = %(worker)s::text)
+  and (%(worker)s::text is null or v.worker = %(worker)s::text
+       or %(state)s::text is not null and v.finished_by = %(worker)s::text)
   and (%(queue)s::text is null or v.queue = %(queue)s::text)
+  and (%(run)s::bigint is null or v.run = %(run)s::bigint)
   and v.created_at >= %(since)s::timestamptz
   and (v.created_at, v.id) < (%(at)s::timestamptz, %(id)s::bigint)
   and (e.id is null or (v.created_at, v.id) >= (e.at, e.id))

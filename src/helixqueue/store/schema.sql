@@ -4845,6 +4845,7 @@ CREATE VIEW helix.overview WITH (security_invoker='true') AS
     b.run_at,
     b.expires_at,
     b.limit_key,
+    b.run,
     b.actor,
     b.created_at,
     COALESCE(o.state, a.state, r.state, w.state) AS state,
@@ -5258,6 +5259,10 @@ CREATE INDEX batch_arrival ON helix.batch USING btree (tenant, queue, created_at
 -- Name: batch_revision; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX batch_revision ON helix.batch USING btree (tenant, identity, created_at, id) WHERE ((revision)::text <> ''::text);
+
+-- Name: batch_run; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX batch_run ON helix.batch USING btree (tenant, run, created_at, id) WHERE (run IS NOT NULL);
 
 -- Name: decision_age; Type: INDEX; Schema: helix; Owner: helix_owner
 

@@ -114,6 +114,8 @@ create index batch_arrival on helix.batch (tenant, queue, created_at, id);
 -- have one are here: an index of all identities cost a bulk submit a tenth of its speed. In the order
 -- of lists, because an identity may have any number of revisions, and other tenants the same identity.
 create index batch_revision on helix.batch (tenant, identity, created_at, id) where revision <> '';
+-- A run's batches, in the order of lists. What belongs to no run costs nothing here.
+create index batch_run on helix.batch (tenant, run, created_at, id) where run is not null;
 
 -- A key as people see it: v1:<hex>.
 create function helix.key_text(p_key bytea) returns text

@@ -1,11 +1,11 @@
 -- What people and services read: no rule rests on any of it. Everything here obeys row-level
 -- security, and every read is a bounded walk of an index, however many batches there are: of
--- batch_arrival, batch_revision, outcome_age and waiting_delay, which stand beside their tables.
+-- batch_arrival, batch_revision, batch_run, outcome_age and waiting_delay, which stand beside their tables.
 
 -- A batch beside where it stands. Of the four places exactly one has it.
 create view helix.overview with (security_invoker = true) as
   select b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.profile, b.revision,
-         b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at,
+         b.priority, b.run_at, b.expires_at, b.limit_key, b.run, b.actor, b.created_at,
          coalesce(o.state, a.state, r.state, w.state) as state,
          case when o.batch is not null then 'outcome' when a.batch is not null then 'active'
               when r.batch is not null then 'ready' else 'waiting' end as place,
