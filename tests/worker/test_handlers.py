@@ -83,6 +83,24 @@ def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
     assert (record.batch, record.attempt) == (str(one.batch_id), 1)
 
 
+def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, database, name, shift):
+    """A claim that was cut short is not one that found little."""
+    queue = Queue(name)
+    go = threading.Event()
+
+    @queue.handler
+    def run(_: Lease):
+        assert go.wait(60)
+
+    helix.submit_many(
+        queue, [{"identity": f"s{n}", "payload": {"reads": "A" * 900 * 1024}} for n in range(24)]
+    )
+    with shift(helix, queue, slots=1, prefetch=100, poll_seconds=60):
+        query = "select count(*) from helix.active where queue = %s"
+        until(lambda: database.value(query, name) == 24, seconds=40)  # sooner than it polls
+        go.set()
+
+
 def test_an_async_handler_in_an_async_client(database, name):
     queue = Queue(name)
 

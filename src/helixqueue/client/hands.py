@@ -140,7 +140,10 @@ class Client(ABC):
         *,
         start: bool = False,
     ) -> list[LeaseRow]:
-        """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once."""
+        """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once.
+
+        One call stops at 8 MiB of payloads.
+        """
         return self._do(self._desk.claim(worker, queues, n, free, start=start))
 
     def start(self, worker: str, leases: Iterable[LeaseRow | Held]) -> list[Answer]:

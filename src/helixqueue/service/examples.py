@@ -268,6 +268,7 @@ OPERATIONS: Final[dict[str, Example]] = {
                  "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0, "hint": [3, 9, 17]},
             ],
             "settled": [],
+            "more": False,
         },
         request={
             "worker": "gpu-1",

@@ -85,7 +85,9 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
         note.step("claim", batch=row.batch_id, queue=row.queue, attempt=row.attempt, decision="ok")
     note.know(count=len(claimed.leases))
     return answers.ClaimAnswer(
-        leases=[answers.lease(row) for row in claimed.leases], settled=settled
+        leases=[answers.lease(row) for row in claimed.leases],
+        settled=settled,
+        more=claimed.more,
     )
 
 

@@ -51,6 +51,7 @@ class HeldsAnswer(BaseModel):
 class ClaimAnswer(BaseModel):
     leases: list[LeaseAnswer]
     settled: list[HeldAnswer]
+    more: bool = Field(description="These are as much as one answer carries; ask again.")
 
 
 class MarkAnswer(BaseModel):

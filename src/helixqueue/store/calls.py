@@ -144,13 +144,15 @@ def claim(
 
 
 def _read_claimed(rows: list[Row]) -> Claimed:
-    leases, settled = [], []
+    leases, settled, more = [], [], False
     for row in rows:
         if row[0] == "leased":
             leases.append(_read_lease(row))
+        elif row[0] == "more":
+            more = True
         else:
             settled.append(Answer(row[1], row[0], row[2], _state(row[4]), row[3]))
-    return Claimed(tuple(leases), tuple(settled))
+    return Claimed(tuple(leases), tuple(settled), more)
 
 
 def _read_lease(row: Row) -> LeaseRow:

@@ -140,6 +140,7 @@ class Claimed:
 
     leases: tuple[LeaseRow, ...]
     settled: tuple[Answer, ...]
+    more: bool = False  # fewer than wanted, because these are as much as one answer carries
 
 
 @dataclass(frozen=True, slots=True)

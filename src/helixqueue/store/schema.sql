@@ -791,6 +791,8 @@ declare
   v_answers helix.answer[];
   v_lease   helix.lease;
   v_choice  helix.choice;
+  v_chosen  integer;
+  v_portion integer;
   v_epoch   integer;
   v_nonce   bigint;
 begin
@@ -844,6 +846,13 @@ begin
     end if;
     return;
   end if;
+  -- Up to eight cannot be too much. What is left stays ready.
+  v_chosen := cardinality(v_choice.batch);
+  v_portion := case when v_chosen <= 8 then v_chosen else helix.portion(v_choice.batch) end;
+  if v_portion < v_chosen then
+    v_choice := (v_choice.batch[: v_portion], v_choice.tuple[: v_portion],
+                 v_choice.queue[: v_portion], v_choice.lease_seconds[: v_portion], v_choice.stale);
+  end if;
   v_epoch := helix.current_epoch();
   -- 64 of the 122 bits that the server's strong random source puts into a UUID.
   v_nonce := hashtextextended(gen_random_uuid()::text, 0);
@@ -880,7 +889,14 @@ begin
     from leased l join helix.batch b on b.id = l.batch;
   if not found then
     return query select * from helix.leases_of(p_worker, p_request);
-  elsif v_choice.stale then
+    return;
+  end if;
+  if v_portion < v_chosen then
+    v_lease := null;
+    v_lease.answer := 'more';
+    return next v_lease;
+  end if;
+  if v_choice.stale then
     perform helix.note_served(v_choice.batch);
   end if;
 end
@@ -2374,6 +2390,21 @@ end
 $$;
 
 ALTER FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) OWNER TO helix_engine;
+
+-- Name: portion(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.portion(p_batch bigint[]) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+  select count(*)::integer
+  from (select sum(octet_length(b.payload::text))
+                 over (order by u.place rows between unbounded preceding and 1 preceding) as before
+        from unnest(p_batch) with ordinality as u (batch, place)
+        join helix.batch b on b.id = u.batch) c
+  where c.before is null or c.before < 8 * 1024 * 1024
+$$;
+
+ALTER FUNCTION helix.portion(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: probe_fence_v1(bytea, integer, text, text, bigint, real, real, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6623,6 +6654,10 @@ GRANT ALL ON FUNCTION helix.pending_v1(p_tenant text, p_queue text, p_bound inte
 -- Name: FUNCTION pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_queue text[], p_share integer[], p_turn bigint[], p_batch bigint[], p_tenants text[], p_passed bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION portion(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.portion(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -265,7 +265,7 @@ class Rounds:
             self._host.answered(attempt, settlement, answer)
 
     def _received(self, ask: Ask, claimed: Claimed, asked_at: float) -> None:
-        short = self._scarce = len(claimed.leases) < ask.count
+        short = self._scarce = len(claimed.leases) < ask.count and not claimed.more
         self._hints.learn(claimed.leases, short=short)
         if claimed.leases:
             self._host.received(claimed.leases, asked_at)

@@ -224,6 +224,18 @@ create type helix.choice as (
   stale         boolean    -- some lane's `served` is older than a second
 );
 
+-- How many of these, from the first, one answer carries: until their payloads make 8 MiB. It is held
+-- whole in memory by the server, the service and the worker, and a payload may have 1 MiB.
+create function helix.portion(p_batch bigint[]) returns integer
+language sql stable as $$
+  select count(*)::integer
+  from (select sum(octet_length(b.payload::text))
+                 over (order by u.place rows between unbounded preceding and 1 preceding) as before
+        from unnest(p_batch) with ordinality as u (batch, place)
+        join helix.batch b on b.id = u.batch) c
+  where c.before is null or c.before < 8 * 1024 * 1024
+$$;
+
 -- Up to p_count batches, locked: most urgent first, an even share of each lane, no more than the
 -- worker has room for. What is not plain steps aside here.
 create function helix.choose(

@@ -2,7 +2,8 @@
 -- In one call it may settle what is finished, and start what it takes: one commit a round.
 
 create type helix.lease as (
-  answer        text,     -- leased, or the answer to a settlement of this call
+  answer        text,     -- leased; the answer to a settlement of this call; or more: there are
+                          -- further batches, but these are as much as one answer carries
   batch         bigint,
   owner         text,     -- of a refused settlement
   late          boolean,  -- of a settlement
@@ -55,6 +56,8 @@ declare
   v_answers helix.answer[];
   v_lease   helix.lease;
   v_choice  helix.choice;
+  v_chosen  integer;
+  v_portion integer;
   v_epoch   integer;
   v_nonce   bigint;
 begin
@@ -108,6 +111,13 @@ begin
     end if;
     return;
   end if;
+  -- Up to eight cannot be too much. What is left stays ready.
+  v_chosen := cardinality(v_choice.batch);
+  v_portion := case when v_chosen <= 8 then v_chosen else helix.portion(v_choice.batch) end;
+  if v_portion < v_chosen then
+    v_choice := (v_choice.batch[: v_portion], v_choice.tuple[: v_portion],
+                 v_choice.queue[: v_portion], v_choice.lease_seconds[: v_portion], v_choice.stale);
+  end if;
   v_epoch := helix.current_epoch();
   -- 64 of the 122 bits that the server's strong random source puts into a UUID.
   v_nonce := hashtextextended(gen_random_uuid()::text, 0);
@@ -144,7 +154,14 @@ begin
     from leased l join helix.batch b on b.id = l.batch;
   if not found then
     return query select * from helix.leases_of(p_worker, p_request);
-  elsif v_choice.stale then
+    return;
+  end if;
+  if v_portion < v_chosen then
+    v_lease := null;
+    v_lease.answer := 'more';
+    return next v_lease;
+  end if;
+  if v_choice.stale then
     perform helix.note_served(v_choice.batch);
   end if;
 end

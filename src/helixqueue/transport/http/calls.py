@@ -275,6 +275,7 @@ def _read_claimed(told: dict[str, Any]) -> Claimed:
     return Claimed(
         tuple(_read_lease(one) for one in told["leases"]),
         tuple(_read_answer(one) for one in told["settled"]),
+        told["more"],
     )
 
 

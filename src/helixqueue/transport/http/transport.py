@@ -87,7 +87,7 @@ class Http:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
-        return Claimed(tuple(leases), tuple(settled))
+        return Claimed(tuple(leases), tuple(settled), claimed.more)
 
     async def renew(self, held: Sequence[Held]) -> list[Answer]:
         failpoint("renew.before")
