@@ -83,7 +83,7 @@ async def checked(
             expected="names as the answer has them",
             got=masked(unknown[0])[:60],
         )
-    results = await here.audits.check(asker.token_hash, invariant)
+    results = await here.audits.check(asker, invariant)
     return CheckAnswer(
         ok=all(result.count == 0 and not result.late for result in results),
         every_tenant=False,
@@ -119,7 +119,7 @@ async def replayed(
 
     Each batch is judged by itself, so the stretches together are the whole ledger of the tenant.
     """
-    stretch = await here.audits.replay(asker.token_hash, behind=behind, limit=limit)
+    stretch = await here.audits.replay(asker, behind=behind, limit=limit)
     told = stretch.replayed
     return ReplayAnswer(
         events=told.events,

@@ -1,4 +1,4 @@
-"""Checks and replays: in a thread, on a connection of their own, one at a time.
+"""Checks and replays: in a thread, on a connection of their own, one at a time of a tenant.
 
 They read much and think long, so the event loop and the connections that serve are kept out of it.
 Each transaction begins as every other of the service: with the token, which names the tenant.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import psycopg
 
 from helixqueue.errors import Unavailable
 from helixqueue.ledger.replay import last_batch, replay
 from helixqueue.operate.check import check
-from helixqueue.service.problems import Problem
+from helixqueue.service.places import Places
 from helixqueue.store import serving
 from helixqueue.store.database import Database
 
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
     from helixqueue.ledger.replay import Replayed
     from helixqueue.operate.check import Result
+    from helixqueue.service.principal import Principal
     from helixqueue.service.settings import Settings
 
 T = TypeVar("T")
+# At a time, so that a tenant that asks without end does not keep all others from asking.
+AT_ONCE: Final = 2
 
 
 class Stretch(NamedTuple):
@@ -43,43 +46,45 @@ class Stretch(NamedTuple):
 class Audits:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._under_way: asyncio.Task[Any] | None = None
-        self._connection: Connection[Any] | None = None
+        self._places = Places(AT_ONCE, "checks and replays", kind="check-under-way", retry_after=1)
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._connections: set[Connection[Any]] = set()
         self._closed = False
 
-    async def check(self, token_hash: bytes, only: Collection[str] | None) -> list[Result]:
+    async def check(self, asker: Principal, only: Collection[str] | None) -> list[Result]:
         """Every invariant (or `only` these), for the rows of the token's tenant.
 
         Those that time does not suffice for are late.
         """
-        return await self._alone(partial(self._checked, token_hash, only))
+        return await self._in_a_thread(asker, partial(self._checked, asker.token_hash, only))
 
-    async def replay(self, token_hash: bytes, *, behind: int, limit: int) -> Stretch:
+    async def replay(self, asker: Principal, *, behind: int, limit: int) -> Stretch:
         """The stretch of the ledger behind a batch."""
-        return await self._alone(partial(self._replayed, token_hash, behind, limit))
+        return await self._in_a_thread(
+            asker, partial(self._replayed, asker.token_hash, behind, limit)
+        )
 
     async def close(self) -> None:
         """End what is under way: nobody waits for the answer."""
         self._closed = True
         # Again and again: between two statements there is nothing to cancel.
-        while (task := self._under_way) is not None:
-            if self._connection is not None:
+        while self._under_way:
+            for connection in list(self._connections):
                 with suppress(psycopg.Error):
-                    await asyncio.to_thread(self._connection.cancel_safe)
-            await asyncio.wait([task], timeout=0.1)
+                    await asyncio.to_thread(connection.cancel_safe)
+            await asyncio.wait(self._under_way, timeout=0.1)
 
-    async def _alone(self, work: Callable[[Connection[Any]], T]) -> T:
-        if self._under_way is not None:
-            raise Problem(
-                "check-under-way", "one check or replay at a time, of one service", retry_after=1
-            )
-        task = self._under_way = asyncio.ensure_future(asyncio.to_thread(self._connected, work))
-        # The thread goes on when whoever asked has left, and until then nobody else begins.
-        task.add_done_callback(self._ended)
+    async def _in_a_thread(self, asker: Principal, work: Callable[[Connection[Any]], T]) -> T:
+        self._places.take(asker.tenant)
+        task = asyncio.ensure_future(asyncio.to_thread(self._connected, work))
+        self._under_way.add(task)
+        # The thread goes on when whoever asked has left, and has its place until it ends.
+        task.add_done_callback(partial(self._ended, asker.tenant))
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way = self._connection = None
+    def _ended(self, tenant: str, task: asyncio.Task[Any]) -> None:
+        self._places.give_back(tenant)
+        self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # looked at, in case nobody waits for it any more
 
@@ -90,9 +95,12 @@ class Audits:
             timeout_seconds=self._settings.connect_seconds,
             statement_seconds=self._settings.check_seconds,
         ) as database:
-            self._connection = database.connection
-            self._demand_open()
-            return work(database.connection)
+            self._connections.add(database.connection)
+            try:
+                self._demand_open()
+                return work(database.connection)
+            finally:
+                self._connections.discard(database.connection)
 
     def _demand_open(self) -> None:
         if self._closed:

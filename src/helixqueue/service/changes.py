@@ -67,19 +67,10 @@ _SCHEMA = {
 }
 
 
-async def _place(here: Here) -> AsyncIterator[None]:
+async def _place(here: Here, asker: Asker) -> AsyncIterator[None]:
     """One of so many, from before the first look until the last line is sent."""
-    if here.metrics.streams >= here.settings.max_streams:
-        raise Problem(
-            "too-many-streams",
-            f"this process has {here.settings.max_streams} streams open",
-            retry_after=10,
-        )
-    here.metrics.streams += 1
-    try:
+    with here.streams.place(asker.tenant):
         yield
-    finally:
-        here.metrics.streams -= 1
 
 
 @routes.get(
@@ -175,7 +166,7 @@ class _Reader:
 
     async def _look(self) -> Changes:
         """At as many transactions as fill a page, or as can be looked through in a moment."""
-        async with self.service.looks:
+        async with self.service.looks.turn(self._principal.tenant):
             began = time.monotonic()
             found = await self._principal.ask(
                 serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)

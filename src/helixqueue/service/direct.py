@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from fastapi.routing import APIRoute
 
-_OURS = {"asker": principal_of, "here": service_of, "note": journal_of}
+
+def _itself(request: Request) -> Request:
+    return request
+
+
+_OURS = {
+    "asker": principal_of,
+    "here": service_of,
+    "note": journal_of,
+    "request": _itself,
+}
 
 
 class Direct:
@@ -53,7 +63,7 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._app
-        request = Request(scope)
+        request = Request(scope, receive)
         try:
             body = await whole_body(receive, MAX_BODY_BYTES)
             response = await self._answered(request, body or b"")

@@ -189,6 +189,20 @@ class Gate:
             principal.take()
         if operation is None:
             raise _nowhere(scope, allowed)
+        if principal is None:
+            await self._served(operation, None, scope, receive, answer)
+            return
+        with self.service.requests.place(principal.tenant):
+            await self._served(operation, principal, scope, receive, answer)
+
+    async def _served(
+        self,
+        operation: Operation,
+        principal: Principal | None,
+        scope: Scope,
+        receive: Receive,
+        answer: _Answer,
+    ) -> None:
         if principal is not None:
             if operation.scope is None:
                 raise Problem("forbidden", "this operation names no scope, so nobody may")

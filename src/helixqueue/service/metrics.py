@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from helixqueue.service.places import Places
 from helixqueue.store.duties import DutyRow
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -14,7 +15,9 @@ BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 class Metrics:
     """Event loops have one thread: nothing here needs a lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Places, waits: Places) -> None:
+        self._streams = streams
+        self._waits = waits
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
@@ -24,7 +27,6 @@ class Metrics:
         self._refusals: Counter[str] = Counter()
         self._let_go: Counter[str] = Counter()
         self.connections = 0
-        self.streams = 0
         self.under_way = 0
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -72,7 +74,9 @@ class Metrics:
             *(f'helix_http_connections_let_go_total{{why="{w}"}} {n}'
               for w, n in sorted(self._let_go.items())),
             *_head("helix_http_streams", "gauge", "Streams of changes that are open."),
-            f"helix_http_streams {self.streams}",
+            f"helix_http_streams {self._streams.taken}",
+            *_head("helix_http_waits", "gauge", "Requests of workers that are held."),
+            f"helix_http_waits {self._waits.taken}",
             *_head("helix_http_requests_under_way", "gauge", "Requests being answered."),
             f"helix_http_requests_under_way {self.under_way}",
         ]  # fmt: skip

@@ -93,8 +93,18 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
         "pending": 100_000,
         "limit": 100_000,
     },
-    "too-many-streams": {"detail": "this process has 64 streams open"},
-    "check-under-way": {"detail": "one check or replay at a time, of one service"},
+    "too-many-streams": {
+        "detail": "the tenant has 48 of the 64 streams that this process has, and one tenant has "
+        "at most 3 times as many as it leaves free",
+        "expected": "at most 48 of one tenant at this moment",
+        "got": "49",
+    },
+    "check-under-way": {
+        "detail": "the tenant has 1 of the 2 checks and replays that this process has, and one "
+        "tenant has at most 3 times as many as it leaves free",
+        "expected": "at most 1 of one tenant at this moment",
+        "got": "2",
+    },
     "head-too-large": {"detail": "a head has at most 32768 bytes"},
     "internal": {"detail": "it is on record under the request's id"},
     "unavailable": {"detail": "The database is away", "outcome_unknown": False},

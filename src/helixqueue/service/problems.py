@@ -84,7 +84,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "check-under-way": (
         429,
         "Another check or replay is under way",
-        "ask again after Retry-After seconds: one at a time",
+        "ask again after Retry-After seconds: one at a time of a tenant",
     ),
     "head-too-large": (431, "The head is too large", "send fewer and shorter headers"),
     "internal": (500, "A fault of the service", "report it with the request's id"),
@@ -127,7 +127,7 @@ USUAL: Final[dict[str, tuple[str, str]]] = {
     "queue-full": ("fewer batches pending", "more"),
     "too-many-streams": ("fewer streams", "one more"),
     "not-in-doubt": ("a fence in doubt, as it was looked at", "one that is not, or has moved on"),
-    "check-under-way": ("one check or replay at a time", "another one"),
+    "check-under-way": ("one check or replay of a tenant at a time", "another one"),
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
 from helixqueue.errors import InvalidPayload
+from helixqueue.fence.http.asgi import Disconnected
 from helixqueue.identity import loads
 from helixqueue.service.bodies import NAME_PATTERN
 from helixqueue.service.journal import Journal
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from starlette.responses import Response
+
+T = TypeVar("T")
 
 
 # Coroutines, though nothing waits: the framework would run plain functions in threads.
@@ -51,6 +55,25 @@ def strict_json(body: bytes) -> Any:  # noqa: ANN401 - JSON
         # The reader's word for what it reads; here it may be anything that was sent.
         told = f"body {str(refused).removeprefix('payload ')}"
         raise Problem("not-json", told, code=refused.code, pointer=refused.path) from None
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; nobody needs it any more when the client has left."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Disconnected
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _StrictRequest(Request):

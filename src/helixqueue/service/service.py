@@ -18,12 +18,14 @@ from helixqueue.service.journal import SCOPE_KEY, Journal
 from helixqueue.service.marks import Marks
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.names import Names
+from helixqueue.service.places import Places
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
 from helixqueue.store import duties, reads, revision, serving
 from helixqueue.store.bell import Bell
 from helixqueue.store.database import AsyncDatabase
 from helixqueue.store.serving import Served
+from helixqueue.store.turns import Turns
 
 if TYPE_CHECKING:
     from helixqueue.service.settings import Settings
@@ -57,10 +59,18 @@ class Service:
         self.strangers = Strangers(settings.strangers_per_second, settings.strangers_burst)
         self.marks = Marks(self.served)
         self.bell = self._bell()
-        self.waits = 0
         # A stream that is far behind looks for seconds: half of the connections are for others.
-        self.looks = asyncio.Semaphore(max(1, settings.connections // 2))
-        self.metrics = Metrics()
+        self.looks = Turns(max(1, settings.connections // 2))
+        self.requests = Places(
+            settings.max_requests, "requests under way", kind="too-busy", retry_after=1
+        )
+        self.streams = Places(
+            settings.max_streams, "streams", kind="too-many-streams", retry_after=10
+        )
+        self.waits = Places(
+            settings.max_waits, "held requests of workers", kind="too-many-streams", retry_after=10
+        )
+        self.metrics = Metrics(self.streams, self.waits)
         self.names = Names()
         self.duties = Duties(self.served)
         self.audits = Audits(settings)

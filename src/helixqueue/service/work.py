@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from starlette.requests import Request
+
 from helixqueue.identity import canonical_text
 from helixqueue.service import bodies
 from helixqueue.service import work_answers as answers
@@ -21,8 +23,7 @@ from helixqueue.service.bodies import (
     SettleBody,
     WaitBody,
 )
-from helixqueue.service.problems import Problem
-from helixqueue.service.routing import Asker, Here, Note, demands, router
+from helixqueue.service.routing import Asker, Here, Note, demands, router, unless_left
 from helixqueue.store import calls, serving
 from helixqueue.store.hints import Hint
 
@@ -180,28 +181,21 @@ async def expect(body: ExpectBody, asker: Asker, here: Here, note: Note) -> answ
     summary="Answered when something was submitted to one of these queues, or after so long",
     **demands("work", "too-many-streams"),
 )
-async def wait(body: WaitBody, asker: Asker, here: Here, note: Note) -> answers.WokenAnswer:
+async def wait(
+    body: WaitBody, request: Request, asker: Asker, here: Here, note: Note
+) -> answers.WokenAnswer:
     """With the mark of the answer before, what came in between counts too."""
     note.know(worker=body.worker, queue=body.queues)
     asker.demand_queue(*body.queues)
-    if here.waits >= here.settings.max_waits:
-        raise Problem(
-            "too-many-streams",
-            f"this process holds the requests of {here.settings.max_waits} workers",
-            retry_after=10,
-        )
-    here.waits += 1
-    try:
+    with here.waits.place(asker.tenant):
         if here.bell is None:
-            await asyncio.sleep(body.seconds)
+            await unless_left(request, asyncio.sleep(body.seconds))
             return answers.WokenAnswer(woken=False, mark=None)
         if not here.bell.knows(body.queues):
             # The worker said that it waits to another process.
             await _expect(asker, here, body.worker, body.queues, EXPECT_SECONDS)
-        woken = await here.bell.wait(body.queues, body.mark, body.seconds)
+        woken = await unless_left(request, here.bell.wait(body.queues, body.mark, body.seconds))
         return answers.WokenAnswer(woken=woken, mark=here.bell.mark(body.queues))
-    finally:
-        here.waits -= 1
 
 
 async def _expect(asker: Asker, here: Here, worker: str, queues: list[str], seconds: float) -> None:

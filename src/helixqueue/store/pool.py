@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Unavailable
 from helixqueue.store.database import AsyncDatabase, Database, is_fit
+from helixqueue.store.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -92,7 +93,7 @@ class _AsyncShelf:
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self.idle: list[AsyncDatabase] = []
-        self.places = asyncio.BoundedSemaphore(size)
+        self.places = Turns(size)
         self.loop = loop
 
 
@@ -109,18 +110,19 @@ class AsyncPool:
         self._closed = False
 
     @asynccontextmanager
-    async def database(self) -> AsyncIterator[AsyncDatabase]:
+    async def database(self, whose: str = "") -> AsyncIterator[AsyncDatabase]:
+        """Lend a connection; those who have to wait for one take turns by `whose` they are."""
         if self._closed:
             raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         shelf = self._shelf()
         if shelf.places.locked():
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    await shelf.places.acquire()
+                    await shelf.places.acquire(whose)
             except TimeoutError:
                 raise _too_many(self._size, self._wait_seconds) from None
         else:
-            await shelf.places.acquire()  # at once: a timer for nothing is dear
+            await shelf.places.acquire(whose)  # at once: a timer for nothing is dear
         try:
             database = await _rested_async(shelf.idle) or await self._connect()
             try:
