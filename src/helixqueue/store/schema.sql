@@ -4460,26 +4460,26 @@ ALTER FUNCTION helix.win(p_tenant text, p_secret smallint, p_key bytea[], p_id b
 
 CREATE TABLE helix.active (
     batch bigint NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    state helix.state NOT NULL,
-    version integer NOT NULL,
-    attempt smallint NOT NULL,
-    epoch integer NOT NULL,
     number bigint NOT NULL,
-    actor text NOT NULL,
-    reason helix.reason NOT NULL,
-    detail text,
-    late boolean DEFAULT false NOT NULL,
     nonce bigint NOT NULL,
-    worker text NOT NULL,
-    deadline timestamp with time zone NOT NULL,
-    lane integer NOT NULL,
     turn bigint NOT NULL,
-    queue text NOT NULL,
-    lease_seconds real NOT NULL,
-    request uuid NOT NULL,
-    limit_key text,
+    deadline timestamp with time zone NOT NULL,
     claimed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    lane integer NOT NULL,
+    version integer NOT NULL,
+    state helix.state NOT NULL,
+    reason helix.reason NOT NULL,
+    epoch integer NOT NULL,
+    lease_seconds real NOT NULL,
+    attempt smallint NOT NULL,
+    late boolean DEFAULT false NOT NULL,
+    request uuid NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    actor text NOT NULL,
+    worker text NOT NULL,
+    limit_key text,
+    detail text,
     CONSTRAINT active_state_check CHECK ((state = ANY (ARRAY['ASSIGNED'::helix.state, 'RUNNING'::helix.state])))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05');
@@ -4501,22 +4501,22 @@ ALTER TABLE helix.arrow OWNER TO helix_owner;
 
 CREATE TABLE helix.batch (
     id bigint NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    class integer NOT NULL,
+    priority helix.priority NOT NULL,
+    run bigint,
+    run_at timestamp with time zone,
+    expires_at timestamp with time zone,
     key helix.key NOT NULL,
     tenant helix.tenant_name NOT NULL,
     queue text NOT NULL,
+    profile text NOT NULL,
+    actor text NOT NULL,
+    revision helix.short_text DEFAULT ''::text NOT NULL,
     identity helix.identity_text,
     raw text,
-    profile text NOT NULL,
-    revision helix.short_text DEFAULT ''::text NOT NULL,
-    payload helix.document,
-    class integer NOT NULL,
-    priority helix.priority NOT NULL,
-    run_at timestamp with time zone,
-    expires_at timestamp with time zone,
     limit_key helix.limit_key,
-    run bigint,
-    actor text NOT NULL,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    payload helix.document,
     CONSTRAINT batch_identity_assigned CHECK (unicode_assigned((identity)::text))
 );
 
@@ -4597,20 +4597,20 @@ ALTER TABLE helix.epoch OWNER TO helix_owner;
 
 CREATE TABLE helix.event (
     batch bigint NOT NULL,
-    version integer NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    from_state helix.state,
-    to_state helix.state NOT NULL,
     at timestamp with time zone NOT NULL,
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
-    attempt smallint NOT NULL,
-    epoch integer,
     number bigint,
-    actor text NOT NULL,
+    version integer NOT NULL,
+    to_state helix.state NOT NULL,
     reason helix.reason NOT NULL,
-    detail text,
+    from_state helix.state,
+    epoch integer,
+    attempt smallint NOT NULL,
     late boolean NOT NULL,
-    hash bytea NOT NULL
+    tenant helix.tenant_name NOT NULL,
+    actor text NOT NULL,
+    hash bytea NOT NULL,
+    detail text
 )
 PARTITION BY RANGE (batch);
 
@@ -4622,20 +4622,20 @@ ALTER TABLE helix.event OWNER TO helix_owner;
 
 CREATE TABLE helix.event_0000 (
     batch bigint CONSTRAINT event_batch_not_null NOT NULL,
-    version integer CONSTRAINT event_version_not_null NOT NULL,
-    tenant helix.tenant_name CONSTRAINT event_tenant_not_null NOT NULL,
-    from_state helix.state,
-    to_state helix.state CONSTRAINT event_to_state_not_null NOT NULL,
     at timestamp with time zone CONSTRAINT event_at_not_null NOT NULL,
     xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint CONSTRAINT event_xid_not_null NOT NULL,
-    attempt smallint CONSTRAINT event_attempt_not_null NOT NULL,
-    epoch integer,
     number bigint,
-    actor text CONSTRAINT event_actor_not_null NOT NULL,
+    version integer CONSTRAINT event_version_not_null NOT NULL,
+    to_state helix.state CONSTRAINT event_to_state_not_null NOT NULL,
     reason helix.reason CONSTRAINT event_reason_not_null NOT NULL,
-    detail text,
+    from_state helix.state,
+    epoch integer,
+    attempt smallint CONSTRAINT event_attempt_not_null NOT NULL,
     late boolean CONSTRAINT event_late_not_null NOT NULL,
-    hash bytea CONSTRAINT event_hash_not_null NOT NULL
+    tenant helix.tenant_name CONSTRAINT event_tenant_not_null NOT NULL,
+    actor text CONSTRAINT event_actor_not_null NOT NULL,
+    hash bytea CONSTRAINT event_hash_not_null NOT NULL,
+    detail text
 );
 
 ALTER TABLE ONLY helix.event_0000 FORCE ROW LEVEL SECURITY;
@@ -4704,11 +4704,11 @@ ALTER TABLE helix.fence_event OWNER TO helix_owner;
 -- Name: identity; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.identity (
-    key helix.key NOT NULL,
     batch bigint NOT NULL,
-    tenant helix.tenant_name NOT NULL,
+    secret smallint NOT NULL,
+    key helix.key NOT NULL,
     fingerprint bytea NOT NULL,
-    secret smallint NOT NULL
+    tenant helix.tenant_name NOT NULL
 );
 
 ALTER TABLE ONLY helix.identity FORCE ROW LEVEL SECURITY;
@@ -4775,22 +4775,22 @@ ALTER TABLE helix.login OWNER TO helix_owner;
 
 CREATE TABLE helix.outcome (
     batch bigint NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    state helix.state NOT NULL,
+    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    number bigint,
+    lane integer NOT NULL,
     version integer NOT NULL,
+    state helix.state NOT NULL,
+    reason helix.reason NOT NULL,
+    epoch integer,
     attempt smallint NOT NULL,
     ending smallint NOT NULL,
-    epoch integer,
-    number bigint,
-    actor text NOT NULL,
-    reason helix.reason NOT NULL,
-    detail helix.long_text,
     late boolean DEFAULT false NOT NULL,
-    lane integer NOT NULL,
+    tenant helix.tenant_name NOT NULL,
     queue text NOT NULL,
+    actor text NOT NULL,
     failure helix.short_text,
+    detail helix.long_text,
     result helix.document,
-    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT outcome_check CHECK (
 CASE state
     WHEN 'COMPLETED'::helix.state THEN (ending = 1)
@@ -4808,21 +4808,21 @@ ALTER TABLE helix.outcome OWNER TO helix_owner;
 
 CREATE TABLE helix.ready (
     batch bigint NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
+    turn bigint NOT NULL,
+    lane integer NOT NULL,
     version integer NOT NULL,
-    attempt smallint NOT NULL,
-    epoch integer,
-    number bigint,
-    actor text NOT NULL,
+    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
     reason helix.reason NOT NULL,
-    detail text,
+    attempt smallint NOT NULL,
     late boolean DEFAULT false NOT NULL,
     moved boolean DEFAULT false NOT NULL,
-    lane integer NOT NULL,
-    turn bigint NOT NULL,
-    limit_key text,
+    epoch integer,
+    number bigint,
     expires_at timestamp with time zone,
+    tenant helix.tenant_name NOT NULL,
+    actor text NOT NULL,
+    limit_key text,
+    detail text,
     CONSTRAINT ready_state_check CHECK ((state = 'PENDING'::helix.state))
 )
 WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0.05');
@@ -4835,23 +4835,23 @@ ALTER TABLE helix.ready OWNER TO helix_owner;
 
 CREATE TABLE helix.waiting (
     batch bigint NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
+    lane integer NOT NULL,
     version integer NOT NULL,
-    attempt smallint NOT NULL,
-    epoch integer,
-    number bigint,
-    actor text NOT NULL,
+    state helix.state DEFAULT 'PENDING'::helix.state NOT NULL,
     reason helix.reason NOT NULL,
-    detail text,
+    cause helix.cause NOT NULL,
+    attempt smallint NOT NULL,
     late boolean DEFAULT false NOT NULL,
     moved boolean DEFAULT false NOT NULL,
-    lane integer NOT NULL,
-    queue text NOT NULL,
-    cause helix.cause NOT NULL,
+    epoch integer,
+    number bigint,
     due timestamp with time zone,
-    limit_key text,
     expires_at timestamp with time zone,
+    tenant helix.tenant_name NOT NULL,
+    queue text NOT NULL,
+    actor text NOT NULL,
+    limit_key text,
+    detail text,
     CONSTRAINT waiting_check CHECK (((cause <> 'limit'::helix.cause) OR (limit_key IS NOT NULL))),
     CONSTRAINT waiting_check1 CHECK (((cause = 'delay'::helix.cause) = (due IS NOT NULL))),
     CONSTRAINT waiting_state_check CHECK ((state = 'PENDING'::helix.state))
@@ -6970,95 +6970,95 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.active TO helix_engine;
 GRANT SELECT(batch) ON TABLE helix.active TO helix_client;
 GRANT SELECT(batch) ON TABLE helix.active TO helix_operator;
 
--- Name: COLUMN active.tenant; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(tenant) ON TABLE helix.active TO helix_client;
-GRANT SELECT(tenant) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.state; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(state) ON TABLE helix.active TO helix_client;
-GRANT SELECT(state) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.version; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(version) ON TABLE helix.active TO helix_client;
-GRANT SELECT(version) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.attempt; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(attempt) ON TABLE helix.active TO helix_client;
-GRANT SELECT(attempt) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.epoch; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(epoch) ON TABLE helix.active TO helix_client;
-GRANT SELECT(epoch) ON TABLE helix.active TO helix_operator;
-
 -- Name: COLUMN active.number; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(number) ON TABLE helix.active TO helix_client;
 GRANT SELECT(number) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.actor; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(actor) ON TABLE helix.active TO helix_client;
-GRANT SELECT(actor) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.reason; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(reason) ON TABLE helix.active TO helix_client;
-GRANT SELECT(reason) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.detail; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(detail) ON TABLE helix.active TO helix_client;
-GRANT SELECT(detail) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.late; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(late) ON TABLE helix.active TO helix_client;
-GRANT SELECT(late) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.worker; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(worker) ON TABLE helix.active TO helix_client;
-GRANT SELECT(worker) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.deadline; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(deadline) ON TABLE helix.active TO helix_client;
-GRANT SELECT(deadline) ON TABLE helix.active TO helix_operator;
-
--- Name: COLUMN active.lane; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT(lane) ON TABLE helix.active TO helix_client;
-GRANT SELECT(lane) ON TABLE helix.active TO helix_operator;
 
 -- Name: COLUMN active.turn; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(turn) ON TABLE helix.active TO helix_client;
 GRANT SELECT(turn) ON TABLE helix.active TO helix_operator;
 
--- Name: COLUMN active.queue; Type: ACL; Schema: helix; Owner: helix_owner
+-- Name: COLUMN active.deadline; Type: ACL; Schema: helix; Owner: helix_owner
 
-GRANT SELECT(queue) ON TABLE helix.active TO helix_client;
-GRANT SELECT(queue) ON TABLE helix.active TO helix_operator;
+GRANT SELECT(deadline) ON TABLE helix.active TO helix_client;
+GRANT SELECT(deadline) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.claimed_at; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(claimed_at) ON TABLE helix.active TO helix_client;
+GRANT SELECT(claimed_at) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.lane; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(lane) ON TABLE helix.active TO helix_client;
+GRANT SELECT(lane) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.version; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(version) ON TABLE helix.active TO helix_client;
+GRANT SELECT(version) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.state; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(state) ON TABLE helix.active TO helix_client;
+GRANT SELECT(state) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.reason; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(reason) ON TABLE helix.active TO helix_client;
+GRANT SELECT(reason) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.epoch; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(epoch) ON TABLE helix.active TO helix_client;
+GRANT SELECT(epoch) ON TABLE helix.active TO helix_operator;
 
 -- Name: COLUMN active.lease_seconds; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(lease_seconds) ON TABLE helix.active TO helix_client;
 GRANT SELECT(lease_seconds) ON TABLE helix.active TO helix_operator;
 
+-- Name: COLUMN active.attempt; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(attempt) ON TABLE helix.active TO helix_client;
+GRANT SELECT(attempt) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.late; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(late) ON TABLE helix.active TO helix_client;
+GRANT SELECT(late) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.tenant; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(tenant) ON TABLE helix.active TO helix_client;
+GRANT SELECT(tenant) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.queue; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(queue) ON TABLE helix.active TO helix_client;
+GRANT SELECT(queue) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.actor; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(actor) ON TABLE helix.active TO helix_client;
+GRANT SELECT(actor) ON TABLE helix.active TO helix_operator;
+
+-- Name: COLUMN active.worker; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT(worker) ON TABLE helix.active TO helix_client;
+GRANT SELECT(worker) ON TABLE helix.active TO helix_operator;
+
 -- Name: COLUMN active.limit_key; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT(limit_key) ON TABLE helix.active TO helix_client;
 GRANT SELECT(limit_key) ON TABLE helix.active TO helix_operator;
 
--- Name: COLUMN active.claimed_at; Type: ACL; Schema: helix; Owner: helix_owner
+-- Name: COLUMN active.detail; Type: ACL; Schema: helix; Owner: helix_owner
 
-GRANT SELECT(claimed_at) ON TABLE helix.active TO helix_client;
-GRANT SELECT(claimed_at) ON TABLE helix.active TO helix_operator;
+GRANT SELECT(detail) ON TABLE helix.active TO helix_client;
+GRANT SELECT(detail) ON TABLE helix.active TO helix_operator;
 
 -- Name: TABLE arrow; Type: ACL; Schema: helix; Owner: helix_owner
 

@@ -78,11 +78,11 @@ insert into helix.requirement_class (id, requires) values (0, '{}');
 -- THE ARBITER of G1. Written once, never changed, and it outlives the batch: a repeat after
 -- retention meets its key here. There is no foreign key because the batch may be gone.
 create table helix.identity (
-  key         helix.key primary key,
   batch       bigint not null,
-  tenant      helix.tenant_name not null,
+  secret      smallint not null,  -- which key made it, so that rotation causes no false conflict
+  key         helix.key primary key,
   fingerprint bytea not null,     -- HMAC-SHA256 of the payload's canonical text
-  secret      smallint not null   -- which key made it, so that rotation causes no false conflict
+  tenant      helix.tenant_name not null
 );
 
 create sequence helix.batch_id;
@@ -90,22 +90,22 @@ create sequence helix.batch_id;
 -- Insert-only; `erase` may empty payload, and leaves a decision row.
 create table helix.batch (
   id         bigint primary key,  -- internal: dense and small; the public id comes from the key
+  created_at timestamptz not null default clock_timestamp(),
+  class      integer not null,
+  priority   helix.priority not null,
+  run        bigint,
+  run_at     timestamptz,
+  expires_at timestamptz,
   key        helix.key not null,
   tenant     helix.tenant_name not null,
   queue      text not null,
+  profile    text not null,
+  actor      text not null,
+  revision   helix.short_text not null default '',
   identity   helix.identity_text, -- null: it came without one
   raw        text,                -- as it came, where that differs from the canonical form
-  profile    text not null,
-  revision   helix.short_text not null default '',
-  payload    helix.document,      -- RFC 8785 text
-  class      integer not null,
-  priority   helix.priority not null,
-  run_at     timestamptz,
-  expires_at timestamptz,
   limit_key  helix.limit_key,
-  run        bigint,
-  actor      text not null,
-  created_at timestamptz not null default clock_timestamp()
+  payload    helix.document       -- RFC 8785 text
 );
 -- The list of batches, newest first, of a tenant or one of its queues. Batches arrive at its right
 -- edge, so it costs little to keep.

@@ -1,10 +1,12 @@
 -- Where every batch stands: exactly one row in ready, waiting, active or outcome.
--- All four begin with the same columns, because the trigger `record` (07_record.sql) turns each
--- arrival into a ledger event, whichever table it arrives in:
+-- All four have the same columns, and some of their own, because the trigger `record` (07_record.sql)
+-- turns each arrival into a ledger event, whichever table it arrives in:
 --   batch, tenant, state, version   what moved, and the how-manieth step of its life this is
 --   attempt, epoch, number          which try, under which token (nulls before the first)
 --   actor, reason, detail, late     who did it and why
--- There are no foreign keys: on hot rows they cost share locks and multixacts.
+-- There are no foreign keys: on hot rows they cost share locks and multixacts. Here and in the ledger
+-- columns stand by their width, the widest first and texts last: PostgreSQL aligns each by itself, and
+-- in another order a lease would be a fifth longer for its padding.
 
 -- A lane is the order in which batches of one (queue, class, priority) are claimed. Lanes are few,
 -- are never deleted, and cross tenants.
@@ -33,21 +35,21 @@ create table helix.lane (
 -- (start-time fair queuing), and a claim stays one index range scan.
 create table helix.ready (
   batch      bigint not null,
-  tenant     helix.tenant_name not null,
-  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
+  turn       bigint not null,
+  lane       integer not null,
   version    integer not null,
-  attempt    smallint not null,
-  epoch      integer,
-  number     bigint,
-  actor      text not null,
+  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
   reason     helix.reason not null,
-  detail     text,
+  attempt    smallint not null,
   late       boolean not null default false,
   moved      boolean not null default false, -- it stood in waiting before: no step
-  lane       integer not null,
-  turn       bigint not null,
-  limit_key  text,
+  epoch      integer,
+  number     bigint,
   expires_at timestamptz,
+  tenant     helix.tenant_name not null,
+  actor      text not null,
+  limit_key  text,
+  detail     text,
   -- The claim order, and nothing else leads to a claim.
   primary key (lane, turn, batch)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
@@ -63,24 +65,24 @@ create index ready_expiry on helix.ready (expires_at) where expires_at is not nu
 -- there every claim would have to step over it.
 create table helix.waiting (
   batch      bigint primary key,
-  tenant     helix.tenant_name not null,
-  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
-  version    integer not null,
-  attempt    smallint not null,
-  epoch      integer,
-  number     bigint,
-  actor      text not null,
-  reason     helix.reason not null,
-  detail     text,
-  late       boolean not null default false,
-  moved      boolean not null default false, -- it stood in ready before: no step
   lane       integer not null,
-  queue      text not null,
+  version    integer not null,
+  state      helix.state not null default 'PENDING' check (state = 'PENDING'),
+  reason     helix.reason not null,
   -- What waits for a limit key has one, or it would wait for ever.
   cause      helix.cause not null check (cause <> 'limit' or limit_key is not null),
+  attempt    smallint not null,
+  late       boolean not null default false,
+  moved      boolean not null default false, -- it stood in ready before: no step
+  epoch      integer,
+  number     bigint,
   due        timestamptz check ((cause = 'delay') = (due is not null)),
+  expires_at timestamptz,
+  tenant     helix.tenant_name not null,
+  queue      text not null,
+  actor      text not null,
   limit_key  text,
-  expires_at timestamptz
+  detail     text
 );
 -- Counts the delayed work of a queue; that of the other causes is counted in their indexes.
 create index waiting_delay on helix.waiting (tenant, queue) where cause = 'delay';
@@ -92,27 +94,27 @@ create index waiting_expiry on helix.waiting (expires_at) where expires_at is no
 -- ASSIGNED and RUNNING. The primary key is G2: one row a batch, so one owner a batch.
 -- fillfactor leaves room for the start and the renewals to stay on their page.
 create table helix.active (
-  batch     bigint primary key,
-  tenant    helix.tenant_name not null,
-  state     helix.state not null check (state in ('ASSIGNED', 'RUNNING')),
-  version   integer not null,
-  attempt   smallint not null,
-  epoch     integer not null,
-  number    bigint not null,
-  actor     text not null,
-  reason    helix.reason not null,
-  detail    text,
-  late      boolean not null default false,
-  nonce     bigint not null,        -- the secret part of the token; never in an event or a log
-  worker    text not null,
-  deadline  timestamptz not null,
-  lane      integer not null,
-  turn      bigint not null,        -- where it stood in its lane: the hint for the next claim
-  queue     text not null,
+  batch         bigint primary key,
+  number        bigint not null,
+  nonce         bigint not null,      -- the secret part of the token; never in an event or a log
+  turn          bigint not null,      -- where it stood in its lane: the hint for the next claim
+  deadline      timestamptz not null,
+  claimed_at    timestamptz not null default clock_timestamp(),
+  lane          integer not null,
+  version       integer not null,
+  state         helix.state not null check (state in ('ASSIGNED', 'RUNNING')),
+  reason        helix.reason not null,
+  epoch         integer not null,
   lease_seconds real not null,
-  request   uuid not null,          -- the claim call that made this lease
-  limit_key text,
-  claimed_at timestamptz not null default clock_timestamp()
+  attempt       smallint not null,
+  late          boolean not null default false,
+  request       uuid not null,        -- the claim call that made this lease
+  tenant        helix.tenant_name not null,
+  queue         text not null,
+  actor         text not null,
+  worker        text not null,
+  limit_key     text,
+  detail        text
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
 -- Finds leases past their deadline.
@@ -128,26 +130,26 @@ $$;
 -- COMPLETED, FAILED, CANCELLED.
 create table helix.outcome (
   batch       bigint primary key,
-  tenant      helix.tenant_name not null,
-  state       helix.state not null,
+  finished_at timestamptz not null default clock_timestamp(),
+  number      bigint,
+  lane        integer not null,
   version     integer not null,
+  state       helix.state not null,
+  reason      helix.reason not null,
+  epoch       integer,
   attempt     smallint not null,
-  -- As helix.ending says, and beside attempt, where it takes no room. Neither generated nor checked by
-  -- that function: PostgreSQL would read the function anew for every statement.
+  -- As helix.ending says. Neither generated nor checked by that function: PostgreSQL would read the
+  -- function anew for every statement.
   ending      smallint not null check (case state when 'COMPLETED' then ending = 1
                                                   when 'FAILED' then ending = 2
                                                   when 'CANCELLED' then ending = 3 else false end),
-  epoch       integer,
-  number      bigint,
-  actor       text not null,
-  reason      helix.reason not null,
-  detail      helix.long_text,
   late        boolean not null default false,
-  lane        integer not null,
+  tenant      helix.tenant_name not null,
   queue       text not null,
+  actor       text not null,
   failure     helix.short_text,   -- class of a failure, null otherwise
-  result      helix.document,
-  finished_at timestamptz not null default clock_timestamp()
+  detail      helix.long_text,
+  result      helix.document
 );
 -- Retention walks finished batches from the oldest, people read them from the newest. In the whole order
 -- of a list: PostgreSQL sorts what is but nearly sorted if it believes that there is little of it.

@@ -5,22 +5,22 @@
 -- have rows wander, and archiving would tear batches apart.
 create table helix.event (
   batch      bigint not null,
-  version    integer not null,
-  tenant     helix.tenant_name not null,
-  from_state helix.state,
-  to_state   helix.state not null,
   at         timestamptz not null,
   -- The transaction of the state change. A number: xid8 has no BRIN, and to read it as one would
   -- leak, so that behind row-level security no index could be used.
   xid        bigint not null default pg_current_xact_id()::text::bigint,
-  attempt    smallint not null,
-  epoch      integer,
   number     bigint,
-  actor      text not null,
+  version    integer not null,
+  to_state   helix.state not null,
   reason     helix.reason not null,
-  detail     text,
+  from_state helix.state,
+  epoch      integer,
+  attempt    smallint not null,
   late       boolean not null,
+  tenant     helix.tenant_name not null,
+  actor      text not null,
   hash       bytea not null,  -- over the previous event's hash and this event's columns
+  detail     text,
   primary key (batch, version)
 ) partition by range (batch);
 -- Lets a reader of the latest events begin near the end, and one that comes back to old ones look at
