@@ -50,13 +50,19 @@ def test_guesses_are_told_to_wait_and_good_tokens_from_their_address_never(stric
     for _ in range(2):  # of tokens that were never seen here before
         with strict.client() as http:
             assert {http.get("/v1/token").status_code for _ in range(3)} == {200}
-    # A code that logs in is no token: whoever guesses those asks the database to write.
-    code = tokens.fresh("hl_").token
-    for path, form in (
-        ("/v1/login", {"json": {"code": code}}),
-        ("/login", {"data": {"code": code}}),
-    ):
-        assert httpx.post(f"{strict.url}{path}", **form, verify=TLS).status_code == 429
+
+
+def test_guessed_codes_are_told_to_wait_and_guessed_tokens_do_not_count_as_such(database):
+    """A code is no token: whoever guesses those asks the database to write."""
+    settings = settings_for(database, strangers_burst=5, strangers_per_second=0.01)
+    with serving(settings) as url, httpx.Client(base_url=url, verify=TLS) as http:
+        while http.get("/v1/token").status_code != 429:
+            pass
+        code = {"code": tokens.fresh("hl_").token}
+        told = [http.post("/v1/login", json=code).status_code for _ in range(3)]
+        told += [http.post("/login", data=code).status_code for _ in range(3)]
+        assert told == [404, 404, 404, 410, 410, 429]
+        assert http.post("/v1/login", json=code).status_code == 429
 
 
 def test_a_flood_of_guesses_is_one_question_at_a_time(site, database):

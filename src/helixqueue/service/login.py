@@ -121,7 +121,7 @@ def _code_of(form: bytes) -> str:
 
 
 async def _redeemed(code: str, request: Request, here: Service) -> SessionAnswer | None:
-    allowance = here.strangers.take(request.scope)
+    allowance = here.logins.take(request.scope)
     if not tokens.LOGIN.fullmatch(code):
         return None
     made = tokens.fresh()

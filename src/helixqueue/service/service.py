@@ -57,6 +57,9 @@ class Service:
         )
         self.principals = Principals(self.served, settings, Counters())
         self.strangers = Strangers(settings.strangers_per_second, settings.strangers_burst)
+        # Apart: behind a proxy all have one address, and who guesses tokens must keep nobody out
+        # who has a good link.
+        self.logins = Strangers(settings.strangers_per_second, settings.strangers_burst)
         self.marks = Marks(self.served)
         self.bell = self._bell()
         # A stream that is far behind looks for seconds: half of the connections are for others.

@@ -43,7 +43,7 @@ class Settings:
     max_requests: int = 2_000  # under way at a time: those that are held, and the others
     requests_per_second: float = 500.0  # of one token, in this process
     burst: int = 1_000
-    strangers_per_second: float = 10.0  # requests without a good token, from one address
+    strangers_per_second: float = 10.0  # without a good token, or with a code, from one address
     strangers_burst: int = 100
     max_pending: int = COUNT_BOUND  # of one queue; submissions beyond are told to wait
     max_streams: int = 64
