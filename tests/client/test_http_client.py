@@ -125,6 +125,11 @@ def test_what_is_not_the_service_s_own_word_means_that_it_is_away(status, body, 
     assert away.outcome_unknown is unknown
 
 
+def test_a_proxy_that_takes_smaller_bodies_is_not_asked_again():
+    with pytest.raises(Refused, match=r"proxy .* must take 1 MiB"):
+        raise error_of(413, {}, b"<html>Request Entity Too Large</html>")
+
+
 def test_the_errors_that_can_be_raised_are_all_known():
     assert {type(one) for one in RAISED} >= {Conflict, InvalidPayload, Retryable, SchemaMismatch}
 

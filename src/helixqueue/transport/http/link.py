@@ -14,6 +14,7 @@ from helixqueue.transport.http.call import Reply
 from helixqueue.transport.http.problem import kind_of
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator
 
     import httpx
@@ -65,7 +66,7 @@ class Where:
                 keepalive_expiry=4.0,  # before the service closes what rests, not after
             ),
             # Reading all certificates takes longer than a request, and plain HTTP needs none.
-            "verify": url.scheme == "https",
+            "verify": url.scheme == "https" and _trusted(),
             "follow_redirects": False,
         }
 
@@ -77,6 +78,18 @@ def library() -> Any:
     except ImportError as error:
         raise NotInstalled("httpx", "worker") from error
     return httpx
+
+
+def _trusted() -> ssl.SSLContext:
+    """The authorities of the usual browsers, or those of SSL_CERT_FILE alone where it is set."""
+    try:
+        context: ssl.SSLContext = library().create_ssl_context()
+    except OSError as error:
+        named = ascii(os.environ.get("SSL_CERT_FILE"))[:200]
+        raise Refused(
+            f"SSL_CERT_FILE: expected a file of certificates (PEM), got {named}: {error}"
+        ) from error
+    return context
 
 
 class _Common:
@@ -221,6 +234,12 @@ def _trouble(where: Where, error: Exception) -> Unavailable:
         return Unavailable(
             f"all {where.connections} connections of this client were in use for "
             f"{where.wait_seconds:g} s; allow it more, or ask with fewer threads or tasks at a time"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in what:
+        return Unavailable(
+            f"the certificate of {where.url} is not trusted: {what}; "
+            "name the file of your own authority in SSL_CERT_FILE",
+            retry_after=math.inf,  # a worker outlives a certificate; nobody else waits for one
         )
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable(

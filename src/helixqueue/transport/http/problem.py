@@ -53,6 +53,8 @@ def error_from(
     make = _ERRORS.get(kind)
     if make is not None:
         return make(message, told, retry_after)
+    if status == 413 and not kind:
+        return Refused("a proxy before the service refused the body (413); it must take 1 MiB")
     if status >= 500 or status in {408, 429} or not kind:
         # A proxy's 502, or a fault in the middle of something: nobody knows what was done.
         unknown = status >= 500 and not (kind and told.get("outcome_unknown") is False)
