@@ -84,13 +84,14 @@ proof: $(READY) ## Long soaks: races for a minute each, models, fuzzing and crow
 schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
 	$(BIN)/python -m tests.store.schema
 
+DEBIAN := postgresql-15 pgbouncer nginx
 # What only Debian has. CI installs it, so that no test is skipped there; elsewhere what is missing
 # is skipped with a word how to get it.
 debian:
 ifeq ($(CI),true)
-	@dpkg -s postgresql-15 pgbouncer >/dev/null 2>&1 || \
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -y -qq --no-install-recommends postgresql-15 pgbouncer >/dev/null; }
+	    apt-get install -y -qq --no-install-recommends $(DEBIAN) >/dev/null; }
 endif
 
 clean: ## Remove what make made
