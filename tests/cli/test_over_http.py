@@ -313,7 +313,7 @@ def doubted(database, over_http):
 
         with pytest.raises(TimeoutError):
             act()
-        [row] = helix.run(fences.listed(name=name))
+        [row] = helix.run(fences.listed(name=name)).rows
     return name, key_text(row.key)
 
 
@@ -415,6 +415,22 @@ def test_no_secret_is_in_what_a_worker_says_and_logs(over_http, database, tmp_pa
     for canary in (over_http.token, "canary-"):
         assert canary not in said
     assert not any("token" in line or "nonce" in line for line in lines)
+
+
+def test_fences_are_listed_page_by_page_the_same_both_ways(over_http, database):
+    name = f"paged-{over_http.q}"
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        for number in range(5):
+            with helix.fence(name, key=str(number)):
+                pass
+    for run in (over_http, over_http.direct):
+        words = ("fence", "list", "--name", name, "--limit", "3")
+        first = run(*words, "--json").json
+        last = run(*words, "--after", first["next"], "--json").json
+        found = [one["identity"] for page in (first, last) for one in page["fences"]]
+        assert (found, last["next"]) == ([[key] for key in "43210"], None)
+        assert f"more: --after {first['next']}" in run(*words).err
+        assert run(*words, "--after", "nowhere").code == Exit.REFUSED
 
 
 def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):

@@ -51,11 +51,11 @@ class Desk:
         return self.run(fences.seal(held, answer, times, actor="w1"))
 
     def state(self, held):
-        [row] = self.run(fences.listed(key=held.key))
+        row = self.run(fences.one(held.key))
         return row.state
 
     def story(self, held):
-        [row] = self.run(fences.listed(key=held.key))
+        row = self.run(fences.one(held.key))
         return [told.what for told in self.run(fences.story(row.key))]
 
     def pass_time(self, held, **moments):

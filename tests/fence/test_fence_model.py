@@ -304,7 +304,7 @@ class Lives(RuleBasedStateMachine):
     # What always holds.
 
     def _row(self, key):
-        rows = self.store.run(fences.listed(name=self.name))
+        rows = self.store.run(fences.listed(name=self.name, limit=1_000)).rows
         return next((row for row in rows if row.identity == key), None)
 
     @invariant()

@@ -134,7 +134,7 @@ def test_every_word_of_the_database_has_its_story(database):
 @pytest.mark.parametrize("happens", [*STEPS, *DECISIONS], ids=lambda story: story.__name__)
 def test_every_decision_is_on_record_with_who_took_it(desk, happens):
     happens(desk)
-    [row] = desk.run(fences.listed(name=desk.name))
+    [row] = desk.run(fences.listed(name=desk.name)).rows
     told = [one for one in desk.run(fences.story(row.key)) if one.what == happens.__name__]
     assert len(told) == (2 if happens is probed else 1)
     for one in told:

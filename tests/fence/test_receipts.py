@@ -28,7 +28,7 @@ def sealed(database):
     ):
         fence.seal({"id": 1}, effect="re_1")
     with Store.connect(database.dsn(), pooled=POOLED) as store:
-        [row] = store.run(calls.listed(name=name))
+        [row] = store.run(calls.listed(name=name)).rows
     return row, fence.receipt
 
 
@@ -48,15 +48,12 @@ def test_equal_work_has_an_equal_receipt_whenever_it_is_done(database, sealed):
     row, told = sealed
     with database.connect("helix_bootstrap") as connection:
         connection.execute(
-            """create or replace function helix.test_forget(p_life bigint) returns void
+            """create or replace function helix.test_forget(p_key bytea) returns void
                language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-               begin perform helix.enter(); perform helix.forget_fences(array[p_life]); end $$;
+               begin perform helix.enter(); perform helix.forget_fences(array[p_key]); end $$;
                alter function helix.test_forget owner to helix_engine"""
         )
-        connection.execute(
-            "select helix.test_forget((select f.life from helix.fence f where f.key = %s))",
-            (row.key,),
-        )
+        connection.execute("select helix.test_forget(%s)", (row.key,))
         connection.execute("drop function helix.test_forget")
     with (
         HelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix,

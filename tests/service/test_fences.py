@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from helixqueue import HelixQueue, NotPermitted
@@ -63,13 +65,46 @@ def test_a_fence_and_its_story_are_told_to_their_tenant_alone(site, http, lab):
         assert submitter.get("/v1/fences").status_code == 403
 
 
+def test_pages_and_filters_find_each_fence_once(database, http, lab, monkeypatch):
+    monkeypatch.setattr(fences, "LOOK", 4)
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        for number in range(9):
+            with suppress(TimeoutError), helix.fence(lab.q, key=str(number)):
+                if number % 4 == 0:
+                    raise TimeoutError("the bank did not answer")
+
+    def walked(**query):
+        found, after = [], None
+        while True:
+            page = {"limit": 2} | ({} if after is None else {"after": after})
+            told = http.get("/v1/fences", params={"fence_name": lab.q} | page | query).json()
+            assert len(told["fences"]) <= 2
+            found += [one["identity"][-1] for one in told["fences"]]
+            after = told["next"]
+            if after is None:
+                return found
+
+    assert walked() == list("876543210")
+    assert walked(fence_state="IN_DOUBT") == list("840")
+    assert walked(fence_state="SEALED") == list("765321")
+    assert walked(fence_state="RELEASED") == []
+    assert walked(fence_name=f"{lab.q}-other") == []
+
+
+@pytest.mark.parametrize(
+    "query", [{"after": "x"}, {"after": "9" * 19}, {"limit": 0}, {"limit": 501}]
+)
+def test_a_page_of_fences_that_is_none_is_refused(http, query):
+    assert http.get("/v1/fences", params=query).status_code == 422
+
+
 @pytest.fixture
 def doubted(database, lab):
     """A fence of tenant a in doubt."""
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
             raise TimeoutError("the bank did not answer")
-        [row] = helix.run(fences.listed(name=lab.q))
+        [row] = helix.run(fences.listed(name=lab.q)).rows
     return row
 
 

@@ -64,7 +64,7 @@ def theirs(database):
     with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
             raise TimeoutError("the bank did not answer")
-        [doubt] = helix.run(fences.listed(name="refund"))
+        [doubt] = helix.run(fences.listed(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
         {"batch": runs.batch, "token": "{}.{}.{}".format(*runs.token)},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import show, target, times
+from helixqueue.cli import pages, show, target, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.errors import Refused
@@ -68,7 +69,13 @@ def _list(
     state: Annotated[
         FenceState | None, typer.Option("--state", case_sensitive=False, show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
+    ] = 50,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
+    ] = None,
     tenant: target.Tenant = None,
     dsn: target.Dsn = None,
     data: target.Data = None,
@@ -76,19 +83,22 @@ def _list(
 ) -> None:
     """List fences, newest first.
 
-    `--state IN_DOUBT` shows what waits for a person.
+    `--state IN_DOUBT` shows what waits for a person. A page ends with the cursor of the next; it
+    may be short, or empty, and have one.
     """
     with target.reached(dsn, data) as there:
         of = target.tenant_to_read(there, tenant)
-        rows = there.run(there.fences.listed(tenant=of, name=name, state=state, limit=limit))
+        read = partial(there.fences.listed, tenant=of, name=name, state=state)
+        rows, onward = pages.as_many(there, read, limit, after)
     if as_json:
-        show.as_json({"fences": [_facts(row) for row in rows]})
+        show.as_json({"fences": [_facts(row) for row in rows], "next": onward})
         return
     show.table(
         ("fence", "name", "identity", "state", "try", "since", "by", "what"),
         [_row(row) for row in rows],
         [_STYLES[row.state] for row in rows],
     )
+    pages.tell_more(onward)
 
 
 @app.command("show")
@@ -221,10 +231,9 @@ def _found(there: target.Reached, ref: str, name: str | None, tenant: str | None
             ) from None
         of = target.tenant_named(there, tenant)
         key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
-    rows = there.run(there.fences.listed(key=key, limit=1))
-    if not rows:
+    found: FenceRow | None = there.run(there.fences.one(key))
+    if found is None:
         raise NoSuchFence(f"no fence has the key {key_text(key)}, among those this role may see")
-    found: FenceRow = rows[0]
     return found
 
 

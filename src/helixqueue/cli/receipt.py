@@ -95,10 +95,9 @@ def _verify(
 def _not_on_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
     """What a database or a service says of the fence that the receipt is about."""
     with target.reached(dsn, data) as there:
-        rows = there.run(there.fences.listed(key=key_bytes(document["key"]), limit=1))
-    if not rows:
+        row = there.run(there.fences.one(key_bytes(document["key"])))
+    if row is None:
         return ["no fence has this key, among those that may be seen there: forgotten, or never"]
-    [row] = rows
     if row.state is not FenceState.SEALED or row.receipt is None:
         return [f"on record the fence is {row.state}, and has no receipt"]
     if f"r1:{row.receipt.hex()}" != document["id"]:

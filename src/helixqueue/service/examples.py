@@ -303,7 +303,7 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
     ),
     "changes": Example(_CHANGE),
-    "list_fences": Example({"fences": [FENCED]}),
+    "list_fences": Example({"fences": [FENCED], "next": None}),
     "show_fence": Example({**FENCED, "story": [FENCE_STEP]}),
     "resolve_fence": Example({**FENCED, "actor": "ann", "reason": "resolved"}, request=RESOLVE),
     "rehearse": Example({"calls": [FORESEEN]}, request={"calls": [FENCE_CALL]}),

@@ -55,6 +55,7 @@ class RehearsedAnswer(BaseModel):
 
 class FencesAnswer(BaseModel):
     fences: list[FenceAnswer]
+    next: str | None
 
 
 class FenceStepAnswer(BaseModel):

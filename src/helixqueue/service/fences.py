@@ -14,9 +14,11 @@ from helixqueue.fence.rehearsal import call_of
 from helixqueue.fence.resolution import answer_of
 from helixqueue.identity import canonical_text, key_bytes
 from helixqueue.service import fence_answers as answers
+from helixqueue.service.bodies import Cursor
 from helixqueue.service.fence_bodies import RehearseBody, ResolveBody
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
+from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import FenceState
 from helixqueue.store import fences
 from helixqueue.store.fence_rows import FenceRow
@@ -31,7 +33,7 @@ FenceKey = Annotated[str, Path(max_length=100, description="A fence, as an answe
     STATUS_PATH,
     response_model=answers.FencesAnswer,
     name="list_fences",
-    summary="Fences, newest first",
+    summary="A page of fences, newest first",
     **demands("read"),
 )
 async def fences_listed(
@@ -40,14 +42,21 @@ async def fences_listed(
         FenceState | None, Query(description="Only these; IN_DOUBT awaits a person.")
     ] = None,
     fence_name: Annotated[str | None, Query(max_length=255, description="What is fenced.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 50,
+    after: Annotated[Cursor | None, Query(description="The `next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> answers.FencesAnswer:
-    """Where each stands and since when; errors that callers met are for the scope payloads."""
-    rows = await asker.ask(
-        fences.listed(tenant=asker.tenant, name=fence_name, state=fence_state, limit=limit)
+    """Where each stands and since when; errors that callers met are for the scope payloads.
+
+    A page looks at a bounded number of fences: it may be short, even empty, and have a `next`.
+    """
+    page = await asker.ask(
+        fences.listed(
+            tenant=asker.tenant, name=fence_name, state=fence_state, after=after, limit=limit
+        )
     )
     return answers.FencesAnswer(
-        fences=[answers.fence(row, details=asker.sees_payloads) for row in rows]
+        fences=[answers.fence(row, details=asker.sees_payloads) for row in page.rows],
+        next=page.next,
     )
 
 
@@ -125,12 +134,12 @@ async def rehearse(body: RehearseBody, asker: Asker) -> answers.RehearsedAnswer:
 
 async def _found(fence: str, asker: Asker) -> FenceRow:
     try:
-        rows = await asker.ask(fences.listed(tenant=asker.tenant, key=key_bytes(fence), limit=1))
+        row = await asker.ask(fences.one(key_bytes(fence)))
     except ValueError:
-        rows = []
-    if not rows:
+        row = None
+    if row is None:
         raise Problem("no-such-fence", "the tenant has no such fence", got=fence)
-    return rows[0]
+    return row
 
 
 def _answer(body: ResolveBody) -> fences.Answer | None:

@@ -42,6 +42,17 @@ def _not_a_next(after: str) -> Refused:
     return Refused(f"expected the `next` of an earlier page, got {after[:80]!r}; begin without one")
 
 
+def behind_life(after: str | None) -> dict[str, int]:
+    """Of fences, which are listed by the number of their first claim."""
+    if after is None:
+        return {"life": _LAST_ID}
+    if not (after.isascii() and after.isdecimal() and len(after) <= len(str(_LAST_ID))):
+        raise _not_a_next(after)
+    if int(after) > _LAST_ID:
+        raise _not_a_next(after)
+    return {"life": int(after)}
+
+
 def behind_name(after: str | None) -> dict[str, str]:
     """Of queues, which are listed by tenant and name."""
     tenant, _, queue = (after or "").partition("/")

@@ -39,6 +39,12 @@ class FenceRow:
     receipt: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class FencePage:
+    rows: tuple[FenceRow, ...]
+    next: str | None
+
+
 class Foreseen(NamedTuple):
     """A call whose fate is asked for; without `request`, none is compared."""
 

@@ -12,7 +12,8 @@ from helixqueue.errors import Refused
 from helixqueue.states import FenceState
 from helixqueue.store.arrays import plain, texts
 from helixqueue.store.calls import Call, Row
-from helixqueue.store.fence_rows import FenceRow, Foreseen, Told
+from helixqueue.store.cursors import behind_life, demand_page
+from helixqueue.store.fence_rows import FencePage, FenceRow, Foreseen, Told
 from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from helixqueue.store.rows import Token
 
 _SQL = {name: one.sql for name, one in statements("helixqueue.store", "fences.sql").items()}
+
+# How many rows a page looks at for those that its filters take.
+LOOK = 2_000
 
 DecisionWord = Literal[
     "granted", "repeated", "expired", "in_progress", "mismatch", "in_doubt",
@@ -256,21 +260,34 @@ def peek(key: bytes) -> Call[tuple[int, bool] | None]:
     )
 
 
+def one(key: bytes) -> Call[FenceRow | None]:
+    """The fence with this key; None when there is none to see."""
+    return Call(_SQL["one"], (_bytes(key),), lambda rows: _read_row(rows[0]) if rows else None)
+
+
 def listed(
     *,
     tenant: str | None = None,
     name: str | None = None,
     state: FenceState | None = None,
-    key: bytes | None = None,
-    limit: int = 100,
-) -> Call[list[FenceRow]]:
-    """Fences, newest first."""
-    wanted = None if key is None else _bytes(key)
-    return Call(
-        _SQL["list"],
-        (tenant, tenant, name, name, state, state, wanted, wanted, limit),
-        lambda rows: [_read_row(row) for row in rows],
-    )
+    after: str | None = None,
+    limit: int = 50,
+) -> Call[FencePage]:
+    """A page of fences, newest first."""
+    demand_page(limit)
+    walk = "doubt" if state is FenceState.IN_DOUBT else "age" if name is None else "name"
+    # Of one tenant, every row that is looked at is shown unless a filter is left.
+    left = state is not None if walk != "doubt" else name is not None
+    narrow = tenant is None or left
+    args = {
+        "tenant": tenant,
+        "name": name,
+        "state": state and state.value,
+        "walk": walk,
+        "limit": limit + 1,  # one more tells whether there is another page
+        "look": max(LOOK if narrow else 0, limit + 1),
+    }
+    return Call(_SQL["list"], args | behind_life(after), lambda rows: _read_page(rows, limit))
 
 
 def story(key: bytes) -> Call[list[Told]]:
@@ -342,6 +359,16 @@ def _read_fenced(rows: list[Row]) -> Fenced:
     [row] = rows
     told = Fenced._make(row)
     return told if told.state is None else told._replace(state=FenceState(told.state))
+
+
+def _read_page(rows: list[Row], limit: int) -> FencePage:
+    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
+    found = [row[1:] for row in rows if row[1] is not None]
+    onward = found[limit - 1][0] if len(found) > limit else rows[0][0]
+    return FencePage(
+        tuple(_read_row(row[1:]) for row in found[:limit]),
+        None if onward is None else str(onward),
+    )
 
 
 def _read_row(row: Row) -> FenceRow:

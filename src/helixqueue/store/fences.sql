@@ -55,19 +55,76 @@ select doubted, released, emptied, forgotten from helix.tend_fences_v1(%s::text,
 select f.version, f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline > clock_timestamp()
 from helix.fence f where f.key = %s::bytea;
 
--- name: list
--- Newest first, from a life on; null means any.
+-- name: one
+-- By its key.
 select f.key, f.tenant, f.name, f.identity, f.state::text, f.version, f.attempt, f.actor,
        f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
        f.answer is not null and f.answer_until > clock_timestamp(), f.answer_until, f.until,
        f.quiet_seconds, f.fingerprint,
        case when f.state = 'SEALED'
             then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
-from helix.fence f
-where (%s::text is null or f.tenant = %s::text) and (%s::text is null or f.name = %s::text)
-  and (%s::helix.fence_state is null or f.state = %s::helix.fence_state)
-  and (%s::bytea is null or f.key = %s::bytea)
-order by f.life desc limit %s::int;
+from helix.fence f where f.key = %s::bytea;
+
+-- name: list
+-- Newest first; written, and led on by an edge, as the lists of reads.sql are. Each tenant that is asked
+-- about is walked by one index for its share of rows: doubts by theirs, which are few, a name by its own, and
+-- anything else by age. Whoever sees some tenants alone must not step over the fences of all others, so
+-- the tenants are looked up first.
+with recursive everyone (tenant) as (
+  (select f.tenant::text from helix.fence f
+   where %(tenant)s::text is null and (select helix.session_tenants()) is null
+   order by f.tenant limit 1)
+  union all
+  select (select f.tenant::text from helix.fence f where f.tenant > e.tenant
+          order by f.tenant limit 1)
+  from everyone e where e.tenant is not null
+),
+line as (
+  select t.tenant, greatest(%(look)s::bigint / count(*) over (), 1) as share
+  from (select %(tenant)s::text as tenant where %(tenant)s::text is not null
+        union all
+        select unnest(helix.session_tenants()) where %(tenant)s::text is null
+        union all
+        select e.tenant from everyone e where e.tenant is not null) t
+),
+seen as materialized (
+  select l.tenant, p.life, p.name, p.state,
+         row_number() over (partition by l.tenant order by p.life desc) = l.share as last
+  from line l
+  cross join lateral (
+    (select f.life, f.name, f.state::text as state from helix.fence f
+     where %(walk)s::text = 'age' and f.tenant = l.tenant and f.life < %(life)s::bigint
+     order by f.life desc limit l.share)
+    union all
+    (select f.life, f.name, f.state::text from helix.fence f
+     where %(walk)s::text = 'name' and f.tenant = l.tenant and f.name = %(name)s::text
+       and f.life < %(life)s::bigint
+     order by f.life desc limit l.share)
+    union all
+    (select f.life, f.name, f.state::text from helix.fence f
+     where %(walk)s::text = 'doubt' and f.state = 'IN_DOUBT' and f.tenant = l.tenant
+       and f.life < %(life)s::bigint
+     order by f.life desc limit l.share)) p
+),
+edge as (select max(s.life) as life from seen s where s.last),
+page as (
+  select s.tenant, s.life from seen s cross join edge e
+  where (%(name)s::text is null or s.name = %(name)s::text)
+    and (%(state)s::text is null or s.state = %(state)s::text)
+    and (e.life is null or s.life >= e.life)
+  order by s.life desc limit %(limit)s::int
+)
+select e.life, p.life, f.*
+from edge e left join page p on true
+left join lateral (
+  select f.key, f.tenant, f.name, f.identity, f.state::text, f.version, f.attempt, f.actor,
+         f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
+         f.answer is not null and f.answer_until > clock_timestamp(), f.answer_until, f.until,
+         f.quiet_seconds, f.fingerprint,
+         case when f.state = 'SEALED'
+              then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
+  from helix.fence f where f.tenant = p.tenant and f.life = p.life limit 1) f on true
+order by p.life desc;
 
 -- name: story
 -- Everything that happened to one fence: its steps and the decisions that changed nothing.

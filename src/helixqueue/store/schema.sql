@@ -737,7 +737,7 @@ begin
                                p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
     end if;
     if found then
-      perform helix.forget_fences(array[v_fence.life]);
+      perform helix.forget_fences(array[v_key]);
     end if;
     select * into strict v_secret from helix.secret s order by s.id desc limit 1;
     insert into helix.fence (key, tenant, name, identity, life, state, version, attempt, fingerprint,
@@ -1588,19 +1588,21 @@ $$;
 
 ALTER FUNCTION helix.forget_decisions(p_limit integer) OWNER TO helix_engine;
 
--- Name: forget_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: forget_fences(bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.forget_fences(p_lives bigint[]) RETURNS void
+CREATE FUNCTION helix.forget_fences(p_keys bytea[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
+declare
+  v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
-  delete from helix.fence_event e where e.life = any (p_lives);
-  delete from helix.fence_decision d where d.life = any (p_lives);
-  delete from helix.fence f where f.life = any (p_lives);
+  delete from helix.fence_event e where e.life = any (v_lives);
+  delete from helix.fence_decision d where d.life = any (v_lives);
+  delete from helix.fence f where f.key = any (p_keys);
 end
 $$;
 
-ALTER FUNCTION helix.forget_fences(p_lives bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.forget_fences(p_keys bytea[]) OWNER TO helix_engine;
 
 -- Name: forget_logins(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4154,7 +4156,7 @@ CREATE FUNCTION helix.tend_fences(p_actor text, p_limit integer) RETURNS TABLE(d
     AS $$
 declare
   v_now     timestamptz := clock_timestamp();
-  v_expired bigint[];
+  v_expired bytea[];
 begin
   with lapsed as (
     select f.key from helix.fence f
@@ -4181,7 +4183,7 @@ begin
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
   get diagnostics emptied = row_count;
   -- Never what is claimed, begun or in doubt: those have no tombstone.
-  v_expired := array(select f.life from helix.fence f where f.until < v_now
+  v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
   perform helix.forget_fences(v_expired);
   forgotten := cardinality(v_expired);
@@ -5169,11 +5171,6 @@ ALTER TABLE ONLY helix.fence_decision
 ALTER TABLE ONLY helix.fence_event
     ADD CONSTRAINT fence_event_pkey PRIMARY KEY (life, version);
 
--- Name: fence fence_life_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
-
-ALTER TABLE ONLY helix.fence
-    ADD CONSTRAINT fence_life_key UNIQUE (life);
-
 -- Name: fence fence_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.fence
@@ -5311,6 +5308,10 @@ CREATE INDEX event_age ON ONLY helix.event USING brin (at, xid) WITH (autosummar
 
 CREATE INDEX event_0000_at_xid_idx ON helix.event_0000 USING brin (at, xid) WITH (autosummarize='on');
 
+-- Name: fence_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE UNIQUE INDEX fence_age ON helix.fence USING btree (tenant, life);
+
 -- Name: fence_answer_until; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE ((sealed_at IS NOT NULL) AND ((answer IS NOT NULL) OR (request IS NOT NULL)));
@@ -5321,7 +5322,7 @@ CREATE INDEX fence_deadline ON helix.fence USING btree (deadline) WHERE (state =
 
 -- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
 
-CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, changed_at) WHERE (state = 'IN_DOUBT'::helix.fence_state);
+CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, life) WHERE (state = 'IN_DOUBT'::helix.fence_state);
 
 -- Name: fence_listed; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -6488,9 +6489,9 @@ GRANT ALL ON FUNCTION helix.foresee_fence_v1(p_tenant text, p_name text, p_ident
 
 REVOKE ALL ON FUNCTION helix.forget_decisions(p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION forget_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION forget_fences(p_keys bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.forget_fences(p_lives bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.forget_fences(p_keys bytea[]) FROM PUBLIC;
 
 -- Name: FUNCTION forget_logins(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -66,12 +66,12 @@ async def _found(
         return Problem("scope-unavailable", "expected to know whose request this is, got nobody")
     nowhere = Problem("no-such-fence", "expected a fence of yours, such as an answer has named")
     try:
-        rows = await ours.fences.run(fences.listed(key=key_bytes(fence), limit=1))
+        row = await ours.fences.run(fences.one(key_bytes(fence)))
     except ValueError:
         return nowhere
     except HelixError as refused:
         return problem_of(refused, ours.policy)
-    return rows[0] if rows and _is_owners(rows[0], *owner) else nowhere
+    return row if row is not None and _is_owners(row, *owner) else nowhere
 
 
 def _is_owners(row: FenceRow, tenant: str, principal: str | None) -> bool:

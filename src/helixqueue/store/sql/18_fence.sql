@@ -70,7 +70,7 @@ create table helix.fence (
   name          helix.fence_name not null,  -- what is fenced
   -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
   identity      helix.identity_text,
-  life          bigint not null unique,  -- from its first claim to the fall of its tombstone
+  life          bigint not null,  -- from its first claim to the fall of its tombstone
   state         helix.fence_state not null,
   version       integer not null,
   attempt       integer not null,
@@ -108,13 +108,16 @@ create table helix.fence (
 ) with (fillfactor = 70);
 -- Finds leases that ran out.
 create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
--- Finds what waits for a probe or a person, oldest first.
-create index fence_doubt on helix.fence (tenant, changed_at) where state = 'IN_DOUBT';
+-- Lists what waits for a probe or a person, newest first.
+create index fence_doubt on helix.fence (tenant, life) where state = 'IN_DOUBT';
 -- Housekeeping: answers past their time with the requests they belong to, and tombstones past theirs.
 create index fence_answer_until on helix.fence (answer_until)
   where sealed_at is not null and (answer is not null or request is not null);
 create index fence_until on helix.fence (until) where until is not null;
--- Lists one tenant's fences by name, newest first.
+-- List one tenant's fences, newest first: all, and those of a name. A fence has an entry in each of its
+-- indexes for every step it takes, so there is none by life alone: that lives are unique is seen to by
+-- the key of their events.
+create unique index fence_age on helix.fence (tenant, life);
 create index fence_listed on helix.fence (tenant, name, life);
 
 -- Every step of every fence, append-only, written by the trigger below in the statement that made

@@ -2,12 +2,14 @@
 -- Every write carries the token that its claim was given; the clock is the database's alone.
 
 -- Removes whole fences with everything that tells of them: their keys are new again.
-create function helix.forget_fences(p_lives bigint[]) returns void
+create function helix.forget_fences(p_keys bytea[]) returns void
 language plpgsql as $$
+declare
+  v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
-  delete from helix.fence_event e where e.life = any (p_lives);
-  delete from helix.fence_decision d where d.life = any (p_lives);
-  delete from helix.fence f where f.life = any (p_lives);
+  delete from helix.fence_event e where e.life = any (v_lives);
+  delete from helix.fence_decision d where d.life = any (v_lives);
+  delete from helix.fence f where f.key = any (p_keys);
 end
 $$;
 
@@ -167,7 +169,7 @@ begin
                                p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
     end if;
     if found then
-      perform helix.forget_fences(array[v_fence.life]);
+      perform helix.forget_fences(array[v_key]);
     end if;
     select * into strict v_secret from helix.secret s order by s.id desc limit 1;
     insert into helix.fence (key, tenant, name, identity, life, state, version, attempt, fingerprint,

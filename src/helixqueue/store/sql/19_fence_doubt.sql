@@ -117,7 +117,7 @@ returns table (doubted integer, released integer, emptied integer, forgotten int
 language plpgsql as $$
 declare
   v_now     timestamptz := clock_timestamp();
-  v_expired bigint[];
+  v_expired bytea[];
 begin
   with lapsed as (
     select f.key from helix.fence f
@@ -144,7 +144,7 @@ begin
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
   get diagnostics emptied = row_count;
   -- Never what is claimed, begun or in doubt: those have no tombstone.
-  v_expired := array(select f.life from helix.fence f where f.until < v_now
+  v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
   perform helix.forget_fences(v_expired);
   forgotten := cardinality(v_expired);

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 from helixqueue.states import FenceState
-from helixqueue.store.fence_rows import FenceRow, Told
+from helixqueue.store.fence_rows import FencePage, FenceRow, Told
 from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
 from helixqueue.transport.http.calls import BODY_BYTES_MAX
 
@@ -18,22 +18,30 @@ if TYPE_CHECKING:
     from helixqueue.store.fence_rows import Foreseen
 
 
+def one(key: bytes) -> HttpCall[FenceRow | None]:
+    """The fence with this key; None when the tenant has none such."""
+    call: HttpCall[FenceRow | None] = get(at("fences", key_text(key)), _row)
+    return unless("no-such-fence", call, lambda _: None)
+
+
 def listed(
     *,
     tenant: str | None = None,  # noqa: ARG001 - the token's
     name: str | None = None,
     state: FenceState | None = None,
-    key: bytes | None = None,
-    limit: int = 100,
-) -> HttpCall[list[FenceRow]]:
-    """Fences, newest first, or the one with this key."""
-    if key is not None:
-        one = get(at("fences", key_text(key)), lambda told: [_row(told)])
-        return unless("no-such-fence", one, lambda _: [])
-    asked = [("fence_name", name), ("fence_state", state), ("limit", str(limit))]
+    after: str | None = None,
+    limit: int = 50,
+) -> HttpCall[FencePage]:
+    """A page of fences, newest first."""
+    asked = [
+        ("fence_name", name),
+        ("fence_state", state),
+        ("after", after),
+        ("limit", str(limit)),
+    ]
     return get(
         at("fences"),
-        lambda told: [_row(one) for one in told["fences"]],
+        lambda told: FencePage(tuple(_row(one) for one in told["fences"]), told["next"]),
         [(word, value) for word, value in asked if value is not None],
     )
 
