@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from urllib.parse import quote
@@ -135,7 +136,8 @@ def test_repeats_are_bounded_and_end_with_the_error():
 
 
 def test_what_may_be_repeated_is_and_what_is_refused_is_not():
-    errors = [Retryable("a deadlock"), Unavailable("away")]
+    lapsed = Unavailable("a certificate that is not trusted", retry_after=math.inf)
+    errors = [Retryable("a deadlock"), Unavailable("away"), lapsed]
 
     async def ask():
         if errors:
