@@ -236,7 +236,7 @@ def test_streams_that_look_for_long_leave_connections_to_others(database):
         "where datname = current_database() and wait_event_type = 'Lock'"
     )
     with (
-        service_on(settings_for(database, connections=2, duties=False)) as url,
+        service_on(settings_for(database, connections=4, duties=False)) as url,
         Site(database, url).client("read") as http,
         following(http, seconds=60) as one,
         following(http, seconds=60) as other,

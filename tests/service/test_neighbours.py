@@ -160,6 +160,40 @@ def test_many_questions_of_one_tenant_do_not_keep_another_from_a_connection(data
     assert answered.index(("b", 200)) <= 4
 
 
+def test_a_tenant_that_waits_for_its_own_locks_does_not_keep_another_from_a_connection(
+    database, lab
+):
+    """A program of its own may hold a lock for as long as it likes."""
+    rows = [{"identity": "locked", "payload": 1}, {"identity": "other", "payload": 1}]
+    chunk = {"submissions": rows}
+
+    async def crowd():
+        async with within(database, connections=4, duties=False) as (_, http, tokens):
+
+            async def submit():
+                path = f"/v1/queues/{lab.q}/chunks"
+                return (await http.post(path, json=chunk, headers=tokens["a"])).status_code
+
+            with lab.store.connection.transaction():
+                lab.submit("locked", payload=1)  # not committed: whoever submits it waits
+                asked = [asyncio.create_task(submit()) for _ in range(6)]
+                await becomes(lambda: waiting_for_locks(database) == 3)
+                for _ in range(3):
+                    told = await http.get("/v1/batches", headers=tokens["b"])
+                    assert told.status_code == 200
+                assert waiting_for_locks(database) == 3, "three quarters, and no more"
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(crowd()) == [200] * 6
+
+
+def waiting_for_locks(database):
+    return database.value(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' "
+        "and datname = current_database() and usename = 'service'"
+    )
+
+
 def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
     served = []
 
@@ -170,18 +204,18 @@ def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
 
     async def crowd():
         turns = Turns(1)
-        await turns.acquire("a")
+        assert turns.take_at_once("a")
         waiting = [asyncio.create_task(take(turns, whose)) for whose in "aaab"]
         leaving = asyncio.create_task(take(turns, "c"))
         late = asyncio.create_task(take(turns, "d"))
         await asyncio.sleep(0)
         leaving.cancel()  # while it waits
         await asyncio.sleep(0)
-        turns.release()
+        turns.release("a")
         late.cancel()
         waiting[0].cancel()  # it was handed its turn, and is not there any more
         await asyncio.gather(*waiting, leaving, late, return_exceptions=True)
-        assert not turns.locked()
+        assert turns.take_at_once("e"), "all was given back"
 
     asyncio.run(crowd())
     assert served == ["b", "a", "a"]

@@ -58,7 +58,7 @@ class Principal:
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
         """Make a call for the token's tenant; `more` in the same transaction."""
-        return await self._served.run(self.token_hash, call, *more, whose=self.tenant)
+        return await self._served.run(self.token_hash, call, *more, tenant=self.tenant)
 
     async def do(self, plan: Plan[T]) -> T:
         return await carry_out_async(plan, self._perform)

@@ -110,19 +110,17 @@ class AsyncPool:
         self._closed = False
 
     @asynccontextmanager
-    async def database(self, whose: str = "") -> AsyncIterator[AsyncDatabase]:
-        """Lend a connection; those who have to wait for one take turns by `whose` they are."""
+    async def database(self, tenant: str | None = None) -> AsyncIterator[AsyncDatabase]:
+        """Lend a connection; where many tenants ask, naming one keeps it to its share and turn."""
         if self._closed:
             raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
         shelf = self._shelf()
-        if shelf.places.locked():
+        if not shelf.places.take_at_once(tenant):  # a timer for nothing is dear
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    await shelf.places.acquire(whose)
+                    await shelf.places.acquire(tenant)
             except TimeoutError:
                 raise _too_many(self._size, self._wait_seconds) from None
-        else:
-            await shelf.places.acquire(whose)  # at once: a timer for nothing is dear
         try:
             database = await _rested_async(shelf.idle) or await self._connect()
             try:
@@ -136,7 +134,7 @@ class AsyncPool:
                 else:
                     shelf.idle.append(database)
         finally:
-            shelf.places.release()
+            shelf.places.release(tenant)
 
     async def close(self) -> None:
         self._closed = True
@@ -174,6 +172,6 @@ async def _rested_async(idle: list[AsyncDatabase]) -> AsyncDatabase | None:
 
 def _too_many(size: int, seconds: float) -> HelixError:
     return Unavailable(
-        f"all {size} connections of this client were in use for {seconds:g} s; "
-        "allow it more, or ask with fewer threads or tasks at a time"
+        f"expected one of {size} connections within {seconds:g} s, and none was free; "
+        "allow more, or ask with fewer threads or tasks at a time"
     )

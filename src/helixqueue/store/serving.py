@@ -73,16 +73,18 @@ class Served:
         self._seconds = statement_seconds
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def run(self, token_hash: bytes, call: Call[T], *more: Call[Any], whose: str = "") -> T:
+    async def run(
+        self, token_hash: bytes, call: Call[T], *more: Call[Any], tenant: str | None = None
+    ) -> T:
         """Run `call`, and `more` in the same transaction, for the tenant of the token.
 
-        `whose` names that tenant while it waits for a connection, and for nothing else.
+        `tenant` names it to the other ones that want a connection, and for nothing else.
         """
         args = (token_hash, _milliseconds(self._seconds))
         assume: Call[Any] = Call(_SQL["assume"], args, list)
 
         async def work() -> T:
-            async with self._pool.database(whose) as database:
+            async with self._pool.database(tenant) as database:
                 rows = await self._bounded(database, _piped(database, [assume, call, *more]))
             return call.read(rows[0])
 
