@@ -25,11 +25,11 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def serving(settings):
+def serving(settings, grace_seconds=1):
     """The URL of a service, in a thread of its own."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     config = config_of(settings)
-    config.timeout_graceful_shutdown = 1
+    config.timeout_graceful_shutdown = grace_seconds
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

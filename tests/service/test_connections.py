@@ -7,11 +7,13 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from helixqueue.service import connection
 from helixqueue.service.connection import MAX_HEAD_BYTES
 from helixqueue.service.run import OWN_FILES, config_of
 from tests.lab import until
@@ -214,3 +216,34 @@ def test_there_are_never_more_connections_than_files(database, few_files):
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 700 + OWN_FILES + 3
     if few_files != resource.RLIM_INFINITY:
         assert bound(few_files + 1) == few_files - OWN_FILES - 3
+
+
+def test_what_was_sent_before_the_end_was_known_is_answered(database, monkeypatch):
+    """On a connection that rests; to close it at once would make a proxy answer 502."""
+    patience = 60  # in which nothing is cut
+    monkeypatch.setattr(connection, "LAST_SECONDS", patience)
+    with ExitStack() as service, ThreadPoolExecutor(1) as pool:
+        settings = settings_for(database)
+        site = Site(database, service.enter_context(serving(settings, grace_seconds=patience)))
+        client = HTTPConnection(urlsplit(site.url).netloc, timeout=patience)
+
+        def told():
+            client.request("GET", "/health/live")
+            with client.getresponse() as answer:
+                answer.read()
+            return answer.status, answer.headers["connection"]
+
+        assert told() == (200, None)
+        ended = pool.submit(service.close)
+        until(lambda: is_refused(site))
+        assert told() == (200, "close")
+        ended.result()
+        client.close()
+
+
+def is_refused(site):
+    try:
+        with connected(site):
+            return False
+    except ConnectionRefusedError:
+        return True

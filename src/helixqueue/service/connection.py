@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from helixqueue.service.gate import Gate
 
 MAX_HEAD_BYTES: Final = 32 * 1024
+LAST_SECONDS: Final = 0.3  # longer than a request is on its way
 
 
 class Lobby:
@@ -46,6 +47,7 @@ class Connection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None  # for the next head, when none is being answered
     _stalled: asyncio.TimerHandle | None = None  # for the client to read
     _unread_bytes = 0  # that came since the last of a head or of a body
+    _is_leaving = False  # the next answer is the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -70,6 +72,8 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
         self._expect_no_head()
         super().on_headers_complete()
+        if self._is_leaving:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -96,6 +100,18 @@ class Connection(HttpToolsProtocol):
             self._stalled.cancel()
             self._stalled = None
         super().resume_writing()
+
+    def shutdown(self) -> None:
+        """The service ends. Who rests here may have sent a request before it could know.
+
+        To close at once would lose that one: a proxy answers 502, since it cannot tell whether it
+        was done.
+        """
+        if self.cycle is None or self.cycle.response_complete:
+            self._is_leaving = True
+            self.loop.call_later(LAST_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Problem("not-http", msg))
