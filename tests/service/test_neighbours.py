@@ -8,6 +8,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx
 import pytest
 
+from helixqueue.service import work
 from helixqueue.service.app import create_app
 from helixqueue.service.places import Places
 from helixqueue.service.problems import Problem
@@ -302,6 +303,11 @@ def test_a_stream_that_ends_before_its_first_byte_gives_its_place_back(database,
     assert asyncio.run(come_and_go()) == ([422] if how == "refused" else [])
 
 
+async def broken(_, waiting):
+    waiting.close()
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("how", ["leaves", "cancelled", "fault"])
 @pytest.mark.usefixtures("small")
 def test_a_wait_that_ends_before_its_time_gives_its_place_back(database, how, monkeypatch):
@@ -312,7 +318,7 @@ def test_a_wait_that_ends_before_its_time_gives_its_place_back(database, how, mo
             waits = gate.service.waits
             client = Client(body)
             if how == "fault":
-                monkeypatch.setattr(gate.service.bell, "wait", lambda *_: asyncio.sleep(0, 1 / 0))
+                monkeypatch.setattr(work, "unless_left", broken)
             headers = tokens["a"] | {"Content-Type": "application/json"}
             scope = scope_of(headers, "/v1/work/wait", "POST")
             wait = asyncio.create_task(gate(scope, client.receive, client.send))
