@@ -43,7 +43,7 @@ max_db_connections = 60
 server_idle_timeout = 2
 logfile = {here}/log
 pidfile =
-ignore_startup_parameters = extra_float_digits,options
+ignore_startup_parameters = {ignored}
 admin_users = helix_bootstrap
 """
 
@@ -52,8 +52,11 @@ HOW_TO_GET_IT = "HELIX_TEST_POOLER=pgbouncer needs the program: apt-get install 
 
 
 class Pooler:
-    def __init__(self, directory: Path, server: Postgres) -> None:
+    def __init__(
+        self, directory: Path, server: Postgres, ignored: str = "extra_float_digits,options"
+    ) -> None:
         self.socket_dir = directory / "s"
+        self._ignored = ignored  # of what clients ask for their sessions; else it is refused
         self._server = server
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -61,7 +64,7 @@ class Pooler:
         account = Account.owning(self._server.data)
         account.make_private(self.socket_dir)
         with account.naming(self.socket_dir) as (here, handles):
-            conf = CONF.format(server=self._server.socket_dir, here=here)
+            conf = CONF.format(server=self._server.socket_dir, here=here, ignored=self._ignored)
             (self.socket_dir / "conf").write_text(conf, encoding="utf-8")
             (self.socket_dir / "users").write_text('"helix_bootstrap" ""\n', encoding="utf-8")
             account.give(self.socket_dir)

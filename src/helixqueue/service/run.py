@@ -132,6 +132,8 @@ def demand_fit(
         service = Service(settings)
         try:
             reason = await service.why_not_ready()
+            if isinstance(service.fault, Refused):
+                raise service.fault  # which no waiting mends
             if service.fault is not None:
                 away(service.fault)
             elif reason is None and not settings.pooled and await service.served.is_pooled():

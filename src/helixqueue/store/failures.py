@@ -84,6 +84,12 @@ def translate(error: BaseException, *, sent: bool = True) -> HelixError:
 
 def unreached(error: psycopg.Error) -> HelixError:
     """The HelixQueue error for a connection that did not come about: there is nothing to repeat."""
+    if "unsupported startup parameter" in str(error):
+        # pgbouncer's words; time and tenant of a session are not for one that many share.
+        return Refused(
+            f"the DSN leads through a pooler: {_text(error)}; say so (`helixq serve --pooled`, "
+            "pooled=True), or name the server itself"
+        )
     found = translate(error, sent=False)
     if isinstance(found, Unavailable):
         return Unavailable(
