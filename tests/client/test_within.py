@@ -216,11 +216,13 @@ def test_an_async_connection_is_for_the_async_client_and_the_other_way_round(dat
 
 
 def test_another_database_than_postgresql_is_refused(helix, name):
+    engine = create_engine("sqlite://")
     with (
-        Session(create_engine("sqlite://")) as session,
+        Session(engine) as session,
         pytest.raises(Refused, match=r"expected SQLAlchemy on PostgreSQL .* got sqlite"),
     ):
         helix.submit(Queue(name), identity="s", payload={}, within=session)
+    engine.dispose()
 
 
 def test_a_database_without_the_schema_says_so(server, helix, name):
