@@ -9,10 +9,10 @@ import pytest
 from helixqueue.store.hints import Hints
 from tests.lab import Lab, completed, one_database
 
-# The twelfth is the one that makes 8 MiB full. As such payloads are compressed to a hundredth, it
+# The seventeenth is the one that makes 16 MiB full. Such payloads are compressed to a hundredth: it
 # is their size in the answer that counts, not that on disk.
-LARGE = {"reads": "A" * 700 * 1024}
-PORTION = 12
+LARGE = {"reads": "A" * 1000 * 1024}
+PORTION = 17
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def lab(database):
 def test_a_claim_for_very_much_answers_with_a_portion(lab):
     lab.submit_many(20, payload=LARGE)
     first, second, third = (lab.call_claim(1000, start=True) for _ in range(3))
-    assert [len(one.leases) for one in (first, second, third)] == [PORTION, 8, 0]
+    assert [len(one.leases) for one in (first, second, third)] == [PORTION, 3, 0]
     assert [one.more for one in (first, second, third)] == [True, False, False]
     told = [lease.identity for lease in first.leases + second.leases]
     assert sorted(told) == [f"s{n:05}" for n in range(20)]
@@ -38,9 +38,9 @@ def test_a_claim_for_very_much_answers_with_a_portion(lab):
 
 
 def test_few_batches_are_never_cut_short(lab):
-    lab.submit_many(8, payload={"reads": "A" * 1000 * 1024})
-    told = lab.call_claim(8)
-    assert (len(told.leases), told.more) == (8, False)
+    lab.submit_many(16, payload=LARGE)
+    told = lab.call_claim(16)
+    assert (len(told.leases), told.more) == (16, False)
 
 
 def test_a_repeat_of_a_claim_that_was_cut_short_gives_the_same_portion(lab):
@@ -62,9 +62,9 @@ def test_what_a_claim_settles_is_answered_beside_its_portion(lab):
 
 def test_nothing_behind_a_portion_is_passed_over_by_hints(lab):
     hints, seen = Hints(), []
-    lab.submit_many(30, payload=LARGE)
+    lab.submit_many(40, payload=LARGE)
     for clock in range(3):
-        told = lab.call_claim(20, start=True, hints=hints.now(clock * 0.01))
-        hints.learn(told.leases, short=len(told.leases) < 20 and not told.more)
+        told = lab.call_claim(30, start=True, hints=hints.now(clock * 0.01))
+        hints.learn(told.leases, short=len(told.leases) < 30 and not told.more)
         seen += [one.batch for one in told.leases]
-    assert len(seen) == len(set(seen)) == 30
+    assert len(seen) == len(set(seen)) == 40

@@ -121,9 +121,9 @@ def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
 
 
 def test_large_payloads_come_in_portions_and_the_worker_knows(way, lab):
-    lab.submit_many(15, payload={"reads": "A" * 700 * 1024})
+    lab.submit_many(20, payload={"reads": "A" * 1000 * 1024})
     one, two = (way.do(way.transport.claim(way.ask(150))) for _ in range(2))
-    assert [(len(told.leases), told.more) for told in (one, two)] == [(12, True), (3, False)]
+    assert [(len(told.leases), told.more) for told in (one, two)] == [(17, True), (3, False)]
 
 
 def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):

@@ -93,11 +93,11 @@ def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, databa
         assert go.wait(60)
 
     helix.submit_many(
-        queue, [{"identity": f"s{n}", "payload": {"reads": "A" * 900 * 1024}} for n in range(24)]
+        queue, [{"identity": f"s{n}", "payload": {"reads": "A" * 900 * 1024}} for n in range(44)]
     )
     with shift(helix, queue, slots=1, prefetch=100, poll_seconds=60):
         query = "select count(*) from helix.active where queue = %s"
-        until(lambda: database.value(query, name) == 24, seconds=40)  # sooner than it polls
+        until(lambda: database.value(query, name) == 44, seconds=40)  # sooner than it polls
         go.set()
 
 

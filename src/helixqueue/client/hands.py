@@ -142,7 +142,7 @@ class Client(ABC):
     ) -> list[LeaseRow]:
         """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once.
 
-        One call stops at 8 MiB of payloads.
+        One call stops at 16 MiB of payloads.
         """
         return self._do(self._desk.claim(worker, queues, n, free, start=start))
 

@@ -148,7 +148,7 @@ class AsyncClient(ABC):
     ) -> list[LeaseRow]:
         """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once.
 
-        One call stops at 8 MiB of payloads.
+        One call stops at 16 MiB of payloads.
         """
         return await self._do(self._desk.claim(worker, queues, n, free, start=start))
 

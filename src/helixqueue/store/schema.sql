@@ -846,9 +846,9 @@ begin
     end if;
     return;
   end if;
-  -- Up to eight cannot be too much. What is left stays ready.
+  -- Up to sixteen cannot be too much, and are not looked at. What is left stays ready.
   v_chosen := cardinality(v_choice.batch);
-  v_portion := case when v_chosen <= 8 then v_chosen else helix.portion(v_choice.batch) end;
+  v_portion := case when v_chosen <= 16 then v_chosen else helix.portion(v_choice.batch) end;
   if v_portion < v_chosen then
     v_choice := (v_choice.batch[: v_portion], v_choice.tuple[: v_portion],
                  v_choice.queue[: v_portion], v_choice.lease_seconds[: v_portion], v_choice.stale);
@@ -2403,7 +2403,7 @@ CREATE FUNCTION helix.portion(p_batch bigint[]) RETURNS integer
                  over (order by u.place rows between unbounded preceding and 1 preceding) as before
         from unnest(p_batch) with ordinality as u (batch, place)
         join helix.batch b on b.id = u.batch) c
-  where c.before is null or c.before < 8 * 1024 * 1024
+  where c.before is null or c.before < 16 * 1024 * 1024
 $$;
 
 ALTER FUNCTION helix.portion(p_batch bigint[]) OWNER TO helix_engine;

@@ -224,7 +224,7 @@ create type helix.choice as (
   stale         boolean    -- some lane's `served` is older than a second
 );
 
--- How many of these, from the first, one answer carries: until their payloads make 8 MiB. It is held
+-- How many of these, from the first, one answer carries: until their payloads make 16 MiB. It is held
 -- whole in memory by the server, the service and the worker, and a payload may have 1 MiB.
 create function helix.portion(p_batch bigint[]) returns integer
 language sql stable as $$
@@ -233,7 +233,7 @@ language sql stable as $$
                  over (order by u.place rows between unbounded preceding and 1 preceding) as before
         from unnest(p_batch) with ordinality as u (batch, place)
         join helix.batch b on b.id = u.batch) c
-  where c.before is null or c.before < 8 * 1024 * 1024
+  where c.before is null or c.before < 16 * 1024 * 1024
 $$;
 
 -- Up to p_count batches, locked: most urgent first, an even share of each lane, no more than the

@@ -111,9 +111,9 @@ begin
     end if;
     return;
   end if;
-  -- Up to eight cannot be too much. What is left stays ready.
+  -- Up to sixteen cannot be too much, and are not looked at. What is left stays ready.
   v_chosen := cardinality(v_choice.batch);
-  v_portion := case when v_chosen <= 8 then v_chosen else helix.portion(v_choice.batch) end;
+  v_portion := case when v_chosen <= 16 then v_chosen else helix.portion(v_choice.batch) end;
   if v_portion < v_chosen then
     v_choice := (v_choice.batch[: v_portion], v_choice.tuple[: v_portion],
                  v_choice.queue[: v_portion], v_choice.lease_seconds[: v_portion], v_choice.stale);
