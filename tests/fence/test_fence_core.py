@@ -157,6 +157,21 @@ def test_one_key_of_two_tenants_is_two_fences(database, desk):
             b.claim(tenant="a")
 
 
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_two_fences_never_have_one_life(database, desk, tenant):
+    """Of tokens set back by hand: the step of one would pass for a step of the other."""
+    first = desk.hold()
+    with database.connect("helix_bootstrap") as connection, Desk(database, tenant=tenant) as other:
+        [(last,)] = connection.execute("select last_value from helix.lease_number").fetchall()
+        connection.execute("select setval('helix.lease_number', %s, false)", (first.token.number,))
+        try:
+            with pytest.raises(Refused, match="fence"):
+                other.claim("another")
+        finally:
+            connection.execute("select setval('helix.lease_number', %s)", (last,))
+    assert desk.story(first) == ["claimed"]
+
+
 def test_rotating_the_secret_makes_no_repeat_a_mismatch(database, desk):
     held = desk.hold()
     desk.seal(held)

@@ -2774,7 +2774,8 @@ begin
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    when head.version = n.version and head.to_state = n.state then false
+    -- Not of one that is new: what has its life is another fence.
+    when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
     when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
     else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
   return null;

@@ -116,7 +116,7 @@ create index fence_answer_until on helix.fence (answer_until)
 create index fence_until on helix.fence (until) where until is not null;
 -- List one tenant's fences, newest first: all, and those of a name. A fence has an entry in each of its
 -- indexes for every step it takes, so there is none by life alone: that lives are unique is seen to by
--- the key of their events.
+-- the trigger that writes their events, and the key of those.
 create unique index fence_age on helix.fence (tenant, life);
 create index fence_listed on helix.fence (tenant, name, life);
 
@@ -194,7 +194,8 @@ begin
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    when head.version = n.version and head.to_state = n.state then false
+    -- Not of one that is new: what has its life is another fence.
+    when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
     when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
     else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
   return null;
