@@ -77,8 +77,10 @@ async def within(database, **options):
     ) as http:
         tokens = {tenant: {"Authorization": f"Bearer {site.token(tenant=tenant)}"}
                   for tenant in ("a", "b")}  # fmt: skip
-        yield gate, http, tokens
-        await gate.service.close()
+        try:
+            yield gate, http, tokens
+        finally:
+            await gate.service.close()
 
 
 async def becomes(ask):
@@ -237,6 +239,17 @@ def test_a_tenant_that_is_alone_has_three_quarters_and_others_share_what_it_leav
     for _ in range(32):
         places.give_back("a")
     assert taken("c") == 23, "who had little has more as soon as the first gives back"
+
+
+def test_who_has_none_because_others_have_all_is_told_so():
+    places = Places(2, "checks and replays", kind="check-under-way", retry_after=1)
+    places.take("a")
+    places.take("b")
+    with pytest.raises(Problem) as refused:
+        places.take("c")
+    assert refused.value.detail == "all 2 checks and replays that this process has are taken"
+    assert refused.value.told["expected"] == "one that is free"
+    assert refused.value.told["got"] == "none"
 
 
 def scope_of(headers, path, method="GET", query=b"", version="2.4"):

@@ -42,9 +42,18 @@ class Places:
         self._shares.give_back(tenant)
 
     def _none(self, own: int) -> Problem:
+        most = self._shares.most
+        if not own:
+            return Problem(
+                self._kind,
+                f"all {most} {self._what} that this process has are taken",
+                expected="one that is free",
+                got="none",
+                retry_after=self._retry_after,
+            )
         return Problem(
             self._kind,
-            f"the tenant has {own} of the {self._shares.most} {self._what} that this process has, "
+            f"the tenant has {own} of the {most} {self._what} that this process has, "
             f"and one tenant has at most {TIMES_THE_FREE} times as many as it leaves free",
             expected=f"at most {own} of one tenant at this moment",
             got=str(own + 1),
