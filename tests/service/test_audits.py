@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.errors import Unavailable
 from helixqueue.operate.check import LATE, invariants
+from helixqueue.service.service import Service
 from tests.cli.conftest import Helixq
 from tests.lab import Lab, until
 from tests.ledger.damage import damaged
@@ -165,3 +169,27 @@ def test_a_check_ends_with_the_service(database, busy):
         # The service has ended: it did not wait for the lock.
         assert asked.exception() is not None or asked.result().status_code >= 500
         client.close()
+
+
+def test_a_check_that_has_ended_when_it_is_cancelled_does_not_keep_the_rest_open(
+    database, busy, monkeypatch
+):
+    cancel = psycopg.Connection.cancel_safe
+
+    async def end():
+        service = Service(settings_for(database))
+
+        def cancelled(connection):
+            cancel(connection)
+            until(lambda: not service.audits._under_way)
+
+        monkeypatch.setattr(psycopg.Connection, "cancel_safe", cancelled)
+        asker = await service.principals.of([f"Bearer {busy.token()}".encode()])
+        asked = asyncio.ensure_future(service.audits.check(asker, None))
+        await asyncio.to_thread(until, lambda: waiting(database))
+        await service.close()
+        with pytest.raises(Unavailable):
+            await asked
+
+    with held_up(database):
+        asyncio.run(end())

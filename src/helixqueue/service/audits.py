@@ -68,11 +68,11 @@ class Audits:
         """End what is under way: nobody waits for the answer."""
         self._closed = True
         # Again and again: between two statements there is nothing to cancel.
-        while self._under_way:
+        while under_way := set(self._under_way):  # they may all have ended before the wait
             for connection in list(self._connections):
                 with suppress(psycopg.Error):
                     await asyncio.to_thread(connection.cancel_safe)
-            await asyncio.wait(self._under_way, timeout=0.1)
+            await asyncio.wait(under_way, timeout=0.1)
 
     async def _in_a_thread(self, asker: Principal, work: Callable[[Connection[Any]], T]) -> T:
         self._places.take(asker.tenant)
