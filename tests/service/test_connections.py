@@ -171,6 +171,18 @@ def test_one_request_too_many_is_told_so_and_health_is_not(hasty, lab):
         assert {one.result().status_code for one in held} == {200}
 
 
+def test_strangers_who_are_slow_take_no_room_from_those_who_have_a_token(database):
+    """Whoever logs in shows no token: anybody can begin to, as often as there are connections."""
+    half = b"POST /v1/login HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    with serving(settings_for(database, max_requests=4)) as url, ExitStack() as strangers:
+        site = Site(database, url)
+        for _ in range(6):
+            strangers.enter_context(connected(site)).sendall(half)
+        with site.client() as http:
+            under_way = "\nhelix_http_requests_under_way 7\n"
+            until(lambda: under_way in http.get("/metrics").text, 10)
+
+
 @pytest.mark.parametrize(
     ("said", "status", "kind"),
     [

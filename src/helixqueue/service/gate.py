@@ -12,6 +12,7 @@ import logging
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,7 @@ from helixqueue.service.legible import body_of, demand_clear_query, demand_json
 from helixqueue.service.problems import Problem, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fastapi import APIRouter, FastAPI
 
@@ -129,6 +130,7 @@ class Gate:
         self.service = service
         self._policy = policy
         self._direct = direct
+        self._asking = 0  # requests that need a token
         self._operations = [*operations(app.openapi()), *more]
         self._by_path: dict[str, list[Operation]] = {}
         for one in self._operations:
@@ -182,18 +184,16 @@ class Gate:
         if operation is not None:
             journal.route = operation.path
             journal.operation = operation.name
-        principal = None
-        if operation is None or operation.scope != OPEN:
-            self._demand_room()
-            principal = await self._principal(scope, journal)
-            principal.take()
-        if operation is None:
-            raise _nowhere(scope, allowed)
-        if principal is None:
+        if operation is not None and operation.scope == OPEN:
             await self._served(operation, None, scope, receive, answer)
             return
-        with self.service.requests.place(principal.tenant):
-            await self._served(operation, principal, scope, receive, answer)
+        with self._room():
+            principal = await self._principal(scope, journal)
+            principal.take()
+            if operation is None:
+                raise _nowhere(scope, allowed)
+            with self.service.requests.place(principal.tenant):
+                await self._served(operation, principal, scope, receive, answer)
 
     async def _served(
         self,
@@ -248,10 +248,14 @@ class Gate:
         journal.know(tenant=principal.tenant, token=name)
         return principal
 
-    def _demand_room(self) -> None:
-        """Not of those who only look whether it lives: it does."""
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Not of those who need no token: they look whether it lives, and it does, or log in.
+
+        Nor do they take any: anybody can begin to log in, and be slow, as often as he connects.
+        """
         bound = self.service.settings.max_requests
-        if self.service.metrics.under_way > bound:
+        if self._asking >= bound:
             raise Problem(
                 "too-busy",
                 f"{bound} requests are under way",
@@ -259,6 +263,11 @@ class Gate:
                 got="one more",
                 retry_after=1,
             )
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
 
     def _keyed(self, operation: Operation, scope: Scope) -> bool:
         route = self._fences.get(operation)

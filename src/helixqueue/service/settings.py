@@ -40,7 +40,7 @@ class Settings:
     read_seconds: float = 30.0  # to read some of an answer, of which some waits
     idle_seconds: int = 30  # between an answer and the next request
     max_connections: int = 4_000  # then whoever is silent the longest makes room
-    max_requests: int = 2_000  # under way at a time: those that are held, and the others
+    max_requests: int = 2_000  # with a token, under way at a time: those that are held, and others
     requests_per_second: float = 500.0  # of one token, in this process
     burst: int = 1_000
     strangers_per_second: float = 10.0  # without a good token, or with a code, from one address
