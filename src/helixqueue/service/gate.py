@@ -1,9 +1,9 @@
 """The way in: every request passes here before anything of it is read.
 
-Who is it (401), how often (429), is there such a path (404, 405), may it (403), in which form
-(415), how much (413, 408): in this order, so that a stranger learns nothing and costs little. What
-an operation demands stands in the OpenAPI document, `x-scope`; one that names none cannot be
-reached.
+Is there room (503), who is it (401), how often (429), is there such a path (404, 405), has its
+tenant room (503), may it (403), in which form (415), how much (413, 408): in this order, so that a
+stranger learns nothing and costs little. What an operation demands stands in the OpenAPI document,
+`x-scope`; one that names none cannot be reached.
 """
 
 from __future__ import annotations
