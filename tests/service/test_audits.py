@@ -14,6 +14,7 @@ from helixqueue.cli.exits import Exit
 from helixqueue.errors import Unavailable
 from helixqueue.operate.check import LATE, invariants
 from helixqueue.service.service import Service
+from helixqueue.store import serving as serving_calls
 from tests.cli.conftest import Helixq
 from tests.lab import Lab, until
 from tests.ledger.damage import damaged
@@ -193,3 +194,20 @@ def test_a_check_that_has_ended_when_it_is_cancelled_does_not_keep_the_rest_open
 
     with held_up(database):
         asyncio.run(end())
+
+
+def test_a_part_that_cannot_be_closed_does_not_keep_the_rest_open(database, monkeypatch):
+    async def end():
+        service = Service(settings_for(database))
+        assert await service.why_not_ready() is None
+
+        async def broken():
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(service.audits, "close", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            await service.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await service.served.ask(serving_calls.schema())
+
+    asyncio.run(end())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
@@ -91,11 +92,13 @@ class Service:
         return Bell(lambda: AsyncDatabase.connect(direct, timeout_seconds=seconds))
 
     async def close(self) -> None:
-        await self.duties.stop()
-        await self.audits.close()
-        if self.bell is not None:
-            await self.bell.close()
-        await self.served.close()
+        """All of it, though one of them fails; the last one first."""
+        async with AsyncExitStack() as parts:
+            parts.push_async_callback(self.served.close)
+            if self.bell is not None:
+                parts.push_async_callback(self.bell.close)
+            parts.push_async_callback(self.audits.close)
+            parts.push_async_callback(self.duties.stop)
 
     async def why_not_ready(self) -> str | None:
         """None when it can serve. One look at a time, and one a second, however many ask.
