@@ -450,7 +450,7 @@ def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):
 
 
 def test_tokens_are_listed_page_by_page(over_http, monkeypatch):
-    monkeypatch.setattr(tokens, "TOKENS_MAX", 2)
+    monkeypatch.setattr(pages, "PAGE_ROWS", 2)
     for n in range(5):
         over_http("token", "create", f"page-{over_http.q}-{n}", "--scope", "read")
     for run in (over_http, over_http.direct):

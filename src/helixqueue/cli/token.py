@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from helixqueue.cli import show, target, times
+from helixqueue.cli import pages, show, target, times
 from helixqueue.cli.exits import Exit
 from helixqueue.identity import check_name
 from helixqueue.store import tokens
@@ -132,9 +132,9 @@ def _all(there: target.Reached, of: str | None) -> Iterator[TokenRow]:
     listed: Any = http_tokens.listed if there.is_service else tokens.listed
     after = None
     while True:
-        page = there.run(listed(tenant=of, after=after, limit=tokens.TOKENS_MAX))
+        page = there.run(listed(tenant=of, after=after, limit=pages.PAGE_ROWS))
         yield from page
-        if len(page) < tokens.TOKENS_MAX:
+        if len(page) < pages.PAGE_ROWS:
             return
         last = page[-1]
         after = (last.tenant, last.name, last.generation)
