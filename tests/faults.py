@@ -50,6 +50,7 @@ class Faults:
         self.fired = 0  # a run in which nothing was lost proves nothing
         self._lose_reply_to: bytes | None = None
         self._lose_request: bytes | None = None
+        self._hang_up_at: bytes | None = None
         self._thaw = asyncio.Event()
         self._links: set[Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -60,6 +61,10 @@ class Faults:
     def lose_reply(self, to: str) -> None:
         """Cut the link of the next request that contains `to`, after the server is done with it."""
         self._do(lambda: setattr(self, "_lose_reply_to", to.encode()))
+
+    def hang_up(self, at: str) -> None:
+        """Cut the link of the next request that contains `at`, while the server is busy with it."""
+        self._do(lambda: setattr(self, "_hang_up_at", at.encode()))
 
     def lose_request(self, containing: str) -> None:
         """Cut the link of the next request that contains this, before the server hears of it."""
@@ -142,6 +147,10 @@ class Faults:
             self.fired += 1
             link.cut()
             return b""
+        if self._hang_up_at is not None and self._hang_up_at in link.asked:
+            self._hang_up_at = None
+            self.fired += 1
+            self._loop.call_soon(link.client.transport.abort)  # this chunk still passes
         if self._lose_reply_to is not None and self._lose_reply_to in link.asked:
             self._lose_reply_to = None
             link.withheld = b""

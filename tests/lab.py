@@ -14,6 +14,8 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+import psycopg
+
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.store import calls
 from helixqueue.store.database import Database as Store
@@ -31,7 +33,17 @@ if TYPE_CHECKING:
 POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
 # On a machine that is busy with something else.
 PATIENCE_S = 60.0
+# How many batches the queue of this name has.
+BATCHES = (
+    "select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"
+)
 _numbers = itertools.count(1)
+
+# Where a row of helix.work w stands, in one word.
+PLACE = (
+    "case when w.pending then 'ready' when w.cause is not null then 'waiting'"
+    " when w.state in ('ASSIGNED', 'RUNNING') then 'active' else 'outcome' end"
+)
 
 # The engine refuses every hand but its own, so time passes by a function of the engine's.
 _TIME_PASSES = """
@@ -39,18 +51,26 @@ create function helix.test_pass_time(p_batch bigint[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
-  update helix.active set deadline = clock_timestamp() - interval '1 s'
+  -- `expires_at` never changes in real life, so the triggers that see to it are off meanwhile.
+  update helix.work set step = false,
+    deadline = case when state in ('ASSIGNED', 'RUNNING') then clock_timestamp() - interval '1 s'
+                    else deadline end,
+    due = case when due is not null then clock_timestamp() - interval '1 s' end,
+    expires_at = case when expires_at is not null and state = 'PENDING'
+                      then clock_timestamp() - interval '1 s' else expires_at end
   where batch = any (p_batch);
-  update helix.waiting set due = clock_timestamp() - interval '1 s'
-  where batch = any (p_batch) and due is not null;
-  update helix.waiting set expires_at = clock_timestamp() - interval '1 s'
-  where batch = any (p_batch) and expires_at is not null;
-  update helix.ready set expires_at = clock_timestamp() - interval '1 s'
-  where batch = any (p_batch) and expires_at is not null;
+  update helix.batch b set expires_at = w.expires_at from helix.work w
+  where w.batch = b.id and b.id = any (p_batch) and w.expires_at is not null;
+  update helix.request set due = clock_timestamp() - interval '1 s'
+  where number in (select number from helix.work where batch = any (p_batch));
+  -- The next claim does the duties that claims share.
+  update helix.duty set next_at = '-infinity';
 end
 $$;
 alter function helix.test_pass_time owner to helix_engine;
 """
+# They compare a row with what it was.
+_ROW_TRIGGERS = {"next_step": "work", "no_step": "work", "asked_once": "batch"}
 
 
 def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
@@ -69,14 +89,64 @@ def passing_time(database: Database) -> Iterator[Callable[..., None]]:
     Only until the end: `check` finds strangers among the engine's functions.
     """
 
-    def pass_time(*batches: int) -> None:
-        database.rows("select helix.test_pass_time(%s)", list(batches))
+    def passed(*batches: int) -> None:
+        pass_time(database, *batches)
 
     with database.connect("helix_bootstrap") as connection:
         connection.execute(_TIME_PASSES.encode())
-    yield pass_time
+    yield passed
     with database.connect("helix_bootstrap") as connection:
         connection.execute("drop function if exists helix.test_pass_time")
+
+
+def pass_time(database: Database, *batches: int) -> None:
+    """Deadlines, due times and expiries of these batches lie in the past from now on."""
+    with database.connect("helix_bootstrap") as connection:
+        _pass_time(connection, list(batches))
+
+
+def _pass_time(connection: psycopg.Connection[Any], batches: list[int]) -> None:
+    with connection.transaction():
+        triggers = _ROW_TRIGGERS if batches else {}
+        for trigger, table in triggers.items():
+            connection.execute(f"alter table helix.{table} disable trigger {trigger}")
+        connection.execute("select helix.test_pass_time(%s)", (batches,))
+        for trigger, table in triggers.items():
+            connection.execute(f"alter table helix.{table} enable always trigger {trigger}")
+
+
+_WRONG_FUNCTION = """
+create function helix.test_execute(p_statement text) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  execute p_statement;
+end
+$$;
+alter function helix.test_execute owner to helix_engine;
+"""
+
+
+@contextmanager
+def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
+    """A function of the engine that does whatever it is given, as a wrong one could.
+
+    Returns the SQLSTATE of what is refused, and None for what is let through and committed.
+    """
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(_WRONG_FUNCTION.encode())
+
+        def execute(statement: str) -> str | None:
+            try:
+                connection.execute("select helix.test_execute(%s)", (statement,))
+            except psycopg.Error as error:
+                return error.sqlstate
+            return None
+
+        try:
+            yield execute
+        finally:
+            connection.execute("drop function helix.test_execute")
 
 
 def until(ask: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
@@ -110,6 +180,7 @@ class Lab:
         self.database = database
         self.store = Store.connect(database.dsn(role), pooled=POOLED)
         self.run = self.store.run
+        self._superuser: psycopg.Connection[tuple[Any, ...]] | None = None
         self.worker = worker
         self.q = q or f"q{next(_numbers)}"
 
@@ -118,6 +189,15 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.store.close()
+        if self._superuser is not None:
+            self._superuser.close()
+
+    @property
+    def superuser(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection beside the lab's own."""
+        if self._superuser is None:
+            self._superuser = self.database.connect("helix_bootstrap")
+        return self._superuser
 
     def queue(self, name: str | None = None, tenant: str = "a", **settings: Any) -> QueueRow:
         return self.run(calls.set_queue(tenant=tenant, queue=name or self.q, **settings))
@@ -188,6 +268,11 @@ class Lab:
         return self.run(getattr(calls, verb)(ids=ids, reason=reason, actor="ann"))
 
     def rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Read tables as the superuser: the lab's own login has no right to."""
+        return self.superuser.execute(query.encode(), args).fetchall()
+
+    def own_rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Ask on the lab's connection, with what its login may do and inside its transaction."""
         return self.store.connection.execute(query.encode(), args).fetchall()
 
     def value(self, query: str, *args: Any) -> Any:
@@ -195,10 +280,10 @@ class Lab:
         return value
 
     def standing(self, batch_id: uuid.UUID) -> tuple[str, int, int, str]:
-        """State, version, attempt, and the table where it stands."""
+        """State, version, attempt, and its place."""
         [row] = self.rows(
-            "select s.state::text, s.version, s.attempt, s.place from helix.standing s "
-            "join helix.locate(array[%s::uuid]) l on l.batch = s.batch",
+            f"select w.state::text, w.version, w.attempt, {PLACE}"  # noqa: S608
+            " from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
             batch_id,
         )
         return row
@@ -212,21 +297,24 @@ class Lab:
         )
 
     def pass_time(self, *batches: int) -> None:
-        """Deadlines, due times and expiries of these batches lie in the past from now on."""
-        self.database.rows("select helix.test_pass_time(%s)", list(batches))
+        """Deadlines, due times and expiries of these batches lie in the past; duties are due."""
+        _pass_time(self.superuser, list(batches))
 
     def belong(self, run: int, identities: str) -> None:
         """Batches whose identities are like this are of this run; nothing public says so yet.
 
         The guards let nobody change a batch, so that they are away meanwhile.
         """
-        with self.database.connect("helix_bootstrap") as connection, connection.transaction():
+        connection = self.superuser
+        with connection.transaction():
             connection.execute("set local session_replication_role = replica")
-            connection.execute("alter table helix.batch disable trigger a_guard")
+            for trigger in ("a_guard", "asked_once"):
+                connection.execute(f"alter table helix.batch disable trigger {trigger}")
             connection.execute(
                 "update helix.batch set run = %s where identity ~ %s", (run, identities)
             )
-            connection.execute("alter table helix.batch enable always trigger a_guard")
+            for trigger in ("a_guard", "asked_once"):
+                connection.execute(f"alter table helix.batch enable always trigger {trigger}")
 
     def number(self, batch_id: uuid.UUID) -> int:
         """The internal id."""

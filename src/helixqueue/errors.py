@@ -100,7 +100,10 @@ class NotPermitted(Refused):
 
 
 class NotInTransaction(Refused):
-    """`within=` was given a connection that is in no transaction, or in one that has failed."""
+    """A connection was given that is in no transaction, or in one that has failed.
+
+    Also raised by `lease.within` inside a savepoint: it needs the top level of the transaction.
+    """
 
 
 class QueuePaused(Refused):

@@ -124,7 +124,7 @@ def test_a_batch_is_taken_back_from_a_worker_that_is_gone(over_http, database, w
         words = ("batch", "release", "S-1", "--queue", lab.q, "--reason", "the node is gone")
         assert run(*words, "--json").json["verdicts"][0]["state"] == "PENDING"
         assert [one.answer for one in lab.complete(lease)] == ["refused"]
-        kept = "select detail from helix.event where batch = %s order by version desc limit 1"
+        kept = "select detail from helix.result where batch = %s order by version desc limit 1"
         assert lab.value(kept, lease.batch) == "the node is gone"
         lab.complete(*lab.claim())
     assert run(*words).code == Exit.NO

@@ -62,10 +62,12 @@ class InTransaction:
 @asynccontextmanager
 async def asyncpg_one(database):
     connection = await asyncpg.connect(database.dsn("pool"))
-    transaction = connection.transaction()
-    await transaction.start()
-    yield InTransaction(connection, transaction)
-    await connection.close()
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        yield InTransaction(connection, transaction)
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager

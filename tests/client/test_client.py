@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,7 @@ from helixqueue import (
     State,
     Submission,
 )
+from helixqueue.identity import public_id
 
 
 class Basecall(BaseModel):
@@ -273,7 +276,9 @@ def test_heavy_payloads_are_cut_by_weight(database, helix, name):
     )
     assert {one.decision for one in answers} == {"new"}
     moments = database.value(
-        "select count(distinct created_at) from helix.batch where queue = %s", name
+        "select count(distinct b.created_at) from helix.batch b "
+        "join helix.queue q on q.id = b.queue where q.name = %s",
+        name,
     )
     assert moments > 1  # a call has one
 
@@ -378,7 +383,9 @@ def test_what_was_erased_or_retired_is_said(database, helix, name):
             "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp())", (name,)
         )
     assert helix.wait(receipt) is State.COMPLETED
-    assert helix.history(receipt) == []
+    # The ledger is append-only: retention takes payload and result, and leaves the steps.
+    reasons = [event.reason for event in helix.history(receipt)]
+    assert reasons == ["submitted", "claimed", "started", "completed"]
     with pytest.raises(NoResult, match="retention"):
         helix.result(receipt)
     again = helix.submit(name, identity="s", payload={"who": "ann"})
@@ -442,6 +449,17 @@ def test_receipts_are_values(helix, name):
     assert one == two
     assert {one: 1}[two] == 1
     assert helix.state(two) is State.PENDING
+    assert one not in {helix.submit(Queue(name), identity="t", payload={}).receipt, "s"}
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one  # noqa: S301
+    batch_id, key, fingerprint = one
+    assert (batch_id, key, fingerprint) == (one.batch_id, one.key, one.fingerprint)
+    assert public_id(key) == batch_id
+    assert repr(one) == (
+        f"Receipt(batch_id={batch_id!r}, key={key!r}, fingerprint={fingerprint!r})"
+    )
+    assert eval(repr(one), {"Receipt": Receipt, "UUID": uuid.UUID}) == one  # noqa: S307
+    with pytest.raises(ValueError, match="expected the batch id of this key"):
+        Receipt(uuid.uuid4(), key, fingerprint)
 
 
 def test_who_submitted_is_on_record(database, name):

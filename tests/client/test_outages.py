@@ -15,7 +15,7 @@ from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
 from helixqueue.client.set_up import set_up
 from helixqueue.embedded import Postgres
 from helixqueue.store.database import connect_options, is_fit
-from tests.lab import until
+from tests.lab import BATCHES, until
 
 pytestmark = [
     pytest.mark.xdist_group("client outages"),
@@ -121,7 +121,7 @@ def test_work_without_identity_is_not_repeated_when_its_answer_is_lost(database,
                 with pytest.raises(Unavailable) as away:
                     lost.result()
     assert away.value.outcome_unknown is True
-    assert database.value("select count(*) from helix.batch where queue = %s", name) == 1
+    assert database.value(BATCHES, name) == 1
 
 
 def test_work_with_identity_is_repeated_when_its_answer_is_lost(database, name):

@@ -36,6 +36,7 @@ from helixqueue import (
     Unavailable,
 )
 from tests.client.connections import ASYNC, SYNC, url
+from tests.lab import BATCHES
 
 KINDS = {**SYNC, **ASYNC}
 
@@ -71,7 +72,7 @@ def test_the_callers_transaction_decides(database, name, kind, end):
                     queue, [Submission(f"m{n}", {"n": n}) for n in range(3)], within=within
                 )
             )
-            seen = database.value("select count(*) from helix.batch where queue = %s", name)
+            seen = database.value(BATCHES, name)
             await awaited(getattr(transaction, end)())
             again = await awaited(
                 client.submit(queue, identity="Ω-1", payload={"n": 'a "b" \\ {c}, null'})
@@ -85,7 +86,7 @@ def test_the_callers_transaction_decides(database, name, kind, end):
     assert again.decision == ("duplicate" if end == "commit" else "new")
     assert again.receipt == done.receipt  # the same work, whether or not it came to be
     expected = 4 if end == "commit" else 1
-    assert database.value("select count(*) from helix.batch where queue = %s", name) == expected
+    assert database.value(BATCHES, name) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +104,7 @@ def test_a_conflict_leaves_the_callers_transaction_usable(database, name, kind):
             return refused.value.diff
 
     assert asyncio.run(story()) == [{"op": "replace", "path": "/n", "value": 2, "was": 1}]
-    assert database.value("select count(*) from helix.batch where queue = %s", name) == 2
+    assert database.value(BATCHES, name) == 2
     # The refusal of an identity is on record whatever became of the transaction.
     kinds = database.rows("select kind from helix.decision where queue = %s order by id", name)
     assert sorted(kinds) == [("conflict",), ("refused",), ("setting",)]
@@ -158,7 +159,7 @@ def test_a_connection_that_commits_by_itself_is_refused(database, name, kind):
         await awaited(client.close())
 
     asyncio.run(story())
-    assert database.value("select count(*) from helix.batch where queue = %s", name) == 0
+    assert database.value(BATCHES, name) == 0
 
 
 def test_autocommit_with_an_explicit_block_is_a_transaction(database, helix, name):
@@ -251,7 +252,7 @@ def test_a_callers_connection_that_dies_leaves_nothing_in_doubt(database, name, 
             return away.value.outcome_unknown
 
     assert asyncio.run(story()) is False
-    assert database.value("select count(*) from helix.batch where queue = %s", name) == 0
+    assert database.value(BATCHES, name) == 0
 
 
 # --- objects of an ORM ---------------------------------------------------------------------------

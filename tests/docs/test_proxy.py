@@ -101,7 +101,9 @@ def test_a_repeat_with_its_key_gets_the_first_answer(http, lab):
 def test_a_worker_that_waits_is_woken_renews_and_completes(site, trusted, database, lab):
     """Renewals come from a process of their own, which must trust the authority too."""
     queue = Queue(lab.q, lease=2)
-    deadline = "select deadline from helix.active where queue = %s"
+    deadline = (
+        "select w.deadline from helix.work w join helix.queue q on q.id = w.queue where q.name = %s"
+    )
 
     @queue.handler
     async def run(lease):

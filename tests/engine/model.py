@@ -35,10 +35,10 @@ class Batch:
     retired: bool = False
     reasons: list[str] = field(default_factory=lambda: ["submitted"])
     done: set[tuple[int, str]] = field(default_factory=set)  # (token number, reason)
-    refusals: Counter[tuple[int, str]] = field(default_factory=Counter)
-    # Filled in by the machine, which reads them from the database once.
+    refusals: Counter[tuple[int, str]] = field(default_factory=Counter)  # (token number, operation)
+    result: str | None = None
+    # Filled in by the machine, which reads it from the database once.
     number: int = 0
-    hash: bytes = b""
 
     def move(self, state: State, reason: str) -> None:
         self.state = state
@@ -145,11 +145,12 @@ class Model:
             return "ok", late
         return self.judge(batch, token, "renew", None), False
 
-    def complete(self, batch: Batch, token: tuple[int, int, int]) -> tuple[str, bool]:
+    def complete(self, batch: Batch, token: tuple[int, int, int], result: str) -> tuple[str, bool]:
         late = batch.overdue
         if batch.token == token and batch.state is State.RUNNING:
             batch.end_lease(State.COMPLETED, "completed")
             batch.done.add((token[2], "completed"))
+            batch.result = result
             return "ok", late
         return self.judge(batch, token, "settle", "completed"), False
 
@@ -178,14 +179,13 @@ class Model:
     ) -> str:
         """A token that does not own the batch, or owns it in the wrong state."""
         owner = batch.token == token
-        # Retention takes the events, and with them the memory of what a token did.
+        # Retention takes the memory of what a token did.
         done = (token[2], reason) in batch.done and not batch.retired
         if done and (operation != "start" or owner):
             return "repeat"
         if owner:
             return "illegal"
-        if not batch.retired:
-            batch.refusals[token[2], operation] += 1
+        batch.refusals[token[2], operation] += 1
         return "refused"
 
     # --- what people decide --------------------------------------------------------------------
@@ -222,6 +222,7 @@ class Model:
             return 0
         for batch in old:
             batch.retired = True
+            batch.refusals.clear()
         return len(old)
 
     # --- time ----------------------------------------------------------------------------------

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
+import psycopg
 import pytest
 
 from helixqueue.errors import Refused
-from helixqueue.ledger.chain import Event, event_hash, microseconds
+from helixqueue.ledger.chain import Entry, entry_hash, microseconds
 from helixqueue.states import State
 from helixqueue.store import calls
 from helixqueue.store.hints import SWEEP_EVERY_SECONDS, Hint, Hints
 from helixqueue.store.rows import Settlement, Token
 from tests.lab import Lab, completed, failed, one_database, until
+from tests.traffic import until_waiting
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,22 @@ def test_a_claim_may_ask_for_another_length_of_lease(lab):
     # A renewal prolongs by what the claim asked for.
     lab.renew(lease)
     left = lab.value(
-        "select deadline - clock_timestamp() from helix.active where batch = %s", lease.batch
+        "select deadline - clock_timestamp() from helix.work where batch = %s", lease.batch
     )
     assert timedelta(seconds=2) < left <= timedelta(seconds=7)
 
 
-def test_a_claim_that_starts_writes_both_events_in_one_chain(lab):
+# The columns of an entry as `entry_hash` wants them.
+ENTRIES = """
+select e.id, e.part, e.at, e.xid, e.epoch, e.from_state::text, e.to_state::text, e.reason::text,
+       e.late, e.hash, e.actor, array_send(e.batch), array_send(e.queue), array_send(e.version),
+       array_send(e.attempt), array_send(e.before), array_send(e.content)
+from helix.entry e
+where e.id in (select v.entry from helix.event v where v.batch = %s) order by e.id
+"""
+
+
+def test_a_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
     [submitted] = lab.submit("s1")
     [lease] = lab.claim(start=True)
     assert lease.state is State.RUNNING
@@ -81,28 +93,35 @@ def test_a_claim_that_starts_writes_both_events_in_one_chain(lab):
         ("ASSIGNED", "claimed"),
         ("RUNNING", "started"),
     ]
-    chain = b""
-    for row in lab.rows(
-        "select batch, version, tenant, from_state::text, to_state::text, at, xid,"
-        " attempt, epoch, number, actor, reason::text, detail, late, hash"
-        " from helix.event where batch = %s order by version",
+    first, second = (
+        entry._replace(at=microseconds(entry.at))
+        for entry in (Entry(*row) for row in lab.rows(ENTRIES, lease.batch))
+    )
+    assert first.hash == entry_hash([], first)
+    assert second.hash == entry_hash([first.hash], second)
+    # The number of a lease is the entry of its claim.
+    assert (second.id, second.epoch) == (lease.token.number, lease.token.epoch)
+    assert lab.rows(
+        "select version, from_state::text, entry, epoch, number, actor, attempt"
+        " from helix.history_of(array[%s::bigint]) order by version",
         lease.batch,
-    ):
-        event = Event._make(row)
-        event = event._replace(at=microseconds(event.at))
-        assert event.hash == event_hash(chain, event)
-        chain = event.hash
-        if event.version > 1:
-            assert (event.epoch, event.number) == (lease.token.epoch, lease.token.number)
-            assert (event.actor, event.attempt) == ("w1", 1)
+    ) == [
+        (1, None, first.id, None, None, "pool", 0),
+        (2, "PENDING", second.id, lease.token.epoch, lease.token.number, "w1", 1),
+        (3, "ASSIGNED", second.id, lease.token.epoch, lease.token.number, "w1", 1),
+    ]
 
 
 def test_the_secret_part_of_a_token_is_nowhere_to_be_read(lab):
     lab.submit("s1")
     [lease] = lab.claim()
     assert str(lease.token.nonce) not in repr(lease)
-    with pytest.raises(Exception, match="permission denied"):
-        lab.rows("select nonce from helix.active")
+    for role in ("pool", "app_a", "operator"):
+        with (
+            Lab(lab.database, role) as reader,
+            pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"),
+        ):
+            reader.own_rows("select nonce from helix.work")
 
 
 # --- order -------------------------------------------------------------------------------------
@@ -205,7 +224,14 @@ def test_only_what_fits_is_given(lab):
     assert names(lab.claim(10, free={"gpus": 1, "gpu_vram_gb": 80})) == ["big-vram"]
     everything = {"gpus": 8, "ram_gb": 64, "disk_gb": 5.5}
     until(lambda: lab.claim(1, free=everything) == [])
-    assert lab.value("select count(*) from helix.active where queue = %s", lab.q) == 6
+    assert (
+        lab.value(
+            "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
+            " where q.name = %s and w.state in ('ASSIGNED', 'RUNNING')",
+            lab.q,
+        )
+        == 6
+    )
 
 
 def test_resources_are_used_up_within_one_call(lab):
@@ -284,6 +310,39 @@ def test_the_repeat_of_a_claim_gives_the_same_leases(lab):
     assert len(lab.claim(5)) == 2
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_repeat_of_a_claim_that_is_still_under_way_waits_and_gives_the_same_leases(
+    lab, database, count
+):
+    """The answer was lost with the connection, and the server has not noticed yet."""
+    lab.submit_many(10)
+    request = uuid.uuid4()
+    with Lab(database, q=lab.q) as again, ThreadPoolExecutor(1) as pool:
+        with lab.store.connection.transaction():
+            first = lab.claim(count, request=request)
+            repeated = pool.submit(again.claim, count, request=request)
+            until_waiting(database, 1, "claim_v1")
+        leases = repeated.result(30)
+    assert sorted(leases, key=lambda lease: lease.batch) == sorted(
+        first, key=lambda lease: lease.batch
+    )
+    assert len(lab.claim(10)) == 10 - count
+
+
+def test_the_repeat_of_a_claim_that_was_rolled_back_is_a_claim(lab, database):
+    lab.submit_many(4)
+    request = uuid.uuid4()
+    with Lab(database, q=lab.q) as again, ThreadPoolExecutor(1) as pool:
+        with lab.store.connection.transaction(force_rollback=True):
+            first = lab.claim(2, request=request)
+            repeated = pool.submit(again.claim, 2, request=request)
+            until_waiting(database, 1, "claim_v1")
+        leases = repeated.result(30)
+    assert [lease.batch for lease in leases] == [lease.batch for lease in first]
+    assert {lease.token for lease in leases}.isdisjoint({lease.token for lease in first})
+    assert {lease.attempt for lease in leases} == {1}
+
+
 def test_another_worker_gets_nothing_by_repeating_a_request(lab):
     lab.submit_many(5)
     request = uuid.uuid4()
@@ -312,7 +371,7 @@ def test_a_claim_that_finds_nothing_writes_nothing(lab):
     def wrote():
         with lab.store.connection.transaction():
             assert lab.claim(5, request=request) == []
-            return lab.value("select pg_current_xact_id_if_assigned() is not null")
+            return lab.own_rows("select pg_current_xact_id_if_assigned() is not null") == [(True,)]
 
     until(lambda: not wrote())
     assert lab.database.value("select count(*) from helix.request where id = %s", request) == 0
@@ -376,6 +435,36 @@ def test_a_worker_sees_only_its_tenants(database):
         assert sorted(names(pool.claim(5))) == ["s1", "s2"]
 
 
+def test_tenants_of_one_queue_name_do_not_take_each_others_work(database):
+    with (
+        Lab(database) as pool,
+        Lab(database, "app_a", q=pool.q, worker="of a") as a,
+        Lab(database, "app_b", q=pool.q, worker="of b") as b,
+    ):
+        for tenant in ("a", "b"):
+            pool.queue(tenant=tenant)
+            pool.submit_many(20, tenant, tenant=tenant)
+        for _ in range(7):
+            assert {lease.tenant for lease in a.claim(2)} == {"a"}
+            assert {lease.tenant for lease in b.claim(1)} == {"b"}
+        # What is left is for those who may have both, in turns.
+        left = [lease.tenant for lease in pool.claim(40)]
+        assert Counter(left) == {"a": 6, "b": 13}
+        assert a.claim(5) == b.claim(5) == []
+
+
+@pytest.mark.parametrize("backlog", [100, 1000])
+def test_a_tenant_that_comes_later_has_every_other_turn(lab, backlog):
+    """Whatever the other has waiting, and however it was submitted."""
+    lab.queue(tenant="b")
+    lab.submit_many(backlog)
+    for number in range(10):
+        lab.submit(f"b{number}", tenant="b")
+    served = [lease.tenant for lease in one_by_one(lab, 20)]
+    assert Counter(served) == {"a": 10, "b": 10}
+    assert served[:2] != ["a", "a"] or served[2:4] != ["a", "a"]
+
+
 def test_a_stranger_gets_nothing(database):
     with Lab(database) as pool, Lab(database, "stranger", q=pool.q) as stranger:
         pool.queue()
@@ -390,7 +479,7 @@ def test_a_service_gets_what_the_tenant_it_names_may_have(database):
             pool.submit("s1", tenant=tenant)
         assert service.claim(5) == []
         with service.store.connection.transaction():
-            service.rows("select set_config('helix.tenant', 'b', true)")
+            service.own_rows("select set_config('helix.tenant', 'b', true)")
             [lease] = service.claim(5)
         assert lease.tenant == "b"
         assert service.claim(5) == []
@@ -401,25 +490,25 @@ def test_a_service_gets_what_the_tenant_it_names_may_have(database):
 
 def given(lane, turn, batch):
     """As much of a lease as `Hints` looks at."""
-    return SimpleNamespace(hint=Hint(lane, turn, batch))
+    return Hint(lane, turn, batch)
 
 
 def test_hints_keep_the_furthest_mark_of_each_lane():
     hints = Hints()
     assert hints.now(100.0) == ()
-    hints.learn([given(1, 5, 9), given(1, 4, 8), given(2, 1, 1)], short=False)
+    hints.learn([Hint(1, 5, 9), Hint(1, 4, 8), Hint(2, 1, 1)], short=False)
     assert set(hints.now(100.1)) == {Hint(1, 5, 9), Hint(2, 1, 1)}
-    hints.learn([given(1, 5, 10)], short=False)
+    hints.learn([Hint(1, 5, 10)], short=False)
     assert set(hints.now(100.2)) == {Hint(1, 5, 10), Hint(2, 1, 1)}
 
 
 def test_hints_are_forgotten_every_second_and_after_a_short_claim():
     hints = Hints()
     hints.now(100.0)
-    hints.learn([given(1, 5, 9)], short=False)
+    hints.learn([Hint(1, 5, 9)], short=False)
     assert hints.now(100.0 + SWEEP_EVERY_SECONDS / 2) != ()
     assert hints.now(100.0 + SWEEP_EVERY_SECONDS) == ()
-    hints.learn([given(1, 5, 9)], short=False)
+    hints.learn([Hint(1, 5, 9)], short=False)
     assert hints.now(101.2) != ()
     hints.learn([], short=True)
     assert hints.now(101.3) == ()
@@ -427,8 +516,11 @@ def test_hints_are_forgotten_every_second_and_after_a_short_claim():
 
 def test_a_hint_hides_what_lies_behind_it_and_the_next_sweep_finds_it(lab):
     lab.submit_many(6)
-    [first] = lab.claim(1)
-    hint = Hint(first.hint.lane, 4, 2**62)
+    claimed = lab.call_claim(1, start=True)
+    [first] = claimed.leases
+    [looked] = claimed.hints
+    assert (looked.turn, looked.batch) == (1, first.batch)
+    hint = Hint(looked.lane, 4, 2**62)
     assert len(lab.claim(10, hints=[hint])) == 2
     assert lab.claim(10, hints=[hint]) == []
     assert len(lab.claim(10)) == 3
@@ -442,8 +534,9 @@ def test_a_client_with_hints_drains_everything(lab):
     lab.submit_many(40)
     for round_ in range(30):
         clock += 0.01
-        leases = lab.claim(3, hints=hints.now(clock))
-        hints.learn(leases, short=len(leases) < 3)
+        claimed = lab.call_claim(3, start=True, hints=hints.now(clock))
+        leases = claimed.leases
+        hints.learn(claimed.hints, short=len(leases) < 3)
         seen |= {lease.batch for lease in leases}
         if round_ == 5:
             lab.submit_many(10, "late")
@@ -458,7 +551,9 @@ def test_hints_for_other_lanes_are_ignored(lab):
 
 
 def test_a_worker_introduces_itself(lab):
-    lab.rows("select helix.hello_v1('w9', '{\"gpus\":1}'), helix.hello_v1('w9', '{\"gpus\":2}')")
+    lab.own_rows(
+        "select helix.hello_v1('w9', '{\"gpus\":1}'), helix.hello_v1('w9', '{\"gpus\":2}')"
+    )
     assert lab.rows("select role, free from helix.worker where name = 'w9'") == [
         ("pool", {"gpus": 2})
     ]

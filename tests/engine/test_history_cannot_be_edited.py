@@ -1,7 +1,8 @@
-"""G3: no DML by hand, whoever types it and whatever it is, changes anything without its event.
+"""G3: no DML by hand, whoever types it and whatever it is, changes anything without its entry.
 
 Tables come from the catalog, so a new one cannot be forgotten. DDL can remove a guard; that this
-shows is what tests/operate/test_check.py is about.
+shows is what tests/operate/test_check.py is about. What a wrong function of the engine could do is
+in test_steps_cannot_be_forged.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from psycopg import sql
 
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from helixqueue.states import ARROWS, State
 from tests.ledger.traffic import lab
 
 # Who types: the login role, and what is said before the statement.
@@ -65,13 +65,15 @@ STATEMENTS = {
     "within dynamic SQL": "do $$ begin execute 'delete from {t}'; end $$",
     # The guard once looked for the engine's name in the text of the call stack.
     "under a false name": "do $$ begin execute E'delete from {t} /*\\n"
-    "PL/pgSQL function helix.retire_v1(text) line 1 at SQL statement */'; end $$",
+    "PL/pgSQL function helix.forget_fences(integer) line 1 at SQL statement */'; end $$",
+    "update under a false name": "do $$ begin execute E'update {t} set {c} = {c} /*\\n"
+    "PL/pgSQL function helix.archive(integer) line 1 at SQL statement */'; end $$",
     "by prepared statement": "deallocate all; prepare by_hand as delete from {t}; execute by_hand",
 }
 
 
 def tables(database):
-    """Every table and partition of the engine, with its columns; the first takes any update."""
+    """Every table of the engine, with its columns; the first takes any update."""
     found = database.rows(
         "select c.relname, "
         "(select array_agg(a.attname::text order by a.attidentity <> '', a.attnum) "
@@ -81,7 +83,7 @@ def tables(database):
         "and c.relkind in ('r', 'p', 'f') order by 1"
     )
     assert len(found) > 20
-    assert any(name.startswith("event_") for name, _ in found)
+    assert {"work", "entry", "result", "ended", "fence_event"} < {name for name, _ in found}
     return found
 
 
@@ -158,7 +160,7 @@ def test_every_table_has_its_own_guard(database, hand):
                 state = attempt(connection, typed(what, table, columns))
                 if "engine" in hand and state == "42501":
                     continue  # the engine's role may not write arrows and secrets, nor truncate
-                ledger = table in {"event", "fence_event"} or table.startswith("event_")
+                ledger = table in {"entry", "fence_event"}
                 assert state == ("QH003" if ledger else "QH002"), (what, table)
 
 
@@ -199,8 +201,8 @@ def test_operators_of_ones_own_do_not_fool_a_guard(busy):
     assert history(busy) == before
 
 
-def test_a_trigger_of_ones_own_does_not_write_events(database):
-    """The ledger takes events at trigger depth only; any trigger would do, were that all."""
+def test_a_trigger_of_ones_own_does_not_write_entries(database):
+    """The ledger takes entries at trigger depth only; any trigger would do, were that all."""
     with lab(database) as a:
         a.queue()
         a.submit("s1")
@@ -215,10 +217,10 @@ def test_a_trigger_of_ones_own_does_not_write_events(database):
                 create temp table mine (n int);
                 create function pg_temp.forge() returns trigger language plpgsql as $$
                 begin
-                  insert into helix.event (batch, version, tenant, from_state, to_state, at,
-                                           attempt, actor, reason, late, hash)
-                  values (1, 2, 'a', 'PENDING', 'CANCELLED', now(),
-                          0, 'eve', 'cancelled', false, '');
+                  insert into helix.entry (id, part, at, xid, from_state, to_state, reason, late,
+                                           actor, batch, queue, version, attempt, before, hash)
+                  values (100, 1, now(), 1, 'PENDING', 'CANCELLED', 'cancelled', false,
+                          'eve', '{1}', '{1}', '{2}', '{0}', '{1}', '');
                   return null;
                 end $$;
                 create trigger forge after insert on mine for each statement
@@ -230,130 +232,4 @@ def test_a_trigger_of_ones_own_does_not_write_events(database):
                 connection.execute("insert into mine values (1)")
             assert refused.value.sqlstate in REFUSED, words
             connection.rollback()
-    assert_whole(database)
-
-
-# What an engine function could do if it were wrong: move a batch along an arrow that is not there.
-MOVE = """
-create function helix.test_move(
-  p_batch bigint, p_from helix.state, p_to helix.state, p_steps integer
-) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  v_was record;
-  v_now helix.event;
-begin
-  perform helix.enter();
-  select * into v_now from helix.event e where e.batch = p_batch order by e.version desc limit 1;
-  select coalesce(r.lane, a.lane, o.lane) as lane into v_was
-  from (select 1) one
-  left join helix.ready r on r.batch = p_batch
-  left join helix.active a on a.batch = p_batch
-  left join helix.outcome o on o.batch = p_batch;
-  delete from helix.ready where batch = p_batch;
-  delete from helix.active where batch = p_batch;
-  delete from helix.outcome where batch = p_batch;
-  if p_to = 'PENDING' then
-    insert into helix.ready (batch, tenant, version, attempt, actor, reason, lane, turn)
-    values (p_batch, 'a', v_now.version + p_steps, 1, 'eve', 'lost', v_was.lane, 1);
-  elsif p_to in ('ASSIGNED', 'RUNNING') then
-    insert into helix.active (batch, tenant, state, version, attempt, epoch, number, actor, reason,
-                              nonce, worker, deadline, lane, queue, lease_seconds, request, turn)
-    values (p_batch, 'a', p_to, v_now.version + p_steps, 1, 1, 1, 'eve', 'claimed', 1, 'eve',
-            'infinity', v_was.lane, 'q', 60, gen_random_uuid(), 1);
-  else
-    insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, reason, lane,
-                               queue)
-    values (p_batch, 'a', p_to, helix.ending(p_to), v_now.version + p_steps, 1, 'eve', 'completed',
-            v_was.lane, 'q');
-  end if;
-end
-$$;
-alter function helix.test_move owner to helix_engine;
-"""
-
-
-@pytest.fixture
-def one_of_each(database):
-    """A batch in every state."""
-    with lab(database) as a, lab(database, "operator") as operator:
-        a.queue()
-        a.submit("s1", "s2", "s3", "s4", "s5", "s6")
-        failed, completed, cancelled, _ = held = a.claim(4)
-        a.fail([failed], permanent=True)
-        a.complete([completed])
-        operator.decide("cancel", [cancelled.public_id])
-        [assigned] = a.claim(1, start=False)
-        found = dict(a.rows("select state::text, min(batch) from helix.standing group by 1"))
-    assert set(found) == set(State)
-    assert found[State.RUNNING] == held[3].batch
-    assert found[State.ASSIGNED] == assigned.batch
-    with database.connect("helix_bootstrap") as connection:
-        connection.execute(MOVE.encode())
-    return found
-
-
-ILLEGAL = [pair for pair in itertools.product(State, State) if pair not in ARROWS]
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_no_function_takes_an_arrow_that_does_not_exist(database, one_of_each, steps):
-    """With the version of the last event, the next, and one too far: all are refused."""
-    with database.connect("helix_bootstrap") as connection:
-        for before, after in ILLEGAL:
-            if before == after and steps == 0:
-                continue  # nothing changes: what a renewal or a promotion does
-            if (before, after, steps) == (State.PENDING, State.RUNNING, 2):
-                continue  # a claim that starts at once: two arrows, two events
-            with pytest.raises(psycopg.Error) as refused:
-                connection.execute(
-                    "select helix.test_move(%s, %s, %s, %s)",
-                    (one_of_each[before], before, after, steps),
-                )
-            assert refused.value.sqlstate == "QH001", (before, after)
-        connection.execute("drop function helix.test_move")
-    assert_whole(database)
-
-
-def test_no_function_skips_or_repeats_a_version(database, one_of_each):
-    with database.connect("helix_bootstrap") as connection:
-        for before, after in ARROWS:
-            for steps in (-1, 0, 2, 3):
-                if before is None or (after is State.ASSIGNED and steps == 2):
-                    continue
-                with pytest.raises(psycopg.Error) as refused:
-                    connection.execute(
-                        "select helix.test_move(%s, %s, %s, %s)",
-                        (one_of_each[before], before, after, steps),
-                    )
-                # No such arrow; or, back to the first version, the ledger has it already.
-                assert refused.value.sqlstate in {"QH001", "23505"}, (before, after, steps)
-        connection.execute("drop function helix.test_move")
-    assert_whole(database)
-
-
-def test_a_legal_arrow_by_a_new_function_leaves_its_event(database, one_of_each):
-    """The event comes from the trigger, not from the care of whoever writes the function."""
-    batch = one_of_each[State.RUNNING]
-    with database.connect("helix_bootstrap") as connection:
-        connection.execute("select helix.test_move(%s, 'RUNNING', 'COMPLETED', 1)", (batch,))
-        connection.execute("drop function helix.test_move")
-    last = database.rows(
-        "select from_state::text, to_state::text, actor from helix.event where batch = %s "
-        "order by version desc limit 1",
-        batch,
-    )
-    assert last == [("RUNNING", "COMPLETED", "eve")]
-
-
-def test_a_whole_transaction_goes_or_stays_with_its_event(database):
-    """An event without its state change would be as false as a change without its event."""
-    with lab(database) as a:
-        a.queue()
-        a.submit("s1")
-        [held] = a.claim()
-        with a.connection.transaction(force_rollback=True):
-            assert a.complete([held]) == ["ok"]
-        assert a.rows("select state::text from helix.standing") == [("RUNNING",)]
-        assert a.rows("select max(version) from helix.event") == [(3,)]
     assert_whole(database)

@@ -30,7 +30,12 @@ def names(leases):
 
 
 def held(lab, key="k"):
-    return lab.value("select held from helix.key_limit where queue = %s and key = %s", lab.q, key)
+    return lab.value(
+        "select k.held from helix.key_limit k join helix.queue q on q.id = k.queue"
+        " where q.tenant = 'a' and q.name = %s and k.key = %s",
+        lab.q,
+        key,
+    )
 
 
 def test_one_key_has_one_lease_by_default(lab):
@@ -165,7 +170,10 @@ def test_a_long_row_behind_one_key_does_not_hold_a_claim_up(lab):
     until(enough, 5)
     assert "free" in names(found)
     # One place becomes free: one batch comes back, not three thousand.
-    waiting = "select count(*) from helix.waiting where queue = %s"
+    waiting = (
+        "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
+        " where q.name = %s and w.cause is not null"
+    )
     until(lambda: lab.claim(1) == [] and lab.value(waiting, lab.q) == 2999, 5)
     lab.complete(next(lease for lease in found if lease.identity != "free"))
     lab.run(calls.promote())
@@ -195,10 +203,13 @@ def test_many_claimers_never_exceed_the_limit(database, lab, limit):
 
     def watch():
         most = 0
-        with Lab(database, q=lab.q) as eyes:
+        with Lab(database, "operator", q=lab.q) as eyes:
             while not stop.is_set():
-                counts = eyes.rows(
-                    "select count(*) from helix.active where queue = %s group by limit_key", lab.q
+                counts = eyes.own_rows(
+                    "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
+                    " where q.name = %s and w.state in ('ASSIGNED', 'RUNNING')"
+                    " group by w.limit_key",
+                    lab.q,
                 )
                 most = max([most, *[n for (n,) in counts]])
         return most
@@ -216,7 +227,8 @@ def test_many_claimers_never_exceed_the_limit(database, lab, limit):
     live = Counter()
     for key, before, after in lab.rows(
         "select b.limit_key, e.from_state::text, e.to_state::text from helix.event e "
-        "join helix.batch b on b.id = e.batch where b.queue = %s order by e.at, e.version",
+        "join helix.batch b on b.id = e.batch join helix.queue q on q.id = b.queue "
+        "where q.name = %s order by e.at, e.version",
         lab.q,
     ):
         live[key] += (after == "ASSIGNED") - (before == "RUNNING")

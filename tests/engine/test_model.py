@@ -2,7 +2,7 @@
 
 Hypothesis makes up the calls: submissions that repeat and contradict each other, workers that come
 too late, time that passes, people who change their minds. After each call the database must answer
-and stand as the model says, and the ledger, folded and re-hashed, must say the same.
+and stand as the model says, and the ledger, folded and hashed again, must say the same.
 HELIX_PROOF=1 looks ten times as long.
 """
 
@@ -14,7 +14,6 @@ import random
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 
 import psycopg
 import pytest
@@ -29,14 +28,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from helixqueue.ledger.chain import Event, microseconds
-from helixqueue.ledger.fold import fold
+from helixqueue.ledger.chain import Entry, microseconds
+from helixqueue.ledger.fold import REASONS, fold
 from helixqueue.ledger.replay import replay
 from helixqueue.states import FINISHED, State
 from helixqueue.store import calls
 from helixqueue.store.rows import Held, Settlement, SubmissionRow
 from tests.engine.model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
-from tests.lab import Lab, one_database
+from tests.lab import PLACE, Lab, one_database
 
 LONGER = 10 if os.environ.get("HELIX_PROOF") else 1
 EXAMPLES = 30 * LONGER
@@ -46,20 +45,26 @@ WALK_STEPS = 250
 PAYLOADS = ['{"tube":1}', '{"tube":2}']
 FAR = timedelta(days=1)
 
-# The columns of an event as `fold` wants them.
-_AS_TEXT = ("from_state", "to_state", "reason")
-_COLUMNS = ", ".join(f"{name}::text" if name in _AS_TEXT else name for name in Event._fields)
-EVENTS = (
-    f"select {_COLUMNS} from helix.event "  # noqa: S608
-    "where batch = any (%s) order by batch, version"
-)
-STANDS = """
-select b.identity, b.id, s.state::text, s.version, s.attempt, s.place, a.worker, a.number
-from helix.batch b
-left join helix.standing s on s.batch = b.id
-left join helix.active a on a.batch = b.id
-where b.queue = %s
+# The columns of an entry as `fold` wants them. Examples follow each other, so what comes after the
+# first entry of one is its own.
+ENTRIES = """
+select id, part, at, xid, epoch, from_state::text, to_state::text, reason::text, late, hash, actor,
+       array_send(batch), array_send(queue), array_send(version), array_send(attempt),
+       array_send(before), array_send(content)
+from helix.entry where id > %s order by id, part
 """
+HISTORY = """
+select batch, version, reason::text, from_state::text, to_state::text
+from helix.history_of(%s) order by batch, version
+"""
+STANDS = f"""
+select b.identity, b.id, w.state::text, w.version, w.attempt, {PLACE},
+       case when w.state in ('ASSIGNED', 'RUNNING') then w.actor end,
+       case when w.state in ('ASSIGNED', 'RUNNING') then w.number end, w.entry
+from helix.batch b join helix.work w on w.batch = b.id join helix.queue q on q.id = b.queue
+where q.name = %s
+"""
+RESULTS = [None, "{}", '{"reads":7}']
 _examples = itertools.count(1)
 
 # A run in which these did not happen proves nothing, and fails.
@@ -94,7 +99,7 @@ rows = st.lists(
 VERBS = [
     "start", "start", "renew", "complete", "fail", "fail for good", "fail and wait", "release"
 ]  # fmt: skip
-DECISIONS = ["cancel", "retry", "retry", "erase"]
+DECISIONS = ["cancel", "retry", "retry", "erase", "erase"]
 KINDS = ["live", "unstarted", "any"]
 picks = st.integers(0, 59)
 kinds = st.sampled_from(KINDS)
@@ -107,8 +112,7 @@ class Lives(RuleBasedStateMachine):
     def __init__(self, lab: Lab, seen: Counter[tuple[str, str]]) -> None:
         super().__init__()
         self.lab = lab
-        # A role of one tenant tends at every claim, so that there is no chance in when. Examples
-        # have a queue each and so do not meet.
+        # Examples have a queue each and so do not meet.
         lab.q = f"lives-{next(_examples)}"
         lab.queue(
             max_attempts=MAX_ATTEMPTS,
@@ -118,13 +122,15 @@ class Lives(RuleBasedStateMachine):
             lease_seconds=36_000,
         )
         self.model = Model()
+        self.first_entry = lab.value("select coalesce(max(id), 0) from helix.entry")
         self.leases = []  # all that ever were, with their batch and their worker
         self.last_claim = None
         self.seen = seen
 
     def teardown(self):
-        """Leave no overdue lease behind for the next example's reaper to count."""
-        self.lab.run(calls.reap(actor="reaper"))
+        """Leave nothing overdue or expired behind for the duties of the next example to find."""
+        self.lab.pass_time()
+        self.lab.claim(0)
 
     def lease(self, pick, kind):
         """One that owns its batch, one that has not started, or any: most of those are stale."""
@@ -202,13 +208,13 @@ class Lives(RuleBasedStateMachine):
     def claim_and_settle(self, worker, count, *, start, settle):
         request = uuid.uuid4()
         expected = [
-            self.model.complete(batch, row.token)
+            self.model.complete(batch, row.token, "{}")
             if good
             else self.model.fail(batch, row.token, permanent=False, wait=False)
             for (batch, row, _), good in settle
         ]
         states = [batch.state for (batch, _, _), _ in settle]
-        self.model.tend()
+        self.tend()
         could, number = self.model.claimable(), self.model.claim_count(count)
         claimed = self.lab.call_claim(
             count,
@@ -224,6 +230,10 @@ class Lives(RuleBasedStateMachine):
         )
         assert [(a.answer, a.late) for a in claimed.settled] == expected
         assert [a.state for a in claimed.settled] == states
+        assert [a.mismatch for a in claimed.settled] == [
+            word == "repeat" and good and batch.result != "{}"
+            for ((batch, _, _), good), (word, _) in zip(settle, expected, strict=True)
+        ]
         self.seen.update(("settle in a claim", a.answer) for a in claimed.settled)
         assert len(claimed.leases) == number
         made = []
@@ -240,14 +250,19 @@ class Lives(RuleBasedStateMachine):
             self.last_claim = (request, worker, start, made)
             self.leases += made
 
+    def tend(self):
+        """The next claim does all duties, so that there is no chance in when."""
+        self.lab.pass_time()
+        self.model.tend()
+
     def repeat_the_last_claim(self):
         if self.last_claim is None:
             return
         request, worker, start, made = self.last_claim
-        self.model.tend()
+        self.tend()
         again = self.lab.claim(5, worker=worker, request=request, start=start)
-        assert {row.token for row in again} == {
-            row.token for batch, row, _ in made if batch.token == tuple(row.token)
+        assert {(row.batch, row.token) for row in again} == {
+            (row.batch, row.token) for batch, row, _ in made if batch.token == tuple(row.token)
         }
         self.seen["claim again", "leased"] += len(again)
 
@@ -259,8 +274,11 @@ class Lives(RuleBasedStateMachine):
         kind=kinds,
         verb=st.sampled_from(VERBS),
         times=st.sampled_from([1, 1, 2]),
+        derived=st.booleans(),
+        result=st.sampled_from(RESULTS),
     )
-    def write(self, pick, kind, verb, times):
+    def write(self, *, pick, kind, verb, times, derived, result):
+        self.derived, self.result = derived, result
         lease = self.lease(pick, kind)
         for _ in range(times):
             match verb:
@@ -271,38 +289,45 @@ class Lives(RuleBasedStateMachine):
                 case _:
                     getattr(self, verb)(lease)
 
-    def answered(self, verb, lease, answers, expected):
+    def answered(self, verb, lease, answers, expected, *, completes=False):
         batch, row, _ = lease
         [answer] = answers
         word, late = expected
         self.seen[verb, word] += 1
         assert (answer.batch, answer.answer, answer.late) == (row.batch, word, late)
         assert answer.state == batch.state
+        mismatch = answer.answer == "repeat" and answer.mismatch
+        assert mismatch == (completes and word == "repeat" and batch.result != self.result)
         if word == "refused" and batch.worker is not None:
             assert answer.owner == batch.worker
 
+    def token(self, row):
+        """The token inside the worker's process, or the one that may leave it."""
+        return row.own_token if self.derived else row.token
+
     def start(self, lease):
         batch, row, worker = lease
-        answers = self.lab.start(row, worker=worker)
+        answers = self.lab.start(row._replace(token=self.token(row)), worker=worker)
         self.answered("start", lease, answers, self.model.start(batch, row.token))
 
     def renew(self, lease):
         batch, row, worker = lease
-        answers = self.lab.renew(row, worker=worker)
+        answers = self.lab.renew(row._replace(token=self.token(row)), worker=worker)
         self.answered("renew", lease, answers, self.model.renew(batch, row.token))
 
     def complete(self, lease):
         batch, row, worker = lease
         answers = self.lab.settle(
-            Settlement(row.batch, row.token, "completed", result='{"reads":7}'), worker=worker
+            Settlement(row.batch, self.token(row), "completed", result=self.result), worker=worker
         )
-        self.answered("settle", lease, answers, self.model.complete(batch, row.token))
+        expected = self.model.complete(batch, row.token, self.result)
+        self.answered("settle", lease, answers, expected, completes=True)
 
     def fail(self, lease, *, permanent=False, wait=False):
         batch, row, worker = lease
         settlement = Settlement(
             row.batch,
-            row.token,
+            self.token(row),
             "failed",
             failure="F",
             permanent=permanent,
@@ -314,7 +339,8 @@ class Lives(RuleBasedStateMachine):
 
     def release(self, lease):
         batch, row, worker = lease
-        answers = self.lab.run(calls.release(worker=worker, held=[Held(row.batch, row.token)]))
+        held = [Held(row.batch, self.token(row))]
+        answers = self.lab.run(calls.release(worker=worker, held=held))
         self.answered("release", lease, answers, self.model.release(batch, row.token))
 
     @rule(pick=picks, state=states, then=st.sampled_from(["", "reap", "promote"]))
@@ -363,8 +389,9 @@ class Lives(RuleBasedStateMachine):
         alive = {b.identity: b for b in self.model.batches.values() if not b.retired}
         found = self.lab.rows(STANDS, self.lab.q)
         assert len(found) == len(alive)
-        for identity, number, state, version, attempt, place, worker, token in found:
+        for identity, number, state, version, attempt, place, worker, token, entry in found:
             batch = alive[identity]
+            batch.entry = entry
             assert (number, state, version, attempt) == (
                 batch.number,
                 batch.state,
@@ -380,46 +407,56 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_folds_to_the_same_and_its_chain_holds(self):
-        alive = {b.number: b for b in self.model.batches.values() if not b.retired}
-        events = [
-            event._replace(at=microseconds(event.at))
-            for event in map(Event._make, self.lab.rows(EVENTS, list(alive)))
-        ]
-        told = {number: list(its) for number, its in groupby(events, key=lambda event: event.batch)}
-        assert told.keys() == alive.keys()
-        for number, its in told.items():
-            batch, folded = alive[number], fold(its)
-            assert folded.violations == []
-            assert (folded.state, folded.version, folded.attempt) == (
+        every = {b.number: b for b in self.model.batches.values()}
+        folded = fold(
+            Entry(*row)._replace(at=microseconds(row[2]))
+            for row in self.lab.rows(ENTRIES, self.first_entry)
+        )
+        assert folded.violations == []
+        assert folded.heads.keys() == every.keys()
+        for number, head in folded.heads.items():
+            batch = every[number]
+            assert (head.state, head.version, head.attempt) == (
                 batch.state,
                 batch.version,
                 batch.attempt,
             )
-            assert [event.reason for event in its] == batch.reasons
-            batch.hash = folded.hash
+            assert head.entry == batch.entry
+
+    @invariant()
+    def every_batch_tells_its_history(self):
+        every = {b.number: b for b in self.model.batches.values()}
+        told = {number: [] for number in every}
+        for number, version, reason, before, after in self.lab.rows(HISTORY, list(every)):
+            told[number].append(reason)
+            assert version == len(told[number])
+            assert (before and State(before), State(after)) in REASONS[reason]
+        assert told == {number: batch.reasons for number, batch in every.items()}
 
     @invariant()
     def what_was_retired_keeps_its_head(self):
         gone = {b.number: b for b in self.model.batches.values() if b.retired}
         found = self.lab.rows(
-            "select batch, state::text, version, attempt, hash from helix.retired "
-            "where batch = any (%s)",
-            list(gone),
+            "select id, state::text, version, attempt, entry, payload, identity from helix.batch "
+            "where queue in (select id from helix.queue where name = %s)"
+            " and retired_at is not null",
+            self.lab.q,
         )
         assert sorted(found) == sorted(
-            (number, b.state, b.version, b.attempt, b.hash) for number, b in gone.items()
+            (number, b.state, b.version, b.attempt, b.entry, None, None)
+            for number, b in gone.items()
         )
 
     @invariant()
     def every_refusal_is_on_record_and_no_other(self):
-        alive = {b.number: b for b in self.model.batches.values() if not b.retired}
+        every = {b.number: b for b in self.model.batches.values()}
         found = self.lab.rows(
             "select batch, number, operation, times from helix.refusal where batch = any (%s)",
-            list(alive),
+            list(every),
         )
         assert sorted(found) == sorted(
             (number, token, operation, times)
-            for number, b in alive.items()
+            for number, b in every.items()
             for (token, operation), times in b.refusals.items()
         )
 
@@ -427,7 +464,9 @@ class Lives(RuleBasedStateMachine):
     def limit_keys_count_their_leases(self):
         counted = dict(
             self.lab.rows(
-                "select key, held from helix.key_limit where queue = %s and held > 0", self.lab.q
+                "select k.key, k.held from helix.key_limit k join helix.queue q on q.id = k.queue"
+                " where q.name = %s and k.held > 0",
+                self.lab.q,
             )
         )
         live = Counter(
@@ -502,7 +541,17 @@ def walk(lives, rng):
     if lives.leases:
         which = {"pick": every, "kind": KINDS}
         steps += [
-            (7, lives.write, {**which, "verb": VERBS, "times": [1, 1, 2]}),
+            (
+                7,
+                lives.write,
+                {
+                    **which,
+                    "verb": VERBS,
+                    "times": [1, 1, 2],
+                    "derived": yes_or_no,
+                    "result": RESULTS,
+                },
+            ),
             (
                 3,
                 lives.settle_and_claim,
@@ -519,6 +568,7 @@ def walk(lives, rng):
     step(**{name: rng.choice(values) for name, values in choices.items()})
     lives.every_batch_stands_where_the_model_says()
     lives.the_ledger_folds_to_the_same_and_its_chain_holds()
+    lives.every_batch_tells_its_history()
     lives.what_was_retired_keeps_its_head()
     lives.every_refusal_is_on_record_and_no_other()
     lives.limit_keys_count_their_leases()

@@ -74,7 +74,7 @@ def test_waiting_work_can_be_cancelled(lab, place):
     assert told(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
     assert lab.standing(batch_id) == ("CANCELLED", 2, 0, "outcome")
     assert lab.rows(
-        "select actor, detail from helix.event where batch = %s and version = 2",
+        "select actor, detail from helix.history_of(array[%s::bigint]) where version = 2",
         lab.number(batch_id),
     ) == [("ann", "wrong tube")]
     lab.queue(paused=False)
@@ -166,18 +166,16 @@ def test_erasing_takes_payload_and_result_and_leaves_fingerprint_and_ledger(lab,
     batch_id = finished(lab, state)
     number = lab.number(batch_id)
     kept = (
-        "select i.fingerprint, (select string_agg(e::text, ' ' order by version) "
-        "from helix.event e where e.batch = i.batch) from helix.identity i where i.batch = %s"
+        "select b.fingerprint, (select string_agg(e::text, ' ' order by version) "
+        "from helix.event e where e.batch = b.id) from helix.batch b where b.id = %s"
     )
     before = lab.rows(kept, number)
     assert told(lab.decide("erase", batch_id, reason="article 17")) == [("ok", state)]
     assert told(lab.decide("erase", batch_id)) == [("repeat", state)]
     assert lab.rows(kept, number) == before
-    assert lab.rows(
-        "select b.payload::text, o.result::text from helix.batch b "
-        "join helix.outcome o on o.batch = b.id where b.id = %s",
-        number,
-    ) == [(None, None)]
+    assert lab.value("select payload::text from helix.batch where id = %s", number) is None
+    results = "select result::text from helix.result where batch = %s and result is not null"
+    assert lab.rows(results, number) == []
     assert lab.rows(
         "select kind, actor, detail from helix.decision where batch = %s order by id", number
     ) == [("erased", "ann", "article 17")]
@@ -212,15 +210,28 @@ def test_a_retired_key_goes_on_answering(lab, state):
     [before] = lab.submit("s1", payload={"patient": 7})
     number = lab.number(batch_id)
     head = lab.rows(
-        "select version, hash from helix.event where batch = %s order by 1 desc limit 1", number
+        "select entry, version, state::text, attempt, changed_at from helix.work where batch = %s",
+        number,
     )
     assert retire(lab, state) == 1
     [after] = lab.submit("s1", payload={"patient": 7})
     assert (after.decision, after.state) == ("duplicate", state)
     assert after.receipt == before.receipt
-    assert lab.rows("select version, hash from helix.retired where batch = %s", number) == head
-    for table, column in (("batch", "id"), ("event", "batch"), ("outcome", "batch")):
-        query = f"select 1 from helix.{table} where {column} = %s"  # noqa: S608
+    assert (
+        lab.rows(
+            "select entry, version, state::text, attempt, ended_at from helix.batch where id = %s",
+            number,
+        )
+        == head
+    )
+    assert lab.rows(
+        "select identity, raw, payload, limit_key, retired_at is not null,"
+        " tombstone = helix.tombstone_hash(key, fingerprint, queue, entry, version, state, attempt,"
+        " ended_at, retired_at) from helix.batch where id = %s",
+        number,
+    ) == [(None, None, None, None, True, True)]
+    for table in ("work", "result", "ended", "refusal"):
+        query = f"select 1 from helix.{table} where batch = %s"
         assert lab.rows(query, number) == []
     assert told(lab.decide("retry", batch_id)) == [("illegal", state)]
     assert told(lab.decide("erase", batch_id)) == [("illegal", state)]
@@ -247,7 +258,12 @@ def test_retention_takes_only_what_is_old_enough_oldest_first(lab):
     assert retire(lab, State.COMPLETED, between, limit=2) == 2
     assert retire(lab, State.COMPLETED, between) == 1
     assert retire(lab, State.COMPLETED, between) == 0
-    assert lab.value("select count(*) from helix.outcome where queue = %s", lab.q) == 3
+    for table in ("work", "ended"):
+        query = (
+            f"select count(*) from helix.{table} f join helix.queue q on q.id = f.queue"
+            " where q.name = %s"
+        )
+        assert lab.value(query, lab.q) == 3
 
 
 def test_retention_takes_nothing_that_is_not_finished(lab):
@@ -255,7 +271,14 @@ def test_retention_takes_nothing_that_is_not_finished(lab):
     lab.claim(1)
     for state in State:
         assert retire(lab, state) == 0
-    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 3
+    assert (
+        lab.value(
+            "select count(*) from helix.batch b join helix.work w on w.batch = b.id"
+            " join helix.queue q on q.id = b.queue where q.name = %s and b.retired_at is null",
+            lab.q,
+        )
+        == 3
+    )
 
 
 # --- who may -----------------------------------------------------------------------------------

@@ -65,6 +65,6 @@ def test_nothing_behind_a_portion_is_passed_over_by_hints(lab):
     lab.submit_many(40, payload=LARGE)
     for clock in range(3):
         told = lab.call_claim(30, start=True, hints=hints.now(clock * 0.01))
-        hints.learn(told.leases, short=len(told.leases) < 30 and not told.more)
+        hints.learn(told.hints, short=len(told.leases) < 30 and not told.more)
         seen += [one.batch for one in told.leases]
     assert len(seen) == len(set(seen)) == 40

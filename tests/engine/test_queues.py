@@ -9,7 +9,7 @@ import pytest
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.states import State
 from helixqueue.store import calls
-from tests.lab import Lab, one_database, until
+from tests.lab import PLACE, Lab, one_database, until
 
 LATER = timedelta(hours=1)
 EXPIRED = "select clock_timestamp() > expires_at from helix.batch where id = %s"
@@ -29,7 +29,7 @@ def lab(database):
 
 @pytest.fixture
 def own(database, lab):
-    """A worker of tenant a alone: it tends its own queues at every claim."""
+    """A worker of tenant a alone; its claims do the duties that are due."""
     with Lab(database, "app_a", worker="w-own", q=lab.q) as own:
         yield own
 
@@ -37,8 +37,8 @@ def own(database, lab):
 def places(lab):
     return dict(
         lab.rows(
-            "select s.place, count(*) from helix.standing s join helix.batch b on b.id = s.batch "
-            "where b.queue = %s group by 1",
+            f"select {PLACE}, count(*) from helix.work w"
+            " join helix.queue q on q.id = w.queue where q.name = %s group by 1",
             lab.q,
         )
     )
@@ -177,6 +177,7 @@ def test_resuming_needs_nobody_but_a_worker(lab, own):
     lab.submit_many(3)
     assert own.claim(5) == []
     lab.queue(paused=False)
+    lab.pass_time()
     assert len(own.claim(5)) == 3
 
 
@@ -211,8 +212,10 @@ def test_what_comes_due_in_a_paused_queue_waits_for_its_end(lab, own):
     lab.queue(paused=True)
     lab.pass_time(lab.number(answer.receipt.batch_id))
     assert own.claim() == []
+    lab.pass_time()
     assert own.claim() == []
     lab.queue(paused=False)
+    lab.pass_time()
     assert len(own.claim()) == 1
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
+from helixqueue.states import State
 from helixqueue.store import calls, duties
-from tests.lab import Lab, one_database
+from tests.lab import Lab, one_database, wrong_function
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +23,21 @@ def lab(database):
         yield lab
 
 
-DUE = """
-create function helix.test_due() returns void language sql security definer as
-  $$ update helix.duty set next_at = '-infinity' where duty = 'retire' $$;
-alter function helix.test_due owner to helix_engine;
-select helix.test_due();
-drop function helix.test_due;
-"""
-
-
-def retired(lab, limit=1_000):
-    """Let the duty be due, and done until there is no more to do."""
-    with lab.database.connect("helix_bootstrap") as connection:
-        connection.execute(DUE)
+def tended(lab, duty, limit=1_000):
+    """Let a duty be due, and done until there is no more to do; the rows of each run."""
+    with wrong_function(lab.database) as execute:
+        due = f"update helix.duty set next_at = '-infinity' where duty = '{duty}'"
+        assert execute(due) is None
     did = []
     while (done := lab.run(duties.tend(actor="duty", limit=limit))) is not None:
         assert done.error is None, done
-        if done.duty == "retire":
+        if done.duty == duty:
             did.append(done.did)
     return did
+
+
+def retired(lab, limit=1_000):
+    return tended(lab, "retire", limit)
 
 
 def proven(database):
@@ -61,7 +58,12 @@ def test_a_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab
     lab.queue(keep_completed_seconds=0.001)
     told = finished(lab)
     assert sum(retired(lab)) == 4
-    assert lab.rows("select from helix.batch b where b.queue = %s", lab.q) == []
+    assert lab.rows(
+        "select count(*), count(b.retired_at), count(b.payload), count(b.identity), count(w.batch)"
+        " from helix.batch b join helix.queue q on q.id = b.queue"
+        " left join helix.work w on w.batch = b.id where q.name = %s",
+        lab.q,
+    ) == [(4, 4, 0, 0, 0)]
     again = lab.submit_many(4)
     assert [one.decision for one in again] == ["duplicate"] * 4
     assert [one.receipt for one in again] == [one.receipt for one in told]
@@ -93,7 +95,8 @@ def test_each_state_has_a_time_of_its_own(lab):
     lab.complete(*lab.claim(2))
     assert sum(retired(lab)) == 2
     assert {word for (word,) in lab.rows(
-        "select r.state::text from helix.retired r join helix.locate(%s) l on l.batch = r.batch",
+        "select b.state::text from helix.batch b join helix.locate(%s) l on l.batch = b.id"
+        " where b.retired_at is not null",
         [one.receipt.batch_id for one in (done, failed, cancelled, pending)],
     )} == {"COMPLETED", "CANCELLED"}  # fmt: skip
     proven(lab.database)
@@ -127,7 +130,7 @@ def test_who_is_retrying_a_batch_keeps_it_and_nobody_waits(lab):
     assert sum(retired(lab)) == 0
 
 
-def test_a_late_write_for_a_batch_that_went_is_refused(lab):
+def test_a_stale_write_after_retention_is_refused_and_kept(lab):
     lab.queue(keep_completed_seconds=0.001, lease_seconds=60)
     lab.submit("s")
     [lease] = lab.claim()
@@ -135,8 +138,39 @@ def test_a_late_write_for_a_batch_that_went_is_refused(lab):
     lab.run(calls.reap(actor="x"))
     lab.complete(*lab.claim(worker="w2"))
     assert sum(retired(lab)) == 1
-    [answer] = lab.complete(lease)
-    assert answer.answer == "refused"
+    for _ in range(2):
+        for answers in (
+            lab.complete(lease),
+            lab.renew(lease),
+            lab.start(lease),
+            lab.release(lease),
+        ):
+            [answer] = answers
+            assert (answer.answer, answer.state) == ("refused", State.COMPLETED)
+    assert lab.rows(
+        "select operation, worker, tenant, number, state::text, times from helix.refusal"
+        " where batch = %s order by operation",
+        lease.batch,
+    ) == [
+        (operation, "w1", "a", lease.token.number, "COMPLETED", 2)
+        for operation in ("release", "renew", "settle", "start")
+    ]
+    proven(lab.database)
+
+
+def test_the_owner_that_repeats_itself_after_retention_is_refused_before_and_after_archiving(lab):
+    """Retention takes the memory of what a token did, at once and for ever."""
+    lab.queue(keep_completed_seconds=0.001)
+    lab.submit("s")
+    [lease] = lab.claim()
+    assert [one.answer for one in lab.complete(lease)] == ["ok"]
+    assert [one.answer for one in lab.complete(lease)] == ["repeat"]
+    assert sum(retired(lab)) == 1
+    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    tended(lab, "archive")
+    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    times = "select times from helix.refusal where batch = %s"
+    assert lab.value(times, lease.batch) == 2
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e11])
@@ -204,16 +238,98 @@ def test_refusals_go_with_their_batch(lab):
     proven(lab.database)
 
 
-def test_no_hand_but_retentions_takes_events_away(lab):
-    lab.queue()
-    told = finished(lab, 1)
-    number = lab.number(told[0].receipt.batch_id)
-    with lab.database.connect("helix_bootstrap") as connection:
-        connection.execute(
-            "create function helix.retire_v1_like(bigint) returns void language plpgsql "
-            "security definer as $$ begin delete from helix.event where batch = $1; end $$"
+# --- archive -----------------------------------------------------------------------------------
+
+ENTRIES = "select to_jsonb(e) from helix.entry e where e.id = any (%s) order by e.id, e.part"
+ARRAYS = ("batch", "queue", "version", "attempt", "before", "content")
+
+
+def archived(lab):
+    """Walk the ledger from its beginning; how many entries were emptied."""
+    with wrong_function(lab.database) as execute:
+        assert execute("update helix.duty set mark = 0 where duty = 'archive'") is None
+    return sum(tended(lab, "archive"))
+
+
+def entries_of(lab, *leases):
+    """The ids of all entries of these batches."""
+    return [
+        entry
+        for (entry,) in lab.rows(
+            "select distinct entry from helix.event where batch = any (%s) order by 1",
+            [lease.batch for lease in leases],
         )
-        connection.execute("alter function helix.retire_v1_like owner to helix_engine")
-        with pytest.raises(psycopg.Error, match="append-only"):
-            connection.execute("select helix.retire_v1_like(%s)", (number,))
-        connection.execute("drop function helix.retire_v1_like")
+    ]
+
+
+def test_entries_whose_batches_are_all_retired_lose_their_arrays_and_keep_header_and_hash(lab):
+    retired(lab)
+    archived(lab)  # what other tests have left
+    lab.queue(keep_completed_seconds=0.001)
+    # Together in the entries of their submission and their claim; they end apart.
+    lab.submit("gone-1", "gone-2", "kept")
+    one, two, kept = sorted(lab.claim(3), key=lambda lease: lease.batch)
+    lab.complete(one, two)
+    shared = entries_of(lab, kept)
+    alone = [entry for entry in entries_of(lab, one, two) if entry not in shared]
+    assert (len(shared), len(alone)) == (2, 1)
+    before = lab.rows(ENTRIES, [*shared, *alone])
+    assert sum(retired(lab)) == 2
+    assert lab.rows(ENTRIES, [*shared, *alone]) == before, "retiring does not touch the ledger"
+    assert archived(lab) == 1
+    assert lab.rows(ENTRIES, shared) == before[:2], "others keep theirs"
+    [(emptied,)] = lab.rows(ENTRIES, alone)
+    assert emptied == before[2][0] | dict.fromkeys(ARRAYS)
+    proven(lab.database)
+    # When the last batch has gone, the rest follows.
+    lab.complete(kept)
+    every = entries_of(lab, kept)
+    assert sum(retired(lab)) == 1
+    assert archived(lab) == len(every) == 3
+    headers = lab.rows(ENTRIES, every)
+    assert [header["batch"] for (header,) in headers] == [None] * 3
+    assert [header["hash"] for (header,) in headers[:2]] == [row["hash"] for (row,) in before[:2]]
+    assert archived(lab) == 0
+    proven(lab.database)
+
+
+def test_archiving_goes_in_bounded_steps_and_starts_over(lab):
+    retired(lab)
+    mark = "select mark from helix.duty where duty = 'archive'"
+    archived(lab)  # what other tests have left
+    if lab.value(mark) == 0:  # that walk found the end of the ledger; another stops before it
+        archived(lab)
+    lab.queue(keep_completed_seconds=0.001)
+    for number in range(6):
+        lab.submit(f"s{number}")
+        lab.complete(*lab.claim())
+    assert sum(retired(lab)) == 6
+    assert lab.value(mark) > 0, "it continues where the last walk ended"
+    # A run looks at ten entries for each row it may do; at the end of the ledger it starts over.
+    assert tended(lab, "archive", limit=1) == [10, 8, 0]
+    assert lab.value(mark) == 0
+    assert (
+        lab.value(
+            "select count(*) from helix.event e join helix.queue q on q.id = e.queue"
+            " where q.name = %s",
+            lab.q,
+        )
+        == 0
+    )
+
+
+def test_no_function_but_archive_empties_entries(lab):
+    lab.queue()
+    finished(lab, 1)
+    before = lab.rows("select to_jsonb(e) from helix.entry e order by e.id, e.part")
+    with lab.database.connect("helix_bootstrap") as connection:
+        for change in ("update helix.entry set batch = null", "delete from helix.entry"):
+            connection.execute(
+                "create function helix.archive_like(bigint) returns void language plpgsql "
+                f"security definer as $$ begin {change}; end $$".encode()
+            )
+            connection.execute("alter function helix.archive_like owner to helix_engine")
+            with pytest.raises(psycopg.Error, match="append-only"):
+                connection.execute("select helix.archive_like(1)")
+            connection.execute("drop function helix.archive_like")
+    assert lab.rows("select to_jsonb(e) from helix.entry e order by e.id, e.part") == before

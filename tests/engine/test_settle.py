@@ -35,7 +35,8 @@ def told(answers):
 def due_in(lab, lease):
     """How long the batch has to wait yet."""
     [(cause, due)] = lab.rows(
-        "select cause::text, due - clock_timestamp() from helix.waiting where batch = %s",
+        "select cause::text, due - clock_timestamp() from helix.work"
+        " where batch = %s and not pending and state = 'PENDING'",
         lease.batch,
     )
     assert cause == "delay"
@@ -44,8 +45,11 @@ def due_in(lab, lease):
 
 def outcome(lab, lease):
     [row] = lab.rows(
-        "select state::text, reason::text, failure, detail, result::text from helix.outcome "
-        "where batch = %s",
+        "select w.state::text, w.reason::text, r.failure, r.detail, r.result::text"
+        " from helix.work w join helix.ended e on e.queue = w.queue"
+        " and e.ending = helix.ending(w.state) and e.at = w.changed_at and e.batch = w.batch"
+        " left join helix.result r on r.batch = w.batch and r.version = w.version"
+        " where w.batch = %s",
         lease.batch,
     )
     return row
@@ -86,7 +90,7 @@ def test_a_renewal_moves_the_deadline_and_nothing_else(lab, start):
     assert lab.renew(lease)[0].late is False
     assert (lab.standing(lease.batch_id), lab.history(lease.batch_id)) == before
     left = lab.value(
-        "select deadline - clock_timestamp() from helix.active where batch = %s", lease.batch
+        "select deadline - clock_timestamp() from helix.work where batch = %s", lease.batch
     )
     assert timedelta(seconds=100) < left <= timedelta(seconds=120)
 
@@ -135,6 +139,36 @@ def test_the_repeat_of_a_completion_is_a_repeat_and_a_change_of_mind_is_refused(
     assert told(lab.fail(lease)) == [("refused", State.COMPLETED)]
     assert told(lab.release(lease)) == [("refused", State.COMPLETED)]
     assert outcome(lab, lease)[-1] == '{"reads":7}'
+
+
+@pytest.mark.parametrize("stored", [None, "{}", '{"reads":7}'])
+@pytest.mark.parametrize("again", [None, "{}", '{"reads":7}', '{"reads":8}', '{"reads": 7}'])
+def test_a_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, again):
+    """A worker that computed something else must not believe that this is what was kept."""
+    lab.submit("s2")
+    one, two = lab.claim(2)
+    assert [answer.mismatch for answer in lab.complete(one, two, result=stored)] == [False] * 2
+    differs = again != stored
+    for lease in (one, two._replace(token=two.own_token)):
+        [answer] = lab.complete(lease, result=again)
+        assert (answer.answer, answer.mismatch) == ("repeat", differs)
+    # The same for many, and beside a claim.
+    assert [answer.mismatch for answer in lab.complete(one, two, result=again)] == [differs] * 2
+    claimed = lab.call_claim(1, settle=[completed(one, again), completed(two, again)])
+    assert [(answer.answer, answer.mismatch) for answer in claimed.settled] == [
+        ("repeat", differs)
+    ] * 2
+    assert [outcome(lab, lease)[-1] for lease in (one, two)] == [stored] * 2
+    assert (
+        lab.rows("select 1 from helix.refusal where batch = any (%s)", [one.batch, two.batch]) == []
+    )
+
+
+def test_the_repeat_of_a_failure_is_no_mismatch(lab):
+    [lease] = lab.claim()
+    lab.fail(lease, permanent=True, detail="this")
+    [answer] = lab.fail(lease, permanent=True, detail="that")
+    assert (answer.answer, answer.mismatch) == ("repeat", False)
 
 
 def test_a_late_completion_of_a_lease_that_nobody_reaped_counts_and_is_marked(lab):
@@ -206,7 +240,12 @@ def test_jitter_spreads_what_failed_together(lab):
     lab.queue(backoff_seconds=1000, backoff_max_seconds=1000)
     lab.submit_many(20)
     lab.fail(*lab.claim(21))
-    waits = lab.rows("select due from helix.waiting where queue = %s order by 1", lab.q)
+    waits = lab.rows(
+        "select w.due from helix.work w join helix.queue q on q.id = w.queue"
+        " where q.name = %s and w.cause = 'delay' order by 1",
+        lab.q,
+    )
+    assert len(waits) == 21
     assert timedelta(seconds=50) < waits[-1][0] - waits[0][0] <= timedelta(seconds=500)
 
 
@@ -284,7 +323,7 @@ def test_the_report_of_a_failure_is_cut_and_does_not_fail_itself(lab):
     lab.fail(lease, permanent=True, detail="\N{DNA DOUBLE HELIX}" * 70_000, failure="x" * 300)
     assert lab.standing(lease.batch_id)[0] == "FAILED"
     [(detail, failure)] = lab.rows(
-        "select length(detail), length(failure) from helix.outcome where batch = %s", lease.batch
+        "select length(detail), length(failure) from helix.result where batch = %s", lease.batch
     )
     assert (detail, failure) == (16_000, 60)
 

@@ -7,7 +7,7 @@ functions come from the catalog: a new one without a case here fails.
 
 from __future__ import annotations
 
-import uuid
+import uuid  # noqa: TC003 - pytest reads annotations of parameters
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,9 @@ from psycopg import sql
 
 from helixqueue.operate.check import check
 from tests.database import copy_of
-from tests.ledger.traffic import Held, Lab, fence_every_way, lab
+from tests.lab import PLACE, until
+from tests.lab import Lab as Client
+from tests.ledger.traffic import FAR, Held, Lab, fence_every_way, lab
 
 WORD = "zebra"
 
@@ -41,6 +43,7 @@ class Loot:
     """What an intruder would have had to steal: ids, live tokens, a request id."""
 
     ids: list[uuid.UUID]
+    keys: list[bytes]
     held: list[Held]
     request: uuid.UUID
     fences: dict[str, bytes]
@@ -63,6 +66,9 @@ def walled(shared):
         b.queue("b", f"{WORD}-queue", requires=f'{{"labels":{{"{WORD}":"1"}}}}')
         b.queue("b", f"{WORD}-paused", paused=True)
         b.call("hello_v1", worker=f"{WORD}-worker", free='{"gpus":1}')
+        with lab(shared, "service") as service, service.connection.transaction():
+            service.rows("select set_config('helix.tenant', 'b', true)")
+            service.call("hello_v1", worker=f"b/{WORD}-far", free='{"gpus":1}')
 
         def submit(*names, **options):
             options.setdefault("payload", f'{{"of":"{WORD}"}}')
@@ -71,7 +77,7 @@ def walled(shared):
         ids = submit(1, 2, 3, 4, 5, 6, 7, 8, queue="shared")
         ids += submit(9, queue=f"{WORD}-queue")
         ids += submit(10, queue=f"{WORD}-paused")
-        ids += submit(11, queue="shared", run_at="infinity")
+        ids += submit(11, queue="shared", run_at=FAR)
         ids += submit(12, 13, queue="shared", limit_key=f"{WORD}-key")
         submit(1, queue="shared")
         submit(2, queue="shared", payload=f'{{"other":"{WORD}"}}')
@@ -92,7 +98,7 @@ def walled(shared):
         fences = fence_every_way(b, "b", WORD)
         op.call(
             "create_token_v1", tenant="b", name=f"{WORD}-token", hash=b"t" * 32, scopes=["read"],
-            queues=None, expires_at="infinity", actor=WORD,
+            queues=None, expires_at=FAR, actor=WORD,
         )  # fmt: skip
     numbers = {
         state: (epoch, number)
@@ -100,10 +106,20 @@ def walled(shared):
             "select state::text, epoch, number from helix.fence where tenant = 'b'"
         )
     }
-    places = shared.rows("select distinct place from helix.standing where tenant = 'b'")
+    places = shared.rows(
+        f"select distinct {PLACE} from helix.work w join helix.queue q on q.id = w.queue"
+        " where q.tenant = 'b'"
+    )
     assert {place for (place,) in places} == {"ready", "waiting", "active", "outcome"}
-    request = shared.value("select request from helix.active where batch = %s", held[0].batch)
-    return shared, Loot(ids, held, request, fences, numbers)
+    request = shared.value(
+        "select r.id from helix.request r join helix.work w on w.number = r.number"
+        " where w.batch = %s",
+        held[0].batch,
+    )
+    keys = shared.rows(
+        "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = 'b'"
+    )
+    return shared, Loot(ids, [key for (key,) in keys], held, request, fences, numbers)
 
 
 @pytest.fixture
@@ -134,60 +150,277 @@ def as_intruder(database, who):
         yield connection
 
 
-def columns(database, role):
-    """What `role` may read: every relation of the engine with the columns it was granted."""
-    return database.rows(
-        "select c.relname, coalesce(array_agg(a.attname::text order by a.attnum) filter (where "
-        "has_column_privilege(%s, c.oid, a.attnum, 'select')), '{}') "
-        "from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 "
-        "and not a.attisdropped where c.relnamespace = 'helix'::regnamespace "
-        "and c.relkind in ('r', 'p', 'v', 'm', 'f') group by c.relname order by 1",
-        role,
+def relations(database):
+    """Every table and view of the engine."""
+    rows = database.rows(
+        "select c.relname from pg_class c where c.relnamespace = 'helix'::regnamespace "
+        "and c.relkind in ('r', 'p', 'v', 'm', 'f') order by 1"
     )
+    assert len(rows) > 25
+    return [name for (name,) in rows]
 
 
-@pytest.mark.parametrize("who", INTRUDERS)
-def test_no_row_of_another_tenant_can_be_read(wall, who):
-    role, _ = INTRUDERS[who]
-    readable = 0
-    with as_intruder(wall, who) as connection:
-        for table, granted in columns(wall, role):
-            if not granted:
-                with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
-                    connection.execute(sql.SQL("table {}").format(sql.Identifier("helix", table)))
-                continue
-            readable += 1
-            # As text: nothing is lost on the way, whatever the type.
-            query = sql.SQL("select {}, row({})::text from {}").format(
-                sql.SQL("tenant" if "tenant" in granted else "null"),
-                sql.SQL(", ").join(map(sql.Identifier, granted)),
-                sql.Identifier("helix", table),
-            )
-            for tenant, text in connection.execute(query):
-                assert tenant != "b", table
-                assert WORD not in text, table
-    assert readable >= 10
+# --- tables ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["app_a", "app_b", "stranger", "service", "pool"])
+def test_no_login_of_a_program_can_read_a_table(wall, role):
+    """Not even a plan of the query: row counts in it would tell how much others have."""
+    with wall.connect(role) as connection:
+        for name in relations(wall):
+            for query in (
+                "table helix.{}",
+                "select count(*) from helix.{}",
+                "select from helix.{} limit 0",
+                "explain (analyze) table helix.{}",
+                "copy helix.{} to stdout",
+                "copy (table helix.{}) to stdout",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(query.format(name).encode())
+        for sequence in ("batch_id", "entry_id", "fence_number"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(f"select last_value from helix.{sequence}".encode())
+
+
+def test_the_plan_of_a_read_tells_nothing_of_what_it_reads(wall):
+    with wall.connect("app_a") as connection:
+        plan = connection.execute(
+            "explain (analyze, buffers off, costs off, timing off, summary off)"
+            " select * from helix.read_batches_v1('all')"
+        ).fetchall()
+    [(scan,), *rest] = plan
+    assert scan.startswith("Function Scan on read_batches_v1")
+    assert not [line for (line,) in rest if "Scan" in line]
+
+
+SECRETS = [
+    "select nonce from helix.work",
+    "select * from helix.work",
+    "select work from helix.work",
+    "select inner_pad from helix.secret",
+    "select 1 from helix.secret",
+    "select id from helix.request",
+    "select worker from helix.request",
+    "select nonce from helix.fence",
+    "select hash from helix.api_token",
+    "select * from helix.fence",
+    "table helix.waiter",
+]
 
 
 @pytest.mark.parametrize("role", ["app_a", "app_b", "stranger", "service", "operator", "pool"])
-def test_secrets_and_partitions_are_closed_to_all(wall, role):
-    partitions = [name for name, _ in columns(wall, role) if name.startswith("event_")]
-    assert partitions
+def test_secrets_are_closed_to_all(wall, role):
     with wall.connect(role) as connection:
-        for query in (
-            "select nonce from helix.active",
-            "select * from helix.active",
-            "select active from helix.active",
-            "select inner_pad from helix.secret",
-            "select 1 from helix.secret",
-            "select worker from helix.request",
-            "select nonce from helix.fence",
-            "select hash from helix.api_token",
-            "select * from helix.fence",
-            *(f"table helix.{name}" for name in partitions),
-        ):
+        for query in SECRETS:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(query.encode())
+
+
+# A function that reads, as a careless author would write it: without a WHERE.
+CARELESS = """
+create function helix.test_read(p_query text) returns setof text
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return query execute p_query;
+end
+$$;
+alter function helix.test_read owner to helix_reader;
+grant execute on function helix.test_read to public
+"""
+# Rows that belong to several tenants or to none, so no policy parts them: functions that read them
+# go by the queues of the session (entries, by the view helix.event) or leave columns out.
+SHARED = {"entry", "lane", "duty"}
+
+
+@pytest.fixture
+def careless(copied):
+    with copied.connect("helix_bootstrap") as connection:
+        connection.execute(CARELESS.encode())
+    return copied
+
+
+@pytest.mark.parametrize("who", INTRUDERS)
+def test_a_read_that_forgets_its_where_returns_nothing_of_another_tenant(careless, who):
+    granted = dict(
+        careless.rows(
+            "select c.relname, array_agg(a.attname::text order by a.attnum) filter (where "
+            "has_column_privilege('helix_reader', c.oid, a.attnum, 'select')) "
+            "from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 "
+            "and not a.attisdropped where c.relnamespace = 'helix'::regnamespace "
+            "and c.relkind in ('r', 'p', 'v', 'm', 'f') group by c.relname order by 1"
+        )
+    )
+    read = 0
+    with as_intruder(careless, who) as connection:
+        for table, columns in granted.items():
+            if columns is None or table in SHARED:
+                continue
+            # As text: nothing is lost on the way, whatever the type.
+            query = f"select row({', '.join(columns)})::text from helix.{table}"
+            for (text,) in connection.execute("select helix.test_read(%s)", (query,)):
+                assert WORD not in text, table
+            read += 1
+            if "tenant" in columns:
+                of_b = f"select tenant::text from helix.{table} where tenant = 'b'"
+                assert connection.execute("select helix.test_read(%s)", (of_b,)).fetchall() == []
+            if {"batch", "queue"} <= set(columns):
+                of_b = f"select batch::text from helix.{table} where batch = any (%L)"
+                rows = connection.execute(
+                    "select helix.test_read(format(%s, %s::bigint[]))", (of_b, of_tenant(careless))
+                )
+                assert rows.fetchall() == [], table
+    assert read > 15
+
+
+def of_tenant(database, tenant="b"):
+    """The internal ids of its batches."""
+    rows = database.rows(
+        "select b.id from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = %s",
+        tenant,
+    )
+    assert rows
+    return [batch for (batch,) in rows]
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+# Each function that reads, asked for what is b's, and for everything.
+READS = {
+    "read_batch_v1": lambda loot: [
+        {"ids": loot.ids, "keys": None, "payload": True},
+        {"ids": None, "keys": loot.keys, "payload": True},
+    ],
+    "read_batches_v1": lambda _: (
+        [
+            {"walk": walk, "state": state, "tenant": tenant, "limit": 1000}
+            for walk, state in (
+                ("all", None),
+                ("finished", "COMPLETED"),
+                ("finished", "FAILED"),
+                ("finished", "CANCELLED"),
+                ("leased", "RUNNING"),
+                ("pending", "PENDING"),
+            )
+            for tenant in (None, "b")
+        ]
+        + [
+            {"walk": "finished_by", "state": "COMPLETED", "worker": f"{WORD}-worker"},
+            {"walk": "leased", "worker": f"{WORD}-worker"},
+            {"walk": "identity", "tenant": "b", "queue": "shared", "identity": [f"{WORD}-5"]},
+            {"walk": "identity", "identity": [f"{WORD}-5"]},
+        ]
+    ),
+    "read_failed_batches_v1": lambda _: [{}, {"tenant": "b"}, {"failure": "Broken"}],
+    "read_outcomes_v1": lambda loot: [{"ids": loot.ids, "results": True}],
+    "read_events_v1": lambda loot: [{"ids": loot.ids}],
+    "read_changes_v1": lambda _: [
+        {"xid": 0, "batch": 0, "version": 0, "span": 2**40, "limit": 1000, "queue": queue}
+        for queue in (None, "shared", f"{WORD}-queue")
+    ],
+    "read_queue_v1": lambda _: [{"tenant": "b", "queue": f"{WORD}-queue"}],
+    "read_queues_v1": lambda _: [
+        {"tenant": None, "queue": None},
+        {"tenant": "b", "queue": None},
+        {"tenant": "b", "queue": f"{WORD}-queue"},
+    ],
+    "read_workers_v1": lambda _: [{}],
+    "read_tenant_workers_v1": lambda _: [{"tenant": "b"}],
+    "read_fence_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fences_v1": lambda _: [
+        {"walk": "age"},
+        {"walk": "name", "name": f"{WORD}-name"},
+        {"walk": "doubt", "tenant": "b"},
+    ],
+    "read_fence_history_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fence_counts_v1": lambda _: [{}],
+    "read_tokens_v1": lambda _: [{}, {"tenant": "b"}],
+    "read_lease_names_v1": lambda loot: [
+        {name: values for name, values in tokens(loot).items() if name != "nonce"}
+    ],
+    "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],
+    "read_standing_v1": lambda _: [{"after": 0, "limit": 1000}],
+    # About everything or about the login itself.
+    "read_entries_v1": lambda _: [{"id": 0, "part": 0, "limit": 1000}],
+    "read_check_v1": lambda _: [{"set": name} for name in CHECKS],
+    "read_changes_lost_v1": lambda _: [
+        {"xid": 0, "batch": 0, "version": 0, "since": "1970-01-01Z"}
+    ],
+    "read_fence_holder_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
+    "read_fence_lag_v1": lambda _: [{}],
+    "read_duties_v1": lambda _: [{}],
+    "read_tenants_v1": lambda _: [{}],
+    "read_bindings_v1": lambda _: [{}],
+    "read_can_serve_v1": lambda _: [{}],
+    "read_every_tenant_v1": lambda _: [{}],
+}
+CHECKS = ("steps", "entries", "results", "batches", "counters", "records", "fences")
+# What these tell has none of b's words in it, even when b asks.
+WORDLESS = {
+    "read_standing_v1", "read_entries_v1", "read_check_v1", "read_changes_lost_v1",
+    "read_fence_holder_v1", "read_fence_lag_v1", "read_duties_v1", "read_tenants_v1",
+    "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1", "read_lease_names_v1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", INTRUDERS)
+def test_no_read_tells_of_another_tenant(wall, loot, who):
+    secret = {str(one) for one in loot.ids} | {key.hex() for key in loot.keys}
+    with as_intruder(wall, who) as connection:
+        for name, cases in READS.items():
+            for arguments in cases(loot):
+                told = read_by(connection, name, arguments)
+                assert WORD not in told, (name, arguments)
+                assert not any(one in told for one in secret), (name, arguments)
+
+
+@pytest.mark.parametrize("name", sorted(READS.keys() - WORDLESS))
+def test_the_same_read_by_the_tenant_itself_tells_it_all(wall, loot, name):
+    """What is empty above is not empty for being malformed."""
+    # Workers of a tenant are told to the login that serves many: names begin with the tenant's.
+    role = "service" if name == "read_tenant_workers_v1" else "app_b"
+    with wall.connect(role) as connection:
+        connection.execute("set helix.tenant = 'b'")
+        for arguments in READS[name](loot):
+            assert WORD in read_by(connection, name, arguments), arguments
+
+
+def read_by(connection, name, arguments):
+    """Everything that comes back from a read; PostgreSQL infers the types of the arguments."""
+    query = sql.SQL("select * from {}({})").format(
+        sql.Identifier("helix", name),
+        sql.SQL(", ").join(
+            sql.SQL("{} => {}").format(sql.Identifier(f"p_{one}"), sql.Placeholder(one))
+            for one in arguments
+        ),
+    )
+    try:
+        with connection.transaction():
+            return repr(connection.execute(query, arguments).fetchall())
+    except psycopg.errors.InsufficientPrivilege as refused:
+        return repr([refused.diag.message_primary, refused.diag.message_detail])
+
+
+@pytest.mark.parametrize("name", ["read_standing_v1", "read_chains_v1", "read_changes_v1"])
+def test_a_read_of_everything_names_the_tenants_own_batches_only(wall, loot, name):
+    for role, tenant in (("app_a", "a"), ("app_b", "b")):
+        with wall.connect(role) as connection:
+            [arguments, *_] = READS[name](loot)
+            rows = Lab(connection).call(name, "batch", **arguments)
+        named = {
+            batch
+            for (batches,) in rows
+            for batch in (batches if isinstance(batches, list) else [batches])
+        }
+        assert named - {None} == set(of_tenant(wall, tenant))
+
+
+def test_a_tenants_lease_names_are_its_own(wall, loot):
+    [arguments] = READS["read_lease_names_v1"](loot)
+    for role, number in (("app_a", 0), ("stranger", 0), ("app_b", 3), ("pool", 3)):
+        with wall.connect(role) as connection:
+            rows = Lab(connection).call("read_lease_names_v1", "batch, attempt", **arguments)
+        assert len(rows) == number, role
 
 
 def test_a_tenant_reads_what_is_its_own(wall):
@@ -202,37 +435,39 @@ def test_a_tenant_reads_what_is_its_own(wall):
         with wall.connect(role) as connection:
             for word in words:
                 connection.execute(word.encode())
-            for table in ("batch", "standing", "event", "identity", "queue"):
-                query = sql.SQL("select distinct tenant from {}")
-                rows = connection.execute(query.format(sql.Identifier("helix", table)))
-                assert {tenant for (tenant,) in rows} == tenants, (role, words, table)
+            batches = Lab(connection).call("read_batches_v1", "tenant", walk="all", limit=1000)
+            assert {tenant for (tenant,) in batches} == tenants, (role, words)
+            queues = Lab(connection).call(
+                "read_queues_v1", "(settings).tenant", tenant=None, queue=None
+            )
+            assert {tenant for (tenant,) in queues} == tenants, (role, words)
 
 
-def test_a_tenant_reads_the_classes_of_its_own_queues(wall):
+def test_an_operator_reads_the_tables_of_all_tenants(wall):
+    with wall.connect("operator") as connection:
+        for table in ("event", "queue", "decision", "refusal", "fence_event"):
+            query = sql.SQL("select distinct tenant from {}").format(sql.Identifier("helix", table))
+            assert "b" in {tenant for (tenant,) in connection.execute(query)}, table
+        rows = connection.execute("select requires from helix.requirement_class").fetchall()
+    assert WORD in repr(rows)
+
+
+def test_a_tenant_reads_the_requirements_of_its_own_queues(wall):
     """Classes are shared rows, but their labels are words of whoever asked first."""
     for role, told in (("app_a", False), ("app_b", True), ("operator", True)):
         with wall.connect(role) as connection:
-            rows = connection.execute("select requires from helix.requirement_class").fetchall()
+            rows = Lab(connection).call("read_queues_v1", "settings", tenant=None, queue=None)
         assert rows, role
         assert (WORD in repr(rows)) is told, role
 
 
 def test_a_named_tenant_is_forgotten_with_its_transaction(wall):
     with wall.connect("service") as connection:
+        own = Lab(connection)
         with connection.transaction():
             connection.execute("set local helix.tenant = 'a'")
-            rows = connection.execute("select distinct tenant from helix.batch").fetchall()
-            assert rows == [("a",)]
-        assert connection.execute("select count(*) from helix.batch").fetchone() == (0,)
-
-
-def test_a_whole_table_copied_out_holds_ones_own_only(wall):
-    with wall.connect("app_a") as connection, connection.cursor() as cursor:
-        for query in ("copy helix.batch to stdout", "copy (table helix.batch) to stdout"):
-            with cursor.copy(query.encode()) as copy:
-                text = b"".join(copy)
-            assert b"mine-1" in text
-            assert WORD.encode() not in text
+            assert own.call("read_batches_v1", "distinct tenant", walk="all") == [("a",)]
+        assert own.call("read_batches_v1", "count(tenant)", walk="all") == [(0,)]
 
 
 def test_a_talkative_function_is_told_nothing(wall):
@@ -244,10 +479,18 @@ def test_a_talkative_function_is_told_nothing(wall):
             """create function pg_temp.tell(text) returns boolean language plpgsql cost 0.0001 as
                $$ begin raise notice '%', $1; return true; end $$"""
         )
-        connection.execute("select 1 from helix.batch where pg_temp.tell(identity)")
-        connection.execute("select 1 from helix.event where pg_temp.tell(actor)")
+        connection.execute(
+            "select 1 from helix.read_batches_v1('all') b where pg_temp.tell(b.identity)"
+        )
+        connection.execute(
+            "select 1 from helix.read_changes_v1(0, 0, 0, null, 1::bigint << 40, 1000) c"
+            " where pg_temp.tell(c.actor)"
+        )
     assert "mine-1" in heard
-    assert not any(WORD in text for text in heard)
+    assert not any(text and WORD in text for text in heard)
+
+
+# --- calls -------------------------------------------------------------------------------------
 
 
 def tokens(loot, prefix=""):
@@ -266,8 +509,6 @@ def fence_token(loot, state):
 CASES = {
     "set_queue_v1": lambda _: {"tenant": "b", "queue": "shared", "actor": "eve", "paused": True},
     "queue_requires_v1": lambda _: {"tenant": "b", "queue": f"{WORD}-queue"},
-    "queue_counts_v1": lambda _: {"tenant": None, "queue": None},
-    "pending_v1": lambda _: {"tenant": "b", "queue": None, "bound": 10},
     "bind_v1": lambda _: {"role": "app_a", "tenant": "b"},
     "unbind_v1": lambda _: {"role": "app_b", "tenant": "b"},
     "submit_v1": lambda _: {
@@ -331,7 +572,7 @@ CASES = {
         "reason": "x",
     },
     "tend_fences_v1": lambda _: {"actor": "eve"},
-    "take_back_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
+    "release_by_id_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
     "create_token_v1": lambda _: {
         "tenant": "b", "name": "eve", "hash": b"e" * 32, "scopes": ["admin"], "queues": None,
         "expires_at": "infinity", "actor": "eve",
@@ -352,27 +593,20 @@ CASES = {
     },
     "redeem_login_v1": lambda _: {"hash": b"x" * 32, "token_hash": b"e" * 32},
     "tend_v1": lambda _: {"actor": "eve"},
-    "last_batch_v1": lambda _: {},
-    # Helpers that clients may call; they read tables under the caller's own policies.
-    "locate": lambda loot: {"ids": loot.ids},
-    "queues_of": lambda _: {"tenant": "b", "queue": None},
-    "state_of": lambda loot: {"batch": loot.held[0].batch},
-    "session_tenants": lambda _: {},
 }  # fmt: skip
 
 # Helpers that compute from their arguments and read nothing.
 PURE = {
-    "derive_key", "event_hash", "framed", "framed_identity", "framed_parts", "key_within",
-    "key_text", "public_id", "derive_fence_key", "fence_receipt", "ending",
+    "derive_key", "framed", "framed_identity", "framed_parts", "key_within", "key_text",
+    "public_id",
 }  # fmt: skip
 
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
-    "locate", "state_of", "session_tenants", "queue_requires_v1", "queue_counts_v1", "pending_v1",
-    "queues_of",
-    "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1", "authenticate_v1", "assume_v1",
-    "resolve_by_token_v1", "redeem_login_v1", "tend_v1", "last_batch_v1",
+    "queue_requires_v1", "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1",
+    "authenticate_v1", "assume_v1",
+    "resolve_by_token_v1", "redeem_login_v1", "tend_v1",
 }  # fmt: skip
 
 # A login that serves all tenants does the duties for all; what they do, time alone decides.
@@ -384,19 +618,35 @@ def test_every_function_a_client_may_call_has_a_case(wall):
         "select p.proname from pg_proc p where p.pronamespace = 'helix'::regnamespace "
         "and (right(p.proname, 3) = '_v1' or has_function_privilege('app_a', p.oid, 'execute'))"
     )
-    assert {name for (name,) in names} == set(CASES) | PURE
+    assert {name for (name,) in names} == set(CASES) | set(READS) | PURE
+    assert not set(CASES) & set(READS)
+
+
+# How the rows of tenant b are found in a table that has this column.
+MINE = {
+    "tenant": "t.tenant = 'b'",
+    "queue": "t.queue in (select id from helix.queue where tenant = 'b')",
+    "entry": "t.queue && array(select id from helix.queue where tenant = 'b')",
+}
 
 
 def rows_of_b(connection):
     """A digest of everything that is tenant b's, table by table; asked as a superuser."""
     tables = connection.execute(
-        "select c.relname from pg_class c join pg_attribute a on a.attrelid = c.oid "
+        "select c.relname::text, min(case when a.attname = 'tenant' then 'tenant' "
+        "when a.atttypid = 'int4'::regtype then 'queue' else 'entry' end collate \"C\") "
+        "from pg_class c join pg_attribute a on a.attrelid = c.oid "
         "where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p') "
-        "and a.attname = 'tenant' and not c.relispartition order by 1"
+        "and (a.attname = 'tenant' or a.attname = 'queue' "
+        "and a.atttypid in ('int4'::regtype, 'int4[]'::regtype)) group by 1 order by 1"
     ).fetchall()
-    one = "select {}, md5(string_agg(t::text, '|' order by t::text)) from {} t where tenant = 'b'"
+    assert {"work", "batch", "entry", "result", "ended", "key_limit", "queue", "refusal"} < {
+        name for name, _ in tables
+    }
+    one = "select {}, md5(string_agg(t::text, '|' order by t::text)) from {} t where {}"
     query = sql.SQL(" union all ").join(
-        sql.SQL(one).format(sql.Literal(name), sql.Identifier("helix", name)) for (name,) in tables
+        sql.SQL(one).format(sql.Literal(name), sql.Identifier("helix", name), sql.SQL(MINE[kind]))
+        for name, kind in tables
     )
     return dict(connection.execute(query).fetchall())
 
@@ -413,6 +663,8 @@ def told_by(connection, name, arguments):
 @pytest.mark.parametrize("who", INTRUDERS)
 def test_no_function_touches_or_tells_of_another_tenant(copied, loot, who):
     with copied.connect("helix_bootstrap") as watcher, as_intruder(copied, who) as connection:
+        # What time alone decides, any claim does for all tenants: not the intruder's doing.
+        watcher.execute("select helix.tend_v1('duty') from generate_series(1, 20)")
         before = rows_of_b(watcher)
         for name, arguments in CASES.items():
             assert WORD not in told_by(connection, name, arguments(loot)), name
@@ -423,6 +675,27 @@ def test_no_function_touches_or_tells_of_another_tenant(copied, loot, who):
         wrong = {result.name for result in check(connection) if not result.holds}
     # The lease that is overdue from the start is not the intruder's doing.
     assert wrong <= {"lease_stuck"}
+
+
+@pytest.mark.parametrize("call", ["claim_v1", "reap_v1", "promote_v1"])
+def test_who_does_a_duty_for_another_tenant_writes_no_word_of_his_own_there(copied, call):
+    """Claims take back overdue leases of all tenants; the ledger of each is its own."""
+    lost = "select count(*) from helix.event where tenant = 'b' and reason = 'lost'"
+    assert copied.value(lost) == 0
+    with lab(copied, "app_a") as a:
+        if call == "claim_v1":
+            until(lambda: a.claim(1, worker="eve", queue="shared") == [] or copied.value(lost) == 1)
+        else:
+            a.call(call, **({"actor": "eve"} if call == "reap_v1" else {}))
+    with copied.connect("helix_bootstrap") as connection:
+        for table in ("event", "refusal", "decision"):
+            [(words,)] = connection.execute(
+                f"select coalesce(string_agg(t::text, ' '), '') from helix.{table} t"
+                " where tenant = 'b'"
+            ).fetchall()
+            assert "eve" not in words, table
+    if call != "promote_v1":
+        assert copied.value(lost) == 1
 
 
 # What a tenant's own programs may not do either.
@@ -462,14 +735,12 @@ def test_a_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
         for tenant in ("a", "b"):
             pool.queue(tenant, "shared")
             pool.submit(*(f"s{n}" for n in range(5)), tenant=tenant, queue="shared")
-    with database.connect(role) as connection:
+    with Client(database, role, q="shared") as client:
         for word in words:
-            connection.execute(word.encode())
-        held = Lab(connection).call(
-            "claim_v1", "tenant", worker="w", request=uuid.uuid4(), queues=["shared"], count=100
-        )
-    assert {tenant for (tenant,) in held} == tenants
-    assert len(held) == 5 * len(tenants)
+            client.store.connection.execute(word.encode())
+        leases = client.claim(100)
+    assert {lease.tenant for lease in leases} == tenants
+    assert len(leases) == 5 * len(tenants)
 
 
 def test_a_role_bound_to_two_tenants_has_both_and_no_third(database):
@@ -478,9 +749,10 @@ def test_a_role_bound_to_two_tenants_has_both_and_no_third(database):
         for tenant in ("a", "b", "c"):
             pool.queue(tenant)
             pool.submit("s1", tenant=tenant)
-        assert sorted(a.rows("select tenant from helix.batch")) == [("a",), ("b",)]
+        read = {"function": "read_batches_v1", "columns": "tenant", "walk": "all"}
+        assert sorted(a.call(**read)) == [("a",), ("b",)]
         with a.connection.transaction():
             a.rows("select set_config('helix.tenant', 'b', true)")
-            assert a.rows("select tenant from helix.batch") == [("b",)]
+            assert a.call(**read) == [("b",)]
         operator.call("unbind_v1", role="app_a", tenant="b")
-        assert a.rows("select tenant from helix.batch") == [("a",)]
+        assert a.call(**read) == [("a",)]

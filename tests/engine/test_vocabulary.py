@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from helixqueue.ledger.fold import REASONS
 from helixqueue.states import ARROWS, FINAL, FINISHED, State
-from helixqueue.store.reads import ENDINGS
-from tests.lab import one_database
+from tests.lab import Lab, one_database
+
+# Tables store how a batch ended as a number.
+ENDINGS = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +44,29 @@ def test_endings_have_the_same_numbers(database):
     assert set(ENDINGS) == FINISHED
 
 
-@pytest.mark.parametrize("state", sorted(FINISHED))
-@pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_no_outcome_says_two_things(database, state, number):
-    """Lists and retention go by the number, people by the state."""
-    with (
-        database.connect("helix_bootstrap") as connection,
-        connection.transaction(force_rollback=True),
-    ):
-        connection.execute("alter table helix.outcome disable trigger all")
-        insert = (
-            "insert into helix.outcome (batch, tenant, state, ending, version, attempt, actor, "
-            "reason, lane, queue) values (1, 'a', %s, %s, 4, 1, 'eve', 'completed', 1, 'q')"
-        )
-        if ENDINGS[state] == number:
-            connection.execute(insert, (state, number))
-        else:
-            with pytest.raises(psycopg.errors.CheckViolation):
-                connection.execute(insert, (state, number))
+def test_no_finished_batch_says_two_things(database):
+    """Lists and retention go by the number in helix.ended, people by the state in helix.work."""
+    listed = (
+        "select w.state::text, e.ending, e.queue = w.queue and e.at = w.changed_at"
+        " from helix.work w left join helix.ended e on e.batch = w.batch where w.batch = any (%s)"
+    )
+    with Lab(database) as lab:
+        lab.queue(backoff_seconds=0)
+        ids = [one.receipt.batch_id for one in lab.submit("s1", "s2", "s3")]
+        batches = [lab.number(one) for one in ids]
+        unlisted = [("PENDING", None, None)] * 3
+        assert lab.rows(listed, batches) == unlisted
+        lab.decide("cancel", ids[2])
+        one, two = lab.claim(2)
+        lab.complete(one)
+        lab.fail(two, permanent=True)
+        finished = lab.rows(listed, batches)
+        assert sorted(finished) == sorted((str(s), n, True) for s, n in ENDINGS.items())
+        # A retry takes it off the list, and its next end puts it there again, once.
+        lab.decide("retry", two.batch_id)
+        assert lab.rows(listed, [two.batch]) == [("PENDING", None, None)]
+        lab.complete(*lab.claim())
+        assert lab.rows(listed, [two.batch]) == [("COMPLETED", ENDINGS[State.COMPLETED], True)]
 
 
 def test_the_reasons_are_the_same(database):

@@ -44,7 +44,11 @@ WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[Answer]]]] = {
     "release": lambda worker, lease: calls.release(worker=worker, held=held([lease])),
 }
 OPERATION = {name: name for name in WRITES} | {"complete": "settle", "fail": "settle"}
-EVERY_COLUMN = "select to_jsonb(a) from helix.active a where batch = %s"
+EVERY_COLUMN = "select to_jsonb(w) from helix.work w where batch = %s"
+EVERY_ROW = (
+    "select to_jsonb(w) from helix.work w union all select to_jsonb(r) from helix.result r"
+    " union all select to_jsonb(e) from helix.ended e"
+)
 
 
 @pytest.fixture
@@ -123,12 +127,12 @@ def test_a_zombie_is_refused_after_the_end(database, db, end):
     else:
         settlement = completed(lease) if end == "completed" else failed(lease, permanent=True)
         db.run(calls.settle(worker="B", settlements=[settlement]))
-    outcome = database.rows("select to_jsonb(o) from helix.outcome o")
+    outcome = database.rows(EVERY_ROW)
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
     assert {(one.answer, one.owner, one.state) for one in answers} == {
         ("refused", "B", State(end.upper()))
     }
-    assert database.rows("select to_jsonb(o) from helix.outcome o") == outcome
+    assert database.rows(EVERY_ROW) == outcome
     proven(database)
 
 
@@ -141,11 +145,13 @@ def test_late_but_not_replaced_is_accepted_and_marked(database, db, write):
     last = database.rows("select reason::text, late from helix.event order by version desc limit 1")
     if write == "complete":
         assert last == [("completed", True)]
-        assert database.rows("select late, actor from helix.outcome") == [(True, "A")]
+        assert database.rows("select state::text, late, actor from helix.work") == [
+            ("COMPLETED", True, "A")
+        ]
     elif write == "renew":
         # Nothing but the deadline changed, so there is no event to mark.
         assert last == [("started", False)]
-        assert database.value("select deadline > %s from helix.active", lease.deadline)
+        assert database.value("select deadline > %s from helix.work", lease.deadline)
     else:
         assert last == [
             ({"start": "started", "fail": "failed", "release": "released"}[write], True)
@@ -179,6 +185,25 @@ def test_a_hammering_zombie_makes_one_row_with_a_count(database, db):
     assert database.rows(
         "select operation, worker, owner, times, last_at > first_at from helix.refusal order by 1"
     ) == [("renew", "A", "B", 7, True), ("settle", "A", "B", 200, True)]
+    assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
+    proven(database)
+
+
+def test_two_workers_that_present_one_stale_token_are_both_kept(database, db):
+    """A token that leaked, or a process that was copied: the second name is what matters."""
+    stale = frozen(database, db)
+    lease = replaced(db, stale)
+    for worker, times in (("A", 2), ("copy of A", 3), ("thief", 1)):
+        for _ in range(times):
+            [answer] = db.run(calls.settle(worker=worker, settlements=[completed(stale)]))
+            assert (answer.answer, answer.owner) == ("refused", "B")
+    assert database.rows(
+        "select worker, owner, number, owner_number, times from helix.refusal order by worker"
+    ) == [
+        ("A", "B", stale.token.number, lease.token.number, 2),
+        ("copy of A", "B", stale.token.number, lease.token.number, 3),
+        ("thief", "B", stale.token.number, lease.token.number, 1),
+    ]
     assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
     proven(database)
 
@@ -249,7 +274,11 @@ def test_a_worker_that_brings_its_stale_and_its_new_token_together_uses_the_new_
     assert database.rows("select number, owner_number from helix.refusal") == [
         (stale.token.number, lease.token.number)
     ]
-    last = database.rows("select number, reason::text from helix.event order by version desc")[0]
+    last = database.rows(
+        "select number, reason::text from helix.history_of(array[%s::bigint])"
+        " order by version desc",
+        lease.batch,
+    )[0]
     expected = {"start": "started", "renew": "started", "complete": "completed", "fail": "failed"}
     assert last == (lease.token.number, expected.get(write, "released"))
     proven(database)
@@ -299,7 +328,7 @@ def test_a_process_stopped_by_the_kernel_is_refused_when_it_continues(database, 
         worker.stdin.close()
     assert worker.returncode == 0
     assert database.rows("select worker, owner, times from helix.refusal") == [("frozen", "B", 2)]
-    assert database.rows("select actor from helix.outcome") == [("B",)]
+    assert database.rows("select state::text, actor from helix.work") == [("COMPLETED", "B")]
     proven(database)
 
 

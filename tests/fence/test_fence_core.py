@@ -162,13 +162,13 @@ def test_two_fences_never_have_one_life(database, desk, tenant):
     """Of tokens set back by hand: the step of one would pass for a step of the other."""
     first = desk.hold()
     with database.connect("helix_bootstrap") as connection, Desk(database, tenant=tenant) as other:
-        [(last,)] = connection.execute("select last_value from helix.lease_number").fetchall()
-        connection.execute("select setval('helix.lease_number', %s, false)", (first.token.number,))
+        [(last,)] = connection.execute("select last_value from helix.fence_number").fetchall()
+        connection.execute("select setval('helix.fence_number', %s, false)", (first.token.number,))
         try:
             with pytest.raises(Refused, match="fence"):
                 other.claim("another")
         finally:
-            connection.execute("select setval('helix.lease_number', %s)", (last,))
+            connection.execute("select setval('helix.fence_number', %s)", (last,))
     assert desk.story(first) == ["claimed"]
 
 

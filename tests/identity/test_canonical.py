@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from dataclasses import replace
@@ -12,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helixqueue.errors import InvalidIdentity
-from helixqueue.identity import PART_SEPARATOR, Identity, canonical_revision, canonicalize
+from helixqueue.identity import (
+    PART_SEPARATOR,
+    Identity,
+    canonical_revision,
+    canonicalize,
+    identity_texts,
+)
 from helixqueue.identity.canonical import (
     MAX_PART_BYTES,
     MAX_RAW_PART_BYTES,
@@ -386,6 +393,18 @@ def test_the_fast_path_is_the_slow_path(raw, profile):
     rules = PROFILES[profile]
     if _is_plain(raw, rules):
         assert _attempt(raw, rules) == raw == _canonical_part(raw, rules, 0)
+
+
+@given(anything | tricky | st.lists(tricky, max_size=3).map(tuple), profiles)
+def test_the_texts_of_an_identity_are_those_of_its_canonical_form(raw, profile):
+    try:
+        identity = canonicalize(raw, profile)
+    except InvalidIdentity as error:
+        with pytest.raises(InvalidIdentity, match=re.escape(str(error))):
+            identity_texts(raw, profile)
+        return
+    raw_text = identity.raw_text if identity.changed else None
+    assert identity_texts(raw, profile) == (identity.text, raw_text)
 
 
 @given(st.integers(0x20, 0x7E).map(chr), profiles)

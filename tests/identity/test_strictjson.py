@@ -9,10 +9,12 @@ import struct
 from collections import OrderedDict
 from decimal import Decimal
 from enum import IntEnum, StrEnum
+from random import Random
 
+import orjson
 import pytest
 import rfc8785
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helixqueue.errors import InvalidPayload
@@ -20,7 +22,9 @@ from helixqueue.identity import canonical_text, loads
 from helixqueue.identity.strictjson import (
     MAX_NAMES_PER_OBJECT,
     MAX_TEXT_BYTES,
-    _strings,
+    _is_legal,
+    _is_plain_fraction,
+    _survey,
 )
 
 
@@ -348,10 +352,82 @@ def test_the_text_is_that_of_rfc8785(value):
     assert refused in (None, "nul")
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_simple_float_is_written_by_repr(number):
-    if _strings(number) is not None:
-        assert repr(number) == rfc8785.dumps(number).decode()
+bit_patterns = st.integers(0, 2**64 - 1).map(
+    lambda bits: struct.unpack(">d", struct.pack(">Q", bits))[0]
+)
+powers_of_ten = st.builds(lambda power: float(f"1e{power}"), st.integers(-324, 308))
+# Decimals that lie between two doubles, where a sloppy writer gives a digit too many or too few.
+halfway = st.builds(
+    lambda digits, power: float(f"{digits}5e{power}"),
+    st.integers(1, 10**17),
+    st.integers(-340, 290),
+)
+neighbours = st.builds(
+    lambda number, up: math.nextafter(number, math.inf if up else -math.inf),
+    powers_of_ten | st.sampled_from([2.0**53, 2.0**-1022, 1e-6, 1e-7, 1e-5, 1e-4, 1e16, 1e21]),
+    st.booleans(),
+)
+whole = st.integers(-(2**53) + 1, 2**53 - 1).map(float)
+subnormal = st.integers(1, 2**52 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits)))
+any_floats = (
+    st.floats()
+    | bit_patterns
+    | powers_of_ten
+    | halfway
+    | neighbours
+    | whole
+    | subnormal.map(lambda found: found[0])
+    | st.floats(1e-8, 1e-3)
+)
+
+
+@settings(max_examples=1000)
+@given(any_floats, st.booleans())
+def test_floats_are_written_as_rfc8785_says(number, negative):
+    number = -number if negative else number
+    document = {"b": [number, "x"], "a": number}
+    if not math.isfinite(number) or 2**53 - 1 < abs(number) < 1e21:
+        assert refusal(canonical_text, document).code == "number"
+    else:
+        assert canonical_text(document) == rfc8785.dumps(document).decode()
+
+
+def test_floats_of_every_decade_are_written_as_rfc8785_says():
+    """All powers of ten with their neighbours, and a few thousand doubles drawn by chance."""
+    random = Random(8785)
+    numbers = [float(f"{digits}e{power}") for power in range(-330, 309) for digits in (1, 1.5, 9.9)]
+    numbers += [math.nextafter(one, way) for one in numbers for way in (0.0, math.inf)]
+    numbers += [struct.unpack(">d", random.randbytes(8))[0] for _ in range(5_000)]
+    numbers += [round(random.random() * 10 ** random.randint(-8, 8), 6) for _ in range(5_000)]
+    for number in filter(_is_legal, numbers):
+        assert canonical_text(number) == rfc8785.dumps(number).decode()
+        assert canonical_text(-number) == rfc8785.dumps(-number).decode()
+
+
+@given(any_floats)
+def test_plain_fractions_are_written_by_repr_and_orjson_alike(number):
+    """These alone are left to orjson, whose versions differ in how they write exponents."""
+    if _is_plain_fraction(number):
+        expected = rfc8785.dumps(number).decode()
+        assert repr(number) == expected
+        assert orjson.dumps(number).decode() == expected
+
+
+def test_odd_floats_do_not_need_the_slow_path():
+    for number in (0.0, -0.0, 1.0, -3.0, 1e-7, -2.5e-6, 5e-324, 1e21, 1.7976931348623157e308):
+        assert _survey({"a": [number]}) == (1, True)
+    assert _survey({"a": [0.5, -1e15 + 0.5, 1e-4]}) == (1, False)
+    for number in (math.nan, math.inf, 2.0**53, 1e20, -1e20):
+        assert _survey([number]) is None
+
+
+names_up_to_uffff = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
+
+
+@given(st.dictionaries(names_up_to_uffff.filter(lambda name: "\0" not in name), st.just(0)))
+def test_names_up_to_uffff_are_sorted_without_the_slow_path(value):
+    assert _survey(value) == (len(value), False)
+    assert canonical_text(value) == rfc8785.dumps(value).decode()
 
 
 @given(documents)

@@ -10,17 +10,25 @@ if TYPE_CHECKING:
     from tests.database import Database
 
 
+# A batch of each state that only few entries are about; completed ones were never erased or failed.
+_CHOICES = {
+    "COMPLETED": "w.version = 4 and b.payload is not null and exists (select from helix.result r "
+    "where r.batch = w.batch and r.result is not null)",
+    "FAILED": "exists (select from helix.result r where r.batch = w.batch "
+    "and r.version = w.version and r.detail is not null)",
+    "RUNNING": "w.limit_key is null",
+    "ASSIGNED": "true",
+    "PENDING": "w.pending and w.version = 1",
+}
+
+
 def one(database: Database, statement: str) -> str:
-    """Replace {STATE} by a batch that stands there; completed ones were never erased or failed."""
-    for state in ("COMPLETED", "FAILED", "RUNNING", "ASSIGNED", "PENDING"):
+    """Replace {STATE} by a batch that is in this state."""
+    for state, choice in _CHOICES.items():
         if f"{{{state}}}" in statement:
             batch = database.value(
-                "select min(s.batch) from helix.standing s join helix.batch b on b.id = s.batch "
-                "where s.state = %s::helix.state and b.payload is not null "
-                "and (s.state <> 'FAILED' or exists (select from helix.event e "
-                "where e.batch = s.batch and e.version = 4 and e.detail is not null)) "
-                "and (s.state <> 'COMPLETED' or s.version = 4) "
-                "and (s.state <> 'PENDING' or s.place = 'ready')",
+                "select min(w.batch) from helix.work w join helix.batch b on b.id = w.batch "
+                f"where w.state = %s::helix.state and {choice}",
                 state,
             )
             assert batch is not None, f"the traffic left no {state} batch"

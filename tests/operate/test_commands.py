@@ -27,17 +27,18 @@ def test_check_of_a_sound_database(busy):
 
 
 def test_check_shows_what_is_broken_and_ends_with_one(busy):
-    damaged(busy, one(busy, "delete from helix.outcome where batch = {COMPLETED}"))
+    damaged(busy, one(busy, "delete from helix.work where batch = {COMPLETED}"))
     done = helixq(busy, "check")
     assert done.code == Exit.NO
     assert [line.split("\t")[:3] for line in done.out.splitlines()[1:]] == [
-        ["BROKEN", "no_place", "G5"],
-        ["BROKEN", "event_without_place", "G4"],
+        ["BROKEN", "step_without_batch", "G4"],
+        ["BROKEN", "batch_without_work", "G5"],
+        ["BROKEN", "ended_unknown", "G4"],
     ]
     done = helixq(busy, "check", "--json")
     assert done.code == Exit.NO
     answer = json.loads(done.out)
-    [broken] = [result for result in answer["results"] if result["name"] == "no_place"]
+    [broken] = [result for result in answer["results"] if result["name"] == "batch_without_work"]
     assert broken["count"] == 1
     assert broken["witnesses"][0]["batch"] > 0
 
@@ -64,17 +65,19 @@ def test_replay_of_a_sound_ledger(busy):
 
 
 def test_replay_shows_what_does_not_follow_and_ends_with_one(busy):
-    """Also an event at the end of time, which no calendar of Python's reaches."""
-    edit = "update helix.event set at = 'infinity' where (batch, version) = ({COMPLETED}, 4)"
+    """Also an entry at the end of time, which no calendar of Python's reaches."""
+    edit = """update helix.entry set at = 'infinity'
+              where id = (select entry from helix.work where batch = {COMPLETED})"""
     damaged(busy, one(busy, edit))
     done = helixq(busy, "replay")
     assert done.code == Exit.NO
-    assert "the hash does not follow" in done.out
+    assert "the hash of its ledger entry does not follow" in done.out
     answer = json.loads(helixq(busy, "replay", "--json").out)
     [violation] = answer["violations"]
     assert violation["kind"] == "hash"
-    assert [event["version"] for event in violation["witnesses"]] == [3, 4]
-    assert "microseconds" in violation["witnesses"][1]["at"]
+    [witness] = violation["witnesses"]
+    assert witness["version"] == 4
+    assert "microseconds" in witness["at"]
 
 
 def test_recover_ends_leases_for_a_reason(busy):
@@ -83,7 +86,8 @@ def test_recover_ends_leases_for_a_reason(busy):
     answer = json.loads(done.out)
     assert answer["ended"] > 0
     assert answer["epoch"] > 1
-    assert busy.value("select count(*) from helix.active") == 0
+    leased = "select count(*) from helix.work where state in ('ASSIGNED', 'RUNNING')"
+    assert busy.value(leased) == 0
     assert "0 leases ended" in helixq(busy, "recover", "--reason", "again").out
 
 

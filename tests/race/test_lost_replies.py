@@ -56,6 +56,9 @@ def lose_reply(faults, call):
     assert faults.fired == 1
 
 
+LEASED = "select count(*) from helix.work where state in ('ASSIGNED', 'RUNNING')"
+
+
 def events(database):
     return database.rows("select batch, version, reason::text from helix.event order by 1, 2")
 
@@ -121,7 +124,7 @@ def test_claim(database, db, faults):
     assert len(again) == 2
     assert by_batch(db.run(call).leases) == by_batch(again)
     assert events(database) == before
-    assert database.value("select count(*) from helix.active") == 2
+    assert database.value(LEASED) == 2
     answers = db.run(calls.settle(worker="w", settlements=[completed(one) for one in again]))
     assert [answer.answer for answer in answers] == ["ok", "ok"]
     # The request is known for good: its leases are gone, and it gives no others.
@@ -284,7 +287,7 @@ def test_a_repeated_claim_waits_for_the_first(database, db, ready):
     one, two = both_under_way(database, claim_call(2), "claim_v1", INSIDE_CLAIM)
     assert len(one.leases) == 2
     assert by_batch(one.leases) == by_batch(two.leases)
-    assert database.value("select count(*) from helix.active") == 2
+    assert database.value(LEASED) == 2
     proven(database)
 
 
@@ -292,7 +295,7 @@ def test_a_repeated_settle_claim_and_start_waits_for_the_first(database, db):
     submit(db, ["one", "two", "three", "four"])
     leases = claim(db, 2)
     call = claim_call(2, settle=[completed(lease) for lease in leases])
-    lock = "select from helix.active where batch = %s for update"
+    lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, "claim_v1", lock, leases[0].batch)
     assert by_batch(answers[0].leases) == by_batch(answers[1].leases)
     assert len(answers[0].leases) == 2
@@ -311,7 +314,7 @@ def test_a_repeated_write_waits_for_the_first(database, db, verb):
         "release": calls.release(worker="w", held=held(leases)),
         "start": calls.start(worker="w", held=held(leases)),
     }[verb]
-    lock = "select from helix.active where batch = %s for update"
+    lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, f"{verb}_v1", lock, leases[1].batch)
     assert sorted({answer.answer for answer in one} for one in answers) == [{"ok"}, {"repeat"}]
     assert database.value("select count(*) from helix.refusal") == 0

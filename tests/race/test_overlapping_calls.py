@@ -284,12 +284,17 @@ def test_nobody_deadlocks_and_no_renewal_starves(database, work):
     # What was acknowledged is what stands there.
     completed = [batch for report in reports for batch in report.completed]
     assert len(completed) == len(set(completed))
-    ended = dict(database.rows("select batch, state::text from helix.outcome"))
+    ended = dict(
+        database.rows(
+            "select e.batch, w.state::text from helix.ended e"
+            " join helix.work w on w.batch = e.batch and helix.ending(w.state) = e.ending"
+        )
+    )
     assert {ended[batch] for batch in completed} == {"COMPLETED"}
     cancelled = [one for report in reports for one in report.cancelled]
     assert len(cancelled) == len(set(cancelled))
     assert database.rows(
-        "select distinct o.state::text from helix.locate(%s) l join helix.outcome o using (batch)",
+        "select distinct w.state::text from helix.locate(%s) l join helix.work w using (batch)",
         cancelled,
     ) == [("CANCELLED",)]
     # A run in which some call was hardly made, or nobody met anybody, proves nothing.

@@ -8,13 +8,22 @@ from collections import Counter
 from typing import NamedTuple
 
 from helixqueue.store import calls
-from tests.traffic import claim, completed, open_queue, proven, store, submit, together
+from tests.traffic import (
+    UNFINISHED,
+    claim,
+    completed,
+    open_queue,
+    operator,
+    proven,
+    store,
+    submit,
+    together,
+)
 
 BATCHES = 120
 LEASE_S = 0.2
 WORKERS = 3
 LIMIT_S = 40.0
-LEFT = "select count(*) from helix.standing where place <> 'outcome'"
 
 
 class Told(NamedTuple):
@@ -31,8 +40,8 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
     name = f"w{number}"
     accepted, refused, late = [], [], 0
     limit = time.monotonic() + LIMIT_S
-    with store(dsn) as db:
-        while db.connection.execute(LEFT).fetchone() != (0,):
+    with store(dsn) as db, operator(dsn) as reader:
+        while reader.execute(UNFINISHED).fetchone() != (0,):
             assert time.monotonic() < limit, "batches are stuck"
             leases = claim(db, 5, name)
             if not leases:
@@ -54,8 +63,8 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
 def reap_all_the_time(dsn: str, number: int) -> Told:
     reaped = 0
     limit = time.monotonic() + LIMIT_S
-    with store(dsn) as db:
-        while db.connection.execute(LEFT).fetchone() != (0,):
+    with store(dsn) as db, operator(dsn) as reader:
+        while reader.execute(UNFINISHED).fetchone() != (0,):
             assert time.monotonic() < limit, "batches are stuck"
             reaped += db.run(calls.reap(actor=f"r{number}"))
     return Told([], [], 0, reaped)
@@ -79,12 +88,15 @@ def test_reapers_and_fast_workers_do_not_undo_each_other(database):
     )
     # What the workers were told is what stands there: under the same token, no other.
     assert sorted(accepted) == database.rows(
-        "select batch, number from helix.outcome where state = 'COMPLETED' order by 1"
+        "select batch, number from helix.work where state = 'COMPLETED' order by 1"
     )
     # Every lease that was taken back and then used met a refusal, and is on record.
     refused = sorted(one for part in told for one in part.refused)
     assert refused == database.rows("select batch, number from helix.refusal order by 1, 2")
-    lost = database.rows("select batch, number from helix.event where reason = 'lost'")
+    lost = database.rows(
+        "select h.batch, h.number from helix.history_of(array(select id from helix.batch)) h"
+        " where h.reason = 'lost'"
+    )
     assert set(refused) <= set(lost)
     assert not set(accepted) & set(lost)
     # Claims reap too; with the reapers' own catch that makes every lost lease.

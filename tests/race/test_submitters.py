@@ -155,8 +155,10 @@ def test_retention_does_not_make_a_second_batch_for_a_key(database):
     assert None not in {one[3] for one in answers}
     assert answers[-1][3] is State.COMPLETED
     assert sum(first) + sum(second) == len(IDENTITIES)
-    assert database.value("select count(*) from helix.retired") == len(IDENTITIES)
-    assert database.value("select count(*) from helix.batch") == 0
+    assert database.rows(
+        "select count(*), count(retired_at), count(payload), count(identity) from helix.batch"
+    ) == [(len(IDENTITIES), len(IDENTITIES), 0, 0)]
+    assert database.value("select count(*) from helix.work") == 0
     with store(dsn) as db:
         again = db.run(
             calls.submit(

@@ -9,7 +9,7 @@ from helixqueue.store import duties
 from tests.lab import Lab, until
 from tests.service.conftest import Site, serving, settings_for
 
-NAMES = {"reap", "promote", "expire", "fences", "retire", "sweep"}
+NAMES = {"reap", "promote", "expire", "fences", "retire", "archive", "sweep"}
 
 
 def test_a_dead_workers_batch_comes_back_though_nobody_claims(site, lab):

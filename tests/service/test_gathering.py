@@ -24,7 +24,8 @@ def transactions(database, queue, prefix):
     """In how many transactions the batches were made whose identity begins so."""
     return database.value(
         "select count(distinct e.xid) from helix.event e join helix.batch b on b.id = e.batch "
-        "where b.queue = %s and starts_with(b.identity, %s) and e.version = 1",
+        "join helix.queue q on q.id = b.queue "
+        "where q.name = %s and starts_with(b.identity, %s) and e.version = 1",
         queue,
         prefix,
     )

@@ -17,7 +17,9 @@ from tests.service.test_access import DOCUMENT, GUARDED, filled, ids
 WORD = "okapi"  # in whatever is theirs
 # Of the stream, which does not end by itself, test_changes.py shows it.
 ASKED = [one for one in GUARDED if one[1] != "/v1/changes"]
-TABLES = ("standing", "event", "active", "refusal", "decision", "queue", "api_token", "fence")
+TABLES = ("overview", "event", "refusal", "decision", "queue", "api_token", "fence")
+# Tables of which rows name their queue.
+WORK = ("batch", "work", "result", "ended")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ def rows_of_b(database):
             f"select t::text from helix.{table} t where tenant = 'b' order by 1"  # noqa: S608
         )
         for table in TABLES
+    } | {
+        table: database.rows(
+            f"select t::text from helix.{table} t join helix.queue q on q.id = t.queue "  # noqa: S608
+            "where q.tenant = 'b' order by 1"
+        )
+        for table in WORK
     }
 
 

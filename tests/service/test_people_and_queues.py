@@ -26,8 +26,10 @@ def test_a_decision_lands_in_the_ledger_with_name_and_reason(site, lab, batch_id
         }  # fmt: skip
         assert decide(ann, "cancel", batch_id).json()["answer"] == "repeat"
     actor, detail = lab.rows(
-        "select e.actor, e.detail from helix.event e "
-        "join helix.locate(array[%s::uuid]) l on l.batch = e.batch order by e.version desc limit 1",
+        "select e.actor, r.detail from helix.event e "
+        "join helix.locate(array[%s::uuid]) l on l.batch = e.batch "
+        "left join helix.result r on r.batch = e.batch and r.version = e.version "
+        "order by e.version desc limit 1",
         batch_id,
     )[0]
     assert (actor, detail) == ("ann", "the sample was mixed up")

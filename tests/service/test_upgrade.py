@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("replicas")]
 SCHEMA = """
 alter table helix.queue add column colour text not null default 'none';
 alter table helix.batch add column colour text;
-alter table helix.active add column colour text;
+alter table helix.work add column colour text;
 do $$
 declare
   v_function regprocedure;

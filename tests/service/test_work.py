@@ -68,6 +68,48 @@ def test_a_repeated_claim_gives_the_same_leases(http, lab):
     assert claimed(http, lab, request=request)["leases"] == first
 
 
+def test_token_of_one_lease_cannot_write_to_its_sibling(http, lab):
+    """Each lease of a claim has a token of its own outside of the service."""
+    lab.submit("mine", "sibling")
+    mine, sibling = claimed(http, lab, count=2)["leases"]
+    tokens = [one["token"].split(".") for one in (mine, sibling)]
+    assert tokens[0][::2] == tokens[1][::2]  # epoch and number
+    stored = lab.rows(
+        "select nonce, helix.lease_nonce(nonce, batch) from helix.work where batch = any (%s)"
+        " order by batch",
+        [mine["batch"], sibling["batch"]],
+    )
+    assert [int(nonce) for _, nonce, _ in tokens] == [derived for _, derived in stored]
+    assert not {int(nonce) for _, nonce, _ in tokens} & {nonce for nonce, _ in stored}
+
+    forged = sibling | {"token": mine["token"]}
+    for verb in ("start", "renew", "release"):
+        assert held(http, verb, "gpu-1", forged) == ["refused"]
+    assert settled(http, "gpu-1", forged)[0]["answer"] == "refused"
+    kept = lab.rows(
+        "select operation, worker from helix.refusal where batch = %s order by 1", sibling["batch"]
+    )
+    assert kept == [(one, "gpu-1") for one in ("release", "renew", "settle", "start")]
+    assert held(http, "start", "gpu-1", mine, sibling) == ["ok", "ok"]
+    assert [one["answer"] for one in settled(http, "gpu-1", mine, sibling)] == ["ok", "ok"]
+
+
+def test_repeated_settle_with_another_result_is_answered_and_logged_as_a_mismatch(
+    http, lab, caplog
+):
+    lab.submit("a")
+    [lease] = claimed(http, lab, start=True)["leases"]
+    assert [one["mismatch"] for one in settled(http, "gpu-1", lease, result=1)] == [False]
+    assert [one["mismatch"] for one in settled(http, "gpu-1", lease, result=1)] == [False]
+    with caplog.at_level(logging.INFO, "helixqueue.service.request"):
+        [answer] = settled(http, "gpu-1", lease, result=2)
+        until(lambda: len(logged(caplog)) >= 2)
+    assert (answer["answer"], answer["mismatch"]) == ("repeat", True)
+    step, _ = (json.loads(line) for line in logged(caplog))
+    assert (step["batch"], step["worker"], step["mismatch"]) == (lease["batch_id"], "gpu-1", True)
+    assert {one.levelname for one in caplog.records if "mismatch" in one.message} == {"ERROR"}
+
+
 def test_a_worker_gives_back_what_it_cannot_do(http, lab):
     lab.submit("a")
     [lease] = claimed(http, lab)["leases"]

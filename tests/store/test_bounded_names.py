@@ -38,7 +38,7 @@ def crowded(database):
 @pytest.mark.parametrize("tenant", ["m", None])
 def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
     with Lab(crowded) as fresh:
-        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         for after in (None, "m/many-100", "m/many-290"):
             call = reads.queues(tenant=tenant, after=after, limit=LIMIT, bound=10)
             assert rows_read(fresh, call) <= MOST
@@ -62,8 +62,8 @@ def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(
     monkeypatch.setitem(reads._LOOK, "workers", LOOK)
     later = crowded.value("select clock_timestamp() + interval '1 hour'")
     with Lab(crowded, role) as fresh, fresh.store.connection.transaction():
-        fresh.rows("select set_config('helix.tenant', 'm', true)")
-        fresh.rows("select set_config('plan_cache_mode', %s, true)", plans)
+        fresh.own_rows("select set_config('helix.tenant', 'm', true)")
+        fresh.own_rows("select set_config('plan_cache_mode', %s, true)", plans)
         for since, wanted in ((None, there), (later, 0)):
             found = list(every(fresh, partial(workers, since=since)))
             assert found == sorted(set(found))

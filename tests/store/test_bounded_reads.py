@@ -13,6 +13,7 @@ import pytest
 
 from helixqueue.states import State
 from helixqueue.store import reads
+from tests.database import copy_of
 from tests.lab import Lab, completed, failed, one_database
 
 LOOK = 40
@@ -78,10 +79,10 @@ def _few(monkeypatch):
 
 
 def lists(lab) -> dict[str, dict[str, Any]]:
-    now = lab.value("select now()")
-    middle = lab.value(
-        "select created_at from helix.batch where identity = 'wait00000' and tenant = 'a'"
-    )
+    now, middle = lab.rows(
+        "select now(), coalesce(max(created_at), now()) from helix.overview "
+        "where identity = 'wait00000' and tenant = 'a'"
+    )[0]
     found: dict[str, dict[str, Any]] = {
         "all": {},
         "queue": {"queue": "deep"},
@@ -126,16 +127,17 @@ def lists(lab) -> dict[str, dict[str, Any]]:
 def rows_read(lab, call) -> int:
     """How many rows of tables a call reads, by the server's own count."""
     with lab.store.connection.transaction(force_rollback=True):
-        before = lab.value(READ)
+        [(before,)] = lab.own_rows(READ)
         lab.run(call)
-        return lab.value(READ) - before
+        [(after,)] = lab.own_rows(READ)
+        return after - before
 
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("tenant", ["a", "b", None])
 def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
     with Lab(lab.database, q="deep") as fresh:
-        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         read = {
             name: rows_read(fresh, reads.batches(tenant=tenant, limit=LIMIT, **filters))
             for name, filters in lists(fresh).items()
@@ -153,7 +155,7 @@ def test_letters_are_looked_for_in_bounded_steps_and_all_are_found(
     wanted = {None: 3 + 3 * LOOK, "Broken": 3 * LOOK, "Rare": 3}.get(failure, 0)
     asked = {"tenant": tenant, "queue": queue, "failure": failure}
     with Lab(lab.database, q="deep") as fresh:
-        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         found, after = [], None
         while True:
             call = reads.letters(limit=LIMIT, after=after, **asked)
@@ -171,9 +173,9 @@ def test_letters_are_looked_for_in_bounded_steps_and_all_are_found(
 def test_the_last_page_touches_no_more_than_the_first(lab, plans, state):
     """A walk begins where the page does: rows that an index steps over count as read nowhere."""
     oldest = lab.value(
-        "select min(created_at) from helix.batch where tenant = 'a' and queue = 'deep'"
+        "select min(created_at) from helix.overview where tenant = 'a' and queue = 'deep'"
         if state is None
-        else "select min(finished_at) from helix.outcome where tenant = 'a' and queue = 'deep'"
+        else "select min(finished_at) from helix.overview where tenant = 'a' and queue = 'deep'"
     )
     behind = oldest + timedelta(microseconds=1)
     touched = []
@@ -192,10 +194,38 @@ def test_the_last_page_touches_no_more_than_the_first(lab, plans, state):
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 def test_counting_stops_at_its_bound(lab, plans):
     with Lab(lab.database, q="deep") as fresh:
-        fresh.rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
         assert few <= MOST
+        [sight] = fresh.run(reads.queues(tenant="a", queue="deep", bound=10)).rows
+        assert (str(sight.ready), sight.running.number) == ("10+", 7)  # of 9, two are of b
         assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= MOST
+
+
+def test_a_plan_made_while_tables_were_empty_reads_no_more(server, template, pooler):
+    """A session keeps its plans; nobody analyzes the tables in time."""
+    with copy_of(template, server, "helix_grown", pooler) as database:
+        with database.connect("helix_bootstrap") as connection:
+            for table in ("batch", "work", "entry", "result", "ended", "request"):
+                connection.execute(f"alter table helix.{table} set (autovacuum_enabled = off)")
+        with Lab(database, q="deep") as lab, Lab(database, "app_a", q="deep") as early:
+            asked = {
+                name: reads.batches(tenant=tenant, limit=LIMIT, **filters)
+                for tenant in ("a", None)
+                for name, filters in lists(early).items()
+            }
+            asked["letters"] = reads.letters(failure="none such", limit=LIMIT)
+            asked["queues"] = reads.queues(bound=10)
+            for call in asked.values():
+                early.run(call)
+            lab.queue(max_attempts=1)
+            lab.submit_many(EACH)
+            lab.complete(*lab.claim(EACH))
+            lab.submit_many(EACH, prefix="torn")
+            lab.fail(*lab.claim(EACH))
+            lab.submit_many(EACH, prefix="wait")
+            read = {name: rows_read(early, call) for name, call in asked.items()}
+    assert {name: count for name, count in read.items() if count > MOST} == {}
 
 
 TRUTH = """
@@ -220,7 +250,8 @@ def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
     for name, filters in lists(lab).items():
         wanted = dict.fromkeys(("queue", "state", "identity", "worker", "run", "since", "until"))
         wanted |= filters | {"tenant": tenant}
-        truth = lab.store.connection.execute(TRUTH.encode(), wanted).fetchall()
+        with lab.database.connect("helix_bootstrap") as connection:
+            truth = connection.execute(TRUTH, wanted).fetchall()
         found, after, pages = [], None, 0
         while True:
             page = lab.run(reads.batches(tenant=tenant, limit=50, after=after, **filters))

@@ -92,7 +92,7 @@ def story(queue):
 
 # What differs between two tellings of one story: chance, the clock and what comes from a sequence.
 TELLER = {
-    "batch", "batch_id", "key", "receipt", "token", "deadline", "hint", "queue", "name", "nonce"
+    "batch", "batch_id", "key", "receipt", "token", "deadline", "hints", "queue", "name", "nonce"
 }  # fmt: skip
 
 

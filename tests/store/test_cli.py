@@ -65,7 +65,7 @@ def test_migrate_and_again(empty):
     first = helixq("migrate", "--dsn", dsn, "--json")
     assert first.returncode == Exit.OK, first.stderr
     assert json.loads(first.stdout) == {"before": None, "after": revision.head(), "changed": True}
-    assert "01_roles.sql" in first.stderr
+    assert "10_roles.sql" in first.stderr
 
     again = helixq("migrate", HELIX_DSN=dsn)
     assert again.stdout == f"revision {revision.head()} (before: {revision.head()})\n"

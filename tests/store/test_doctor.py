@@ -74,17 +74,22 @@ def test_a_held_snapshot_is_seen_by_those_who_may(database, monkeypatch):
 def test_unlogged_and_unvacuumed_tables_are_bad(database):
     with database.connect("helix_migrator") as owner:
         owner.execute("alter table helix.worker set unlogged")
-        owner.execute("alter table helix.ready set (autovacuum_enabled = false)")
+        owner.execute("alter table helix.work set (autovacuum_enabled = false)")
     found = verdicts(database.dsn("app_a"))
     assert (found["unlogged tables"].verdict, found["unlogged tables"].found) == ("bad", "worker")
     assert found["autovacuum"].verdict == "bad"
-    assert "ready" in found["autovacuum"].found
+    assert "work" in found["autovacuum"].found
 
 
-def test_a_ledger_without_room_is_bad(database):
+def test_a_login_that_may_read_tables_is_bad(database):
+    """As a member of the reader it needs no function, and EXPLAIN shows it the rows of others."""
     with database.connect("helix_bootstrap") as superuser:
-        superuser.execute("alter table helix.event detach partition helix.event_0000")
-    assert verdicts(database.dsn("app_a"))["partitions"].verdict == "bad"
+        superuser.execute("grant helix_reader to stranger")
+        try:
+            role = verdicts(database.dsn("stranger"))["role"]
+        finally:
+            superuser.execute("revoke helix_reader from stranger")
+    assert (role.verdict, "member of helix_reader" in role.found) == ("bad", True)
 
 
 @pytest.fixture(scope="module")

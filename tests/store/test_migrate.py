@@ -22,7 +22,7 @@ from helixqueue.store.migrate import Migrated, migrate
 from tests.pooler import Pooler
 from tests.store.schema import dumped
 
-ROLES = ("helix_owner", "helix_engine", "helix_client", "helix_operator")
+ROLES = ("helix_owner", "helix_engine", "helix_reader", "helix_client", "helix_operator")
 
 
 def test_the_second_time_nothing_happens(empty):
@@ -38,7 +38,7 @@ def test_the_second_time_nothing_happens(empty):
 def test_it_tells_what_it_runs(empty):
     said = []
     migrate(empty.dsn("helix_migrator"), say=said.append)
-    assert said[0] == "  01_roles.sql"
+    assert said[0] == "  10_roles.sql"
     assert said[-1] == f"at revision {revision.head()}"
 
 

@@ -93,7 +93,11 @@ def other(helix, lab):
 def test_a_claim_hands_over_all_that_a_handler_is_told(way, lab):
     payload = {"pod5": "ä.pod5", "n": [1, 0.5, None, "\U0001f9ec"]}
     lab.submit(("Sämple-1", "lane 2"), payload=payload, revision="r2")
-    [row] = lab.rows("select key, id from helix.batch where queue = %s", lab.q)
+    [row] = lab.rows(
+        "select b.key, b.id from helix.batch b join helix.queue q on q.id = b.queue "
+        "where q.name = %s",
+        lab.q,
+    )
     [lease] = way.claim()
     assert (bytes(row[0]), row[1]) == (lease.key, lease.batch)
     assert json.loads(lease.payload) == payload
@@ -111,6 +115,21 @@ def test_work_without_identity_and_with_a_null_payload_comes_as_it_is(way, lab):
     assert (lease.identity, json.loads(lease.payload)) == (None, [])
 
 
+def test_token_that_left_the_worker_cannot_write_to_a_sibling_of_its_claim(way, lab):
+    lab.submit("mine", "sibling")
+    mine, sibling = way.claim(2)
+    assert mine.token.number == sibling.token.number
+    forged = sibling._replace(token=mine.own_token)
+    for told in (way.renew(forged), way.settle(completed(forged)), way.release(forged)):
+        assert words(told) == [("refused", State.RUNNING)]
+    kept = lab.rows(
+        "select operation, worker from helix.refusal where batch = %s order by 1", sibling.batch
+    )
+    assert kept == [(one, way.worker) for one in ("release", "renew", "settle")]
+    own = sibling._replace(token=sibling.own_token)
+    assert words(way.settle(completed(own))) == [("ok", State.COMPLETED)]
+
+
 def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
     lab.submit_many(3)
     ask = way.ask(2)
@@ -124,6 +143,63 @@ def test_large_payloads_come_in_portions_and_the_worker_knows(way, lab):
     lab.submit_many(20, payload={"reads": "A" * 1000 * 1024})
     one, two = (way.do(way.transport.claim(way.ask(150))) for _ in range(2))
     assert [(len(told.leases), told.more) for told in (one, two)] == [(17, True), (3, False)]
+
+
+def test_repeated_settle_with_another_result_is_a_mismatch(way, lab, caplog):
+    [row] = lab.submit("s")
+    way.transport = telling.Told(way.transport)
+    [lease] = way.claim()
+    [first] = way.settle(completed(lease, '{"reads":7}'))
+    with caplog.at_level(logging.INFO, telling.LOG.name):
+        [same] = way.settle(completed(lease, '{"reads":7}'))
+        [other] = way.settle(completed(lease, '{"reads":8}'))
+        claimed = way.do(way.transport.claim(way.ask(settle=[completed(lease, '{"reads":9}')])))
+        [with_claim] = claimed.settled
+    assert [(one.answer, one.mismatch) for one in (first, same, other, with_claim)] == [
+        ("ok", False), ("repeat", False), ("repeat", True), ("repeat", True),
+    ]  # fmt: skip
+    records = [one for one in caplog.records if one.name == telling.LOG.name]
+    told = [(one.levelname, json.loads(one.message)) for one in records]
+    assert [(level, line["worker"], line.get("mismatch", False)) for level, line in told] == [
+        ("INFO", way.worker, False), ("ERROR", way.worker, True), ("ERROR", way.worker, True),
+    ]  # fmt: skip
+    stored = lab.value("select result::text from helix.result where batch = %s", lease.batch)
+    assert json.loads(stored) == {"reads": 7}
+    assert lab.standing(row.receipt.batch_id)[0] == "COMPLETED"
+
+
+def test_client_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
+    lab.submit("s")
+    [lease] = helix.claim("w", [lab.q], start=True)
+    helix.settle("w", [completed(lease, "1")])
+    helix.settle("w", [completed(lease, "1")])
+    assert caplog.records == []
+    helix.settle("w", [completed(lease, "2")])
+    [record] = [one for one in caplog.records if one.name == "helixqueue.client"]
+    assert record.levelname == "ERROR"
+    assert record.message.startswith(f"batch {lease.batch}: worker w repeated its settle")
+
+
+def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
+    lab.submit("s")
+
+    async def answered():
+        options = Options(slots=1, name="gpu")
+        transport = helix.transport(options)
+        worker = Worker(transport, {}, options, helix.submit, None, renews=False)
+        [row] = (await transport.claim(Ask(uuid.uuid4(), [lab.q], 1))).leases
+        worker.received([row], time.monotonic())
+        await transport.settle([completed(row, "1")])
+        [answer] = await transport.settle([completed(row, "2")])
+        worker.answered(worker._held[row.batch], completed(row, "2"), answer)
+        await transport.close()
+        return row, worker
+
+    row, worker = asyncio.run(answered())
+    assert worker.health.counts.completed == 1
+    [record] = [one for one in caplog.records if one.name == "helixqueue.worker"]
+    assert record.levelname == "ERROR"
+    assert record.message.startswith(f"batch {row.batch_id}: worker {worker.worker} repeated")
 
 
 def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
@@ -153,8 +229,9 @@ def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
     first, second = way.claim(2)
     way.settle(completed(first, None), completed(second, "null"))
     stored = lab.rows(
-        "select o.result::text from helix.outcome o join helix.batch b on b.id = o.batch "
-        "where b.queue = %s order by o.batch",
+        "select r.result::text from helix.work w join helix.queue q on q.id = w.queue "
+        "left join helix.result r on r.batch = w.batch and r.version = w.version "
+        "where q.name = %s order by w.batch",
         lab.q,
     )
     assert [row[0] for row in stored] == [None, "null"]
@@ -182,7 +259,9 @@ def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
         Settlement(lease.batch, lease.token, "failed", failure="Later", after_seconds=3600.0)
     )
     assert way.claim() == []
-    due = lab.value("select due - now() from helix.waiting where batch = %s", lease.batch)
+    due = lab.value(
+        "select due - now() from helix.work where batch = %s and cause = 'delay'", lease.batch
+    )
     assert 3500 < due.total_seconds() <= 3600
 
 
@@ -258,7 +337,7 @@ def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):
 def test_a_renewal_sets_the_deadline_later(way, lab):
     lab.submit("s")
     [lease] = way.claim()
-    deadline = "select deadline from helix.active where batch = %s"
+    deadline = "select deadline from helix.work where batch = %s and state = 'RUNNING'"
     before = lab.value(deadline, lease.batch)
     assert words(way.renew(lease)) == [("ok", State.RUNNING)]
     assert lab.value(deadline, lease.batch) > before
@@ -291,19 +370,20 @@ def test_a_claim_takes_what_fits_what_is_free(way, lab):
 
 def test_hints_lead_on_and_nothing_is_given_twice(way, lab):
     lab.submit_many(6)
-    first = way.claim(2)
-    second = way.claim(2, hints=[first[-1].hint])
-    assert {one.batch for one in first}.isdisjoint(one.batch for one in second)
-    assert [one.batch for one in second] == sorted(one.batch for one in second)
-    assert second[0].hint > first[-1].hint
+    first = way.do(way.transport.claim(way.ask(2)))
+    second = way.do(way.transport.claim(way.ask(2, hints=first.hints)))
+    assert {one.batch for one in first.leases}.isdisjoint(one.batch for one in second.leases)
+    assert [one.batch for one in second.leases] == sorted(one.batch for one in second.leases)
+    [before], [after] = first.hints, second.hints
+    assert after > before
 
 
 def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
     lab.submit("s")
     [lease] = way.claim()
-    assert way.do(way.transport.settled(lease.batch_id, lease.token)) is False
+    assert way.do(way.transport.settled(lease)) is False
     way.settle(completed(lease))
-    assert way.do(way.transport.settled(lease.batch_id, lease.token)) is True
+    assert way.do(way.transport.settled(lease)) is True
 
 
 def test_a_queue_is_told_with_its_schemas(way, lab):

@@ -13,7 +13,7 @@ import pytest
 from helixqueue import AsyncHelixClient, HelixClient, Submission, Unavailable
 from helixqueue.service import Settings
 from tests.faults import Faults
-from tests.lab import until
+from tests.lab import BATCHES, until
 from tests.service.conftest import Site, serving, settings_for
 
 CLIENTS = 200
@@ -57,7 +57,7 @@ def test_200_clients_submitting_the_same_1000_identities_make_1000_batches(datab
         decisions = sorted(one.decision for one in answers)
         assert decisions == ["duplicate"] * (CLIENTS * EACH // IDENTITIES - 1) + ["new"]
         assert len({one.receipt for one in answers}) == 1
-    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == IDENTITIES
+    assert lab.value(BATCHES, lab.q) == IDENTITIES
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_call_outlasts_a_database_that_comes_back(behind, lab):
         faults.thaw()
         caller.join(60)
         assert answers[0].receipt
-    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 1
+    assert lab.value(BATCHES, lab.q) == 1
 
 
 def _accepted(helix, queue):

@@ -25,7 +25,7 @@ from helixqueue.transport.http.link import Where
 from helixqueue.transport.http.transport import Http
 from helixqueue.transport.protocol import Ask, Transport
 from tests.cutting import Cutting
-from tests.lab import until
+from tests.lab import BATCHES, until
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_work_without_identity_is_made_once_though_its_answer_was_lost(cut_off, 
     rows = [Submission(None, {"n": n}) for n in range(5)]
     answers = cut_off.submit_many(lab.q, rows)
     assert [one.decision for one in answers] == ["new"] * 5
-    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 5
+    assert lab.value(BATCHES, lab.q) == 5
     assert any("chunks" in line for line in cutting.lost)
 
 
@@ -162,7 +162,7 @@ def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site
     assert sorted(begun) == sorted(f"s{n}" for n in range(40))
     reasons = lab.rows(
         "select e.reason::text, count(*)::int from helix.event e join helix.batch b "
-        "on b.id = e.batch where b.queue = %s group by 1",
+        "on b.id = e.batch join helix.queue q on q.id = b.queue where q.name = %s group by 1",
         lab.q,
     )
     assert dict(reasons) == {"submitted": 40, "claimed": 40, "started": 40, "completed": 40}
@@ -178,7 +178,7 @@ OF_A_WORKER = {
         lambda told: told[0].answer == "repeat",
     ),
     "release": (lambda way, it: way.release([it], "x"), lambda told: told[0].answer == "repeat"),
-    "settled": (lambda way, it: way.settled(it.batch_id, it.token), lambda told: told is False),
+    "settled": (lambda way, it: way.settled(it), lambda told: told is False),
     "queue": (lambda way, it: way.queue("a", it.queue), lambda told: told is not None),
     "hello": (lambda way, _: way.hello({"gpus": 1}), lambda told: told is None),
     "expect": (lambda way, it: way.expect([it.queue], 60), lambda told: told is None),
@@ -244,7 +244,7 @@ def test_the_async_twin_repeats_alike(cutting, site, lab):
             return await helix.cancel(one.receipt, reason="no")
 
     assert asyncio.run(ask()) is State.CANCELLED
-    assert lab.value("select count(*) from helix.batch where queue = %s", lab.q) == 11
+    assert lab.value(BATCHES, lab.q) == 11
     assert len(cutting.lost) >= 12
 
 

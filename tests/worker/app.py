@@ -2,8 +2,9 @@
 
 What the handler does stands in the payload: `file` is an effect outside of the database (one line a
 call, on disk before the handler goes on), `seconds` it sleeps, `hold` it lets no other thread run,
-`poison` kills its process. Then it writes its row and completes, in one commit; with `way` "return"
-it only returns.
+`poison` kills its process, and `die_after` kills it after its commit. With `meddle` it tries to end
+the other batches of its worker. Else it writes its row and completes, in one commit; with `way`
+"return" it only returns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import sys
 import time
 
-from helixqueue import HelixClient, HelixQueue, Lease, Queue
+from helixqueue import HelixClient, HelixQueue, Lease, Queue, Settlement
+from helixqueue.store.rows import Held
 
 queue = Queue(
     os.environ.get("HELIX_APP_QUEUE", "app"), run_in=os.environ.get("HELIX_APP_RUN_IN", "thread")
@@ -35,8 +37,32 @@ def hold_the_interpreter(seconds):
         sum(range(30_000_000))
 
 
+def meddle(lease: Lease, reach):
+    """Write to every batch near its own with the token it was given; what it was answered."""
+    time.sleep(1.0)  # until the others run too
+    own = lease.held
+    others = [n for n in range(own.batch - reach, own.batch + reach + 1) if n != own.batch]
+    with HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
+        held = [Held(batch, own.token) for batch in others]
+        ends = [Settlement(batch, own.token, "completed", result="{}") for batch in others]
+        answers = [
+            *helix.renew(lease.worker, held),
+            *helix.release(lease.worker, held),
+            *helix.settle(lease.worker, ends),
+        ]
+    time.sleep(1.0)  # so that the others meet this one
+    return {
+        "batch": own.batch,
+        "nonce": str(own.token.nonce),
+        "number": own.token.number,
+        "answers": [one.answer for one in answers],
+    }
+
+
 def do(lease: Lease):
     told = lease.payload
+    if "meddle" in told:
+        return meddle(lease, told["meddle"])
     if "file" in told:
         append(told["file"], f"{lease.identity} {lease.attempt} {os.getpid()}")
     if told.get("hold") and lease.attempt == 1:
@@ -52,7 +78,10 @@ def do(lease: Lease):
             "insert into public.effect (queue, identity, worker) values (%s, %s, %s)",
             (lease.queue, lease.identity, str(os.getpid())),
         )
-        return tx.complete({"done": True})
+        tx.complete({"done": True})
+    if told.get("die_after"):
+        os.kill(os.getpid(), 9)
+    return {"done": True}
 
 
 queue.handler(do)

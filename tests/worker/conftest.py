@@ -151,8 +151,8 @@ def effects(database, queue):
 def is_still_leased(database, batch_id):
     """Whether the batch's lease has not run out yet."""
     return database.value(
-        "select deadline > clock_timestamp() from helix.active a "
-        "join helix.locate(array[%s::uuid]) l on l.batch = a.batch",
+        "select w.state in ('ASSIGNED', 'RUNNING') and w.deadline > clock_timestamp() "
+        "from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
         batch_id,
     )
 

@@ -27,7 +27,7 @@ from helixqueue import (
     State,
 )
 from helixqueue.transport.protocol import Claimed
-from tests.lab import until
+from tests.lab import pass_time, until
 from tests.worker.conftest import effects, proven
 
 
@@ -96,7 +96,10 @@ def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, databa
         queue, [{"identity": f"s{n}", "payload": {"reads": "A" * 900 * 1024}} for n in range(44)]
     )
     with shift(helix, queue, slots=1, prefetch=100, poll_seconds=60):
-        query = "select count(*) from helix.active where queue = %s"
+        query = (
+            "select count(*) from helix.work w join helix.queue q on q.id = w.queue "
+            "where q.name = %s and w.state in ('ASSIGNED', 'RUNNING')"
+        )
         until(lambda: database.value(query, name) == 44, seconds=40)  # sooner than it polls
         go.set()
 
@@ -200,7 +203,8 @@ def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database,
     waits = dict(
         database.rows(
             "select b.identity::text, extract(epoch from w.due - clock_timestamp())::float "
-            "from helix.waiting w join helix.batch b on b.id = w.batch where b.queue = %s",
+            "from helix.work w join helix.batch b on b.id = w.batch "
+            "join helix.queue q on q.id = b.queue where w.cause is not null and q.name = %s",
             name,
         )
     )
@@ -263,6 +267,56 @@ def test_a_transaction_may_fail_the_attempt_and_keep_its_rows(helix, database, n
     assert effects(database, name) == {"seen": 1}
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_transaction_left_without_an_end_is_rolled_back_and_raises(helix, database, name, kind):
+    queue = Queue(name, max_attempts=1)
+    insert = "insert into public.effect (queue, identity) values (%s, %s)"
+
+    if kind == "def":
+
+        @queue.handler
+        def run(lease: Lease):
+            with lease.transaction() as tx:
+                tx.execute(insert, (name, lease.identity))
+                if lease.identity == "early":
+                    return None
+            return {"done": True}
+    else:
+
+        @queue.handler
+        async def run_async(lease: AsyncLease):
+            async with lease.transaction() as tx:
+                await tx.execute(insert, (name, lease.identity))
+                if lease.identity == "early":
+                    return None
+            return {"done": True}
+
+    receipts = [helix.submit(queue, identity=one, payload={}).receipt for one in ("plain", "early")]
+    assert helix.work(queue, until_idle=True).failed == 2
+    assert effects(database, name) == {}
+    for receipt in receipts:
+        with pytest.raises(NoResult, match="rolled back because it did not settle") as ended:
+            helix.result(receipt)
+        assert ended.value.failure == "Refused"
+    proven(database)
+
+
+def test_exception_in_a_transaction_is_the_one_that_is_raised(helix, database, name):
+    queue = Queue(name, max_attempts=1)
+
+    @queue.handler
+    def run(lease: Lease):
+        with lease.transaction() as tx:
+            tx.execute("insert into public.effect (queue, identity) values (%s, 's')", (name,))
+            raise ValueError("of the handler's own")
+
+    one = helix.submit(queue, identity="s", payload={})
+    assert helix.work(queue, until_idle=True).failed == 1
+    with pytest.raises(NoResult, match="of the handler's own"):
+        helix.result(one.receipt)
+    assert effects(database, name) == {}
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database, name, commits):
     queue = Queue(name, max_attempts=1)
@@ -294,8 +348,8 @@ def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database,
 
 def take_over(helix, database, queue, batch_id):
     """The lease runs out and another worker completes the batch."""
-    [(batch,)] = database.rows("select batch from helix.locate(array[%s::uuid])", batch_id)
-    database.rows("select helix.test_pass_time(%s)", [batch])
+    batch = database.value("select batch from helix.locate(array[%s::uuid])", batch_id)
+    pass_time(database, batch)
     [row] = until(lambda: helix.claim("thief", [queue], start=True))
     [answer] = helix.settle("thief", [helix_settlement(row)])
     assert answer.answer == "ok"

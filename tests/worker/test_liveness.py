@@ -96,7 +96,7 @@ def test_sigterm_under_load_loses_and_repeats_nothing(helix, database, name, pro
     # Given back at no cost: nobody needed a second attempt, and no lease was lost.
     reasons = database.rows(
         "select e.reason::text, max(e.attempt) from helix.event e join helix.batch b "
-        "on b.id = e.batch where b.queue = %s group by 1",
+        "on b.id = e.batch join helix.queue q on q.id = b.queue where q.name = %s group by 1",
         name,
     )
     assert "lost" not in dict(reasons)
@@ -169,14 +169,17 @@ def taken_effect(database, name):
 
 
 def all_ended(database, name):
-    query = "select not exists (select from helix.active where queue = %s)"
+    query = (
+        "select not exists (select from helix.work w join helix.queue q on q.id = w.queue "
+        "where q.name = %s and w.state in ('ASSIGNED', 'RUNNING'))"
+    )
     return database.value(query, name)
 
 
 def lost_leases(database, name):
     return database.value(
         "select count(*) from helix.event e join helix.batch b on b.id = e.batch "
-        "where b.queue = %s and e.reason = 'lost'",
+        "join helix.queue q on q.id = b.queue where q.name = %s and e.reason = 'lost'",
         name,
     )
 

@@ -8,7 +8,7 @@ import inspect
 import pytest
 from sqlalchemy import text
 
-from helixqueue import AsyncLease, Lease, LeaseLost, Queue
+from helixqueue import AsyncLease, Lease, LeaseLost, NotInTransaction, Queue, State
 from tests.client.connections import ASYNC, SYNC
 from tests.worker.conftest import effects, proven
 from tests.worker.test_handlers import take_over
@@ -73,4 +73,103 @@ def test_any_connection_ends_the_attempt_or_writes_nothing(helix, database, name
     assert effects(database, name) == {"owner": 1}
     [next_step] = helix.batches(queue=then)
     assert next_step.identity == ("after the owner",)
+    proven(database)
+
+
+async def in_savepoint(lease, made):
+    """A row, and the end inside a savepoint; the error. Then out of it, and the commit."""
+    async with made as opened:
+        connection = getattr(opened, "within", opened)
+        plain = type(connection).__module__.partition(".")[0] != "sqlalchemy"
+
+        async def run(sql):
+            await awaited(connection.execute(sql if plain else text(sql)))
+
+        row = f"'{lease.queue}', '{lease.identity}'"
+        await run(f"insert into public.effect (queue, identity) values ({row})")
+        await run("savepoint first")
+        await run("release savepoint first")  # one that has ended does no harm
+        await run("savepoint second")
+        error = None
+        try:
+            await awaited(lease.within(connection).complete({"inside": True}))
+        except NotInTransaction as caught:
+            error = str(caught)
+        await run("rollback to savepoint second")
+        await run("release savepoint second")
+        await awaited(lease.within(connection).complete({"inside": False}))
+        await awaited(opened.commit())
+        return error
+
+
+@pytest.mark.parametrize("kind", [*SYNC, *ASYNC])
+def test_end_inside_a_savepoint_is_refused_on_any_connection(helix, database, name, kind):
+    """Also one that the driver knows nothing of, because it was made by a statement."""
+    queue = Queue(name, lease=60, max_attempts=1)
+    errors = []
+    if kind in ASYNC:
+
+        @queue.handler
+        async def run_async(lease: AsyncLease):
+            errors.append(await in_savepoint(lease, ASYNC[kind](database)))
+    else:
+
+        @queue.handler
+        def run(lease: Lease):
+            errors.append(asyncio.run(in_savepoint(lease, SYNC[kind](database))))
+
+    receipt = helix.submit(queue, identity="s", payload={}).receipt
+    done = helix.work(queue, slots=1, until_idle=True)
+    assert (done.completed, done.failed) == (1, 0)
+    [error] = errors
+    assert "expected the top level of the transaction, got a savepoint" in error
+    assert helix.result(receipt) == {"inside": False}
+    assert effects(database, name) == {"s": 1}
+    proven(database)
+
+
+NESTED = {
+    "Session psycopg": lambda session: session.begin_nested(),
+    "Connection psycopg": lambda connection: connection.begin_nested(),
+    "psycopg": lambda connection: connection.transaction(),
+}
+NESTED_ASYNC = {
+    "AsyncSession asyncpg": lambda session: session.begin_nested(),
+    "psycopg async": lambda connection: connection.transaction(),
+    "asyncpg": lambda connection: connection.transaction(),
+}
+
+
+@pytest.mark.parametrize("kind", [*NESTED, *NESTED_ASYNC])
+def test_end_inside_a_nested_block_of_the_library_is_refused(helix, database, name, kind):
+    queue = Queue(name, lease=60, max_attempts=1)
+    insert = f"insert into public.effect (queue, identity) values ('{name}', 's')"
+
+    if kind in NESTED:
+
+        @queue.handler
+        def run(lease: Lease):
+            async def end():
+                async with SYNC[kind](database) as connection:
+                    connection.execute(insert if kind == "psycopg" else text(insert))
+                    with NESTED[kind](connection):
+                        lease.within(connection).complete({})
+
+            asyncio.run(end())
+    else:
+
+        @queue.handler
+        async def run_async(lease: AsyncLease):
+            async with ASYNC[kind](database) as opened:
+                connection = getattr(opened, "within", opened)
+                await connection.execute(text(insert) if "Session" in kind else insert)
+                async with NESTED_ASYNC[kind](connection):
+                    await lease.within(connection).complete({})
+
+    receipt = helix.submit(queue, identity="s", payload={}).receipt
+    assert helix.work(queue, slots=1, until_idle=True).failed == 1
+    assert helix.state(receipt) is State.FAILED
+    [failed] = [event for event in helix.history(receipt) if event.reason == "failed"]
+    assert "got a savepoint" in failed.detail
+    assert effects(database, name) == {}
     proven(database)

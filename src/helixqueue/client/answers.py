@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict
 
 from typing_extensions import TypeVar
@@ -42,8 +41,7 @@ class Submission(NamedTuple):
     requires: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted(Generic[R]):
+class Submitted(NamedTuple, Generic[R]):
     """What became of one submission."""
 
     receipt: Receipt[R] | None  # of the batch that stands for this identity; none when refused
@@ -53,9 +51,11 @@ class Submitted(Generic[R]):
     error: Refused | None = None  # of a conflict or a refusal: what `submit` would have raised
 
 
-@dataclass(frozen=True, slots=True)
 class Accepted(Submitted[R]):
     """What `submit` returns: new or duplicate, so there is a receipt."""
 
-    receipt: Receipt[R]
-    state: State
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        receipt: Receipt[R]
+        state: State

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.errors import LeaseLost
 from helixqueue.queues import Queue, Schema
 from helixqueue.states import State
-from helixqueue.store.hints import Hint
 from helixqueue.transport.protocol import LeaseRow, Token
 from helixqueue.worker import outcomes
 from helixqueue.worker.attempt import Attempt
@@ -70,13 +69,17 @@ class ChildGrip:
         self.local = transport.local
         self.submit = submit
 
-    def quiet(self, attempt: Attempt) -> None:
-        self._line.say({"quiet": True})
+    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
+        # With the settlement on its way: if this process dies, its worker asks the ledger about it.
+        self._line.say({"quiet": attempt.doubt, "for_good": for_good})
         if not self._line.heard.get()["quieted"]:
             attempt.ends("lost", "it ended meanwhile")
 
     def loud(self, attempt: Attempt) -> None:  # noqa: ARG002 - there is but one
         self._line.say({"loud": True})
+
+    def settled(self, attempt: Attempt) -> None:
+        self._line.say({"has_settled": attempt.settled})
 
 
 class _Telling(Attempt):
@@ -140,7 +143,7 @@ def _row(told: list[Any]) -> LeaseRow:
     batch, token, key, tenant, queue, identity, revision, payload, attempt, lease_seconds = told
     return LeaseRow(
         batch, Token(*token), bytes.fromhex(key), tenant, queue, identity, revision, payload,
-        attempt, State.RUNNING, _NO_DEADLINE, lease_seconds, Hint(0, 0, 0),
+        attempt, State.RUNNING, _NO_DEADLINE, lease_seconds, shares_nonce=False,
     )  # fmt: skip
 
 

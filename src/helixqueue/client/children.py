@@ -113,7 +113,9 @@ class Child:
         self.say(
             {
                 "worker": grip.worker,
-                "lease": [*row[:2], row.key.hex(), *row[3:9], row.lease_seconds],
+                # The token of this lease alone: the child runs a handler, which must not be able to
+                # write to the other leases of the claim.
+                "lease": [row.batch, row.own_token, row.key.hex(), *row[3:9], row.lease_seconds],
                 "since": attempt.since,
                 "schema": None if schema is None else dict(schema.document),
             }
@@ -123,10 +125,15 @@ class Child:
             if "note" in told:
                 attempt.note = tuple(told["note"])
             elif "quiet" in told:
-                await grip.quiet_async(attempt)
+                attempt.doubt = _settlement(told["quiet"])
+                await grip.quiet_async(attempt, for_good=told["for_good"])
                 self.say({"quieted": attempt.end is None})
             elif "loud" in told:
+                attempt.doubt = None
                 grip.loud(attempt)
+            elif "has_settled" in told:
+                attempt.settled, attempt.doubt = told["has_settled"], None
+                grip.settled(attempt)
             else:
                 self.rests = True
                 return _ended(attempt, told)

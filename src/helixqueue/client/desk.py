@@ -7,6 +7,7 @@ engine compares the profile with every call, and what it refuses is looked up af
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 import uuid
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from helixqueue.store.rows import Answer, QueueRow, Settlement, Verdict
 
 T = TypeVar("T")
+LOG = logging.getLogger("helixqueue.client")
 
 # How long a queue that was only named is remembered: somebody else may set its schema.
 REMEMBER_S = 30.0
@@ -303,9 +305,19 @@ class Desk:
         call = self.calls.settle(worker=_worker(worker), settlements=settlements)
         if not settlements:
             return []
+        answers: list[Answer]
         if within is None:
-            return (yield from self.ask(call))
-        answers: list[Answer] = yield Ask(call, within)
+            answers = yield from self.ask(call)
+        else:
+            answers = yield Ask(call, within)
+        for answer in answers:
+            if answer.mismatch:
+                LOG.error(
+                    "batch %d: worker %s repeated its settle with another result; "
+                    "the stored result stays",
+                    answer.batch,
+                    worker,
+                )
         return answers
 
 

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.answers import Submission
 from helixqueue.errors import InvalidIdentity, Refused
-from helixqueue.identity import PART_SEPARATOR, canonical_revision, canonical_text, canonicalize
+from helixqueue.identity import (
+    PART_SEPARATOR,
+    canonical_revision,
+    canonical_text,
+    identity_texts,
+)
 from helixqueue.queues import Schema, Shape, checked_requires
 from helixqueue.store.rows import SubmissionRow
 
@@ -62,23 +67,31 @@ class Known:
 
 def prepared(known: Known, one: Submission) -> SubmissionRow:
     """The row for the engine, or the named error."""
-    if one.identity is None and known.row.unknown == "refuse":
+    identity, payload, revision, priority, run_at, expires_at, limit_key, requires = one
+    text, raw = None, None
+    if identity is not None:
+        text, raw = identity_texts(identity, known.row.profile)
+    elif known.row.unknown == "refuse":
         raise InvalidIdentity(
             f"expected an identity, got None: queue {known.row.name} takes no work that could not "
             "be recognised when it comes again; give one, or declare the queue unknown='accept'",
             code="missing",
         )
-    named = None if one.identity is None else canonicalize(one.identity, known.row.profile)
+    payload_text = known.payload_text(payload)
+    if (revision is None and priority is None and requires is None) and (
+        run_at is None and expires_at is None and limit_key is None
+    ):
+        return SubmissionRow(text, payload_text, raw)
     return SubmissionRow(
-        None if named is None else named.text,
-        known.payload_text(one.payload),
-        raw=None if named is None else named.raw_text,
-        revision=canonical_revision(one.revision),
-        priority=_priority(one.priority),
-        run_at=moment("run_at", one.run_at),
-        expires_at=moment("expires_at", one.expires_at),
-        limit_key=_limit_key(one.limit_key),
-        requires=_requires(one.requires),
+        text,
+        payload_text,
+        raw,
+        canonical_revision(revision),
+        _priority(priority),
+        moment("run_at", run_at),
+        moment("expires_at", expires_at),
+        _limit_key(limit_key),
+        _requires(requires),
     )
 
 
@@ -86,16 +99,17 @@ def submission_of(row: Submission | Mapping[str, Any]) -> Submission:
     """A row of `submit_many`: a Submission, or a mapping with the same names."""
     if isinstance(row, Submission):
         return row
-    if not isinstance(row, Mapping):
+    if type(row) is not dict and not isinstance(row, Mapping):
         raise Refused(f"expected a Submission or a mapping, got {type(row).__name__}")
-    unknown = [name for name in row if name not in _NAMES]
-    missing = [name for name in ("identity", "payload") if name not in row]
-    if unknown or missing:
+    try:
+        return Submission(**row)
+    except TypeError:
+        unknown = [name for name in row if name not in _NAMES]
+        missing = [name for name in ("identity", "payload") if name not in row]
         raise Refused(
             f"expected a mapping with identity, payload and any of {', '.join(_NAMES[2:])}; got "
-            f"{'unknown ' + repr(unknown[0]) if unknown else 'no ' + missing[0]}"
-        )
-    return Submission(**row)
+            f"{'unknown ' + repr(unknown[0]) if unknown else 'no ' + ''.join(missing[:1])}"
+        ) from None
 
 
 def noted(identity: object, error: InvalidIdentity) -> tuple[bytes, str]:

@@ -19,7 +19,7 @@ from helixqueue.identity import PART_SEPARATOR, diff, escaped
 from helixqueue.store.plans import Ask, Pause, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from helixqueue.client.book import Book
     from helixqueue.client.desk import Desk
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # After so many rows an event loop gets a moment for its other tasks.
 BREATH_ROWS = 500
+_ACCEPTED = frozenset(("new", "duplicate"))
 
 
 def submit(
@@ -54,12 +55,6 @@ def submit(
     return Accepted(receipt, answer.decision, state, answer.differs)
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    identity: object
-    error: Refused
-
-
 @dataclass
 class _Chunk:
     """Rows on their way, and the answers that need none."""
@@ -74,22 +69,25 @@ class _Chunk:
     def is_full(self) -> bool:
         return len(self.answers) >= self.book.chunk_rows or self.chars >= self.book.chunk_chars
 
-    def has_room_for(self, row: SubmissionRow | _Refusal) -> bool:
-        """There is always room for a first row: no chunk would be lighter."""
-        return not self.rows or self.chars + _chars(row) <= self.book.chunk_chars
+    def add(self, row: SubmissionRow) -> bool:
+        """Add a row if there is room; there always is for a first one."""
+        chars = len(row.payload) + len(row.identity or "") + len(row.raw or "")
+        if self.rows and self.chars + chars > self.book.chunk_chars:
+            return False
+        self.chars += chars
+        self.rows.append(row)
+        self.answers.append(None)
+        return True
 
-    def add(self, row: SubmissionRow | _Refusal) -> None:
-        if isinstance(row, _Refusal):
-            if isinstance(row.error, InvalidIdentity):
-                self.refused.append(noted(row.identity, row.error))
-            self.answers.append(Submitted(None, "refused", None, error=row.error))
-        else:
-            self.rows.append(row)
-            self.chars += _chars(row)
-            self.answers.append(None)
+    def add_refused(self, identity: object, error: Refused) -> None:
+        if isinstance(error, InvalidIdentity):
+            self.refused.append(noted(identity, error))
+        self.answers.append(Submitted(None, "refused", None, error=error))
 
-    def complete(self, sent: list[Submitted[Any]]) -> Iterator[Submitted[Any]]:
+    def complete(self, sent: list[Submitted[Any]]) -> Iterable[Submitted[Any]]:
         """All answers in the order of the input."""
+        if len(sent) == len(self.answers):
+            return sent
         rest = iter(sent)
         return (answer or next(rest) for answer in self.answers)
 
@@ -107,11 +105,19 @@ def submit_many(
     answers: list[Submitted[Any]] = []
     chunk = _Chunk(desk.book)
     for number, given in enumerate(submissions, 1):
-        row = _row(known, desk.book, given)
-        if not chunk.has_room_for(row):
-            answers += yield from _send_chunk(desk, known, chunk, within)
-            chunk = _Chunk(desk.book)
-        chunk.add(row)
+        identity = None
+        try:
+            one = submission_of(given)
+            identity = one.identity
+            row = prepared(known, one)
+            desk.book.check(row)
+        except Refused as error:
+            chunk.add_refused(identity, error)
+        else:
+            if not chunk.add(row):
+                answers += yield from _send_chunk(desk, known, chunk, within)
+                chunk = _Chunk(desk.book)
+                chunk.add(row)
         if chunk.is_full:
             answers += yield from _send_chunk(desk, known, chunk, within)
             chunk = _Chunk(desk.book)
@@ -121,23 +127,9 @@ def submit_many(
     return answers
 
 
-def _row(
-    known: Known, book: Book, given: Submission | Mapping[str, Any]
-) -> SubmissionRow | _Refusal:
-    identity = None
-    try:
-        one = submission_of(given)
-        identity = one.identity
-        row = prepared(known, one)
-        book.check(row)
-    except Refused as error:
-        return _Refusal(identity, error)
-    return row
-
-
 def _send_chunk(
     desk: Desk, known: Known, chunk: _Chunk, within: object
-) -> Plan[Iterator[Submitted[Any]]]:
+) -> Plan[Iterable[Submitted[Any]]]:
     if chunk.refused:
         yield from _note(desk, known, chunk.refused)
     sent = (yield from _send(desk, known, chunk.rows, within)) if chunk.rows else []
@@ -179,7 +171,12 @@ def _send(
     queue = known.row
     if any(answer.decision == "refused" and answer.error is None for answer in answers):
         queue = yield from _as_it_is_now(desk, known)
-    return [_judged(answer, row, queue) for answer, row in zip(answers, rows, strict=True)]
+    return [
+        Submitted(answer.receipt, answer.decision, answer.state, answer.differs)
+        if answer.decision in _ACCEPTED
+        else _judged(answer, row, queue)
+        for answer, row in zip(answers, rows, strict=True)
+    ]
 
 
 def _as_it_is_now(desk: Desk, known: Known) -> Plan[QueueRow]:
@@ -217,12 +214,6 @@ def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refus
     if queue.closed:
         return QueuePaused(f"{note}; an operator opens it with `helixq queue set`")
     return Refused(note)
-
-
-def _chars(row: SubmissionRow | _Refusal) -> int:
-    if isinstance(row, _Refusal):
-        return 0
-    return len(row.payload) + len(row.identity or "") + len(row.raw or "")
 
 
 def _shown(identity: str | None) -> str:

@@ -12,6 +12,7 @@ from helixqueue.identity.canonical import (
     Identity,
     canonical_revision,
     canonicalize,
+    identity_texts,
 )
 from helixqueue.identity.characters import escaped
 from helixqueue.identity.diff import diff
@@ -43,6 +44,7 @@ __all__ = [
     "escaped",
     "find_twins",
     "fingerprint",
+    "identity_texts",
     "key_bytes",
     "key_text",
     "loads",

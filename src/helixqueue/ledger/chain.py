@@ -1,77 +1,133 @@
-"""The hash chain of a batch's events, written a second time.
+"""The hash chain of the ledger, implemented a second time.
 
-`helix.event_hash` makes the chain inside PostgreSQL. This is the same byte encoding in Python,
-so that a replay does not take the database's word for its own history; a property test holds the
-two against each other. The encoding is fixed for ever: the hash before, the time in 8 bytes, then
-sixteen fields with `>` between them, texts behind their length in bytes, nulls empty.
+`helix.entry_hash` computes the chain inside PostgreSQL. This is the same byte encoding in Python,
+so that a replay does not rely on the database's word about its own history; a property test
+compares the two. The encoding is fixed for ever: the hashes of the distinct entries before, the
+time, nine header fields joined by `>`, then the arrays as PostgreSQL sends them.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INT2, INT4, INT8, BYTEA = 21, 23, 20, 17  # type numbers of array elements
+_WIDTHS = {INT2: 2, INT4: 4, INT8: 8}
+_LETTERS = {INT2: "h", INT4: "i", INT8: "q"}
 _TIME = Struct(">q").pack
+_LENGTH = Struct(">i").pack
+# Dimensions, whether there are nulls, type of elements, length, first index.
+_ARRAY = Struct(">iiiii")
+_EMPTY = Struct(">iii")
+_HASH_LENGTH = _LENGTH(32)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Event(NamedTuple):
-    """One row of `helix.event`.
+class Entry(NamedTuple):
+    """One row of `helix.entry`.
 
-    A named tuple and not a dataclass: a replay folds rows exactly as the driver hands them over,
-    and making an object of each halves its speed.
+    A named tuple, because a replay uses rows exactly as the driver returns them. Arrays are the
+    bytes that PostgreSQL sends: the hash covers these bytes, and `integers` decodes them.
     """
 
-    batch: int
-    version: int
-    tenant: str
+    id: int
+    part: int
+    at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL stores them; see `moment`
+    xid: int
+    epoch: int | None
     from_state: str | None
     to_state: str
-    at: int  # microseconds since 2000-01-01 UTC, as PostgreSQL keeps them; see `when`
-    xid: int
-    attempt: int
-    epoch: int | None
-    number: int | None
-    actor: str
     reason: str
-    detail: str | None
     late: bool
-    hash: bytes
+    hash: bytes | None
+    actor: str
+    batch: bytes | None  # null: the entry is archived, its arrays are empty
+    queue: bytes | None
+    version: bytes | None
+    attempt: bytes | None
+    before: bytes | None
+    content: bytes | None
+    sound: bool | None = None  # the database verified the hash; null: it is to be verified here
 
-    @property
-    def when(self) -> datetime:
-        """Raises OverflowError for moments that Python's calendar does not reach."""
-        return _EPOCH + self.at * _MICROSECOND
+
+def moment(at: int) -> datetime:
+    """Raise OverflowError for times that Python's calendar does not reach."""
+    return _EPOCH + at * _MICROSECOND
 
 
 def microseconds(when: datetime) -> int:
-    """What `Event.at` holds for this moment."""
+    """Return what `Entry.at` has for this time."""
     return (when - _EPOCH) // _MICROSECOND
 
 
-def event_hash(before: bytes, event: Event) -> bytes:
-    """What `event.hash` must be, given the hash of its predecessor (empty for the first)."""
-    (batch, version, tenant, from_state, to_state, at, xid, attempt, epoch, number, actor, reason,
-     detail, late, _) = event  # fmt: skip
+def entry_hash(before: Sequence[bytes], entry: Entry) -> bytes:
+    """Return what `entry.hash` must be; `before`: the hashes of the distinct entries before it."""
+    (number, part, at, xid, epoch, from_state, to_state, reason, late, _, actor, batch, queue,
+     version, attempt, links, content, _) = entry  # fmt: skip
+    text = (
+        f"{number}>{part}>{xid}>{'' if epoch is None else epoch}>{from_state or ''}>{to_state}>"
+        f"{reason}>{'t' if late else 'f'}>{len(actor.encode())}>{actor}"
+    )
     return sha256(
         b"".join(
             (
-                before,
+                _hashes(before) if before else b"",
                 _TIME(at),
-                (
-                    f"{batch}>{version}>{attempt}>{'' if epoch is None else epoch}>"
-                    f"{'' if number is None else number}>{'t' if late else 'f'}>{from_state or ''}>"
-                    f"{to_state}>{reason}>{xid}>{_bytes(tenant)}>{tenant}>{_bytes(actor)}>{actor}>"
-                    f"{'' if detail is None else _bytes(detail)}>{detail or ''}"
-                ).encode(),
+                text.encode(),
+                batch or b"",
+                queue or b"",
+                version or b"",
+                attempt or b"",
+                links or b"",
+                content or b"",
             )
         )
     ).digest()
 
 
-def _bytes(text: str) -> int:
-    """How long the text is in UTF-8; nearly all are ASCII, where every character is one byte."""
-    return len(text) if text.isascii() else len(text.encode())
+def _hashes(values: Sequence[bytes]) -> bytes:
+    """`array_of` for hashes, which all have the same length."""
+    return _ARRAY.pack(1, 0, BYTEA, len(values), 1) + _HASH_LENGTH + _HASH_LENGTH.join(values)
+
+
+def array_of(kind: int, values: Sequence[int | bytes | None]) -> bytes:
+    """Return a one-dimensional array as PostgreSQL sends it."""
+    if not values:
+        return _EMPTY.pack(0, 0, kind)
+    pieces = [_ARRAY.pack(1, int(None in values), kind, len(values), 1)]
+    for value in values:
+        if value is None:
+            pieces.append(_LENGTH(-1))
+            continue
+        data = (
+            value if isinstance(value, bytes) else value.to_bytes(_WIDTHS[kind], "big", signed=True)
+        )
+        pieces += (_LENGTH(len(data)), data)
+    return b"".join(pieces)
+
+
+def integers(kind: int, array: bytes) -> tuple[int, ...]:
+    """Decode an array of integers without nulls; raises ValueError for every other array."""
+    count = (len(array) - _ARRAY.size) // (4 + _WIDTHS[kind])
+    layout = _elements(kind, count) if count > 0 else None
+    if layout is None or len(array) != layout.size or array[: _ARRAY.size] != _head(kind, count):
+        raise ValueError(f"expected a plain array of type {kind}, got {array[:40]!r}")
+    return layout.unpack(array)
+
+
+@lru_cache(4096)
+def _elements(kind: int, count: int) -> Struct:
+    """Skips the head of the array, and the length of each element."""
+    return Struct(f">{_ARRAY.size}x" + f"4x{_LETTERS[kind]}" * count)
+
+
+@lru_cache(4096)
+def _head(kind: int, count: int) -> bytes:
+    return _ARRAY.pack(1, 0, kind, count, 1)

@@ -1,24 +1,26 @@
-"""Every invariant as a query: what a guard could not prevent, because it was switched off, shows.
+"""Every invariant as a query: damage that the guards could not prevent is detected here.
 
-The queries are in `check_rows.sql`, `check_fences.sql` and `check_schema.sql`, each with its
-promise, its meaning and its remedy. They read one snapshot, so traffic need not stop.
+The invariants of rows are functions of the database (store/sql/85_check.sql and the two files after
+it), asked set by set through `helix.read_check_v1`: so one text serves operators, for every
+row, and tenants, for their own. Those that rest on secrets or on the catalogues are in
+`check_secrets.sql` and `check_schema.sql`. Each has its promise, its meaning and its remedy beside
+it. They read one snapshot, so traffic need not stop.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
-from helixqueue.states import ARROWS, FENCE_ARROWS
+from helixqueue.operate import release
 from helixqueue.store.serving import bound
 from helixqueue.store.snapshot import snapshot
-from helixqueue.store.statements import Statement, statements
+from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
 WITNESSES = 10
 LATE = "it did not end in time"  # of an invariant that was skipped for that
 LEAST_SECONDS = 0.05  # with less left, an invariant is not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """`asked` is the set that it belongs to, or the query itself."""
+
+    name: str
+    notes: dict[str, str]
+    asked: str
+    of_set: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +63,21 @@ class Result:
         return self.skipped == LATE
 
 
-def invariants() -> dict[str, Statement]:
-    found: dict[str, Statement] = {}
-    for file in ("check_rows.sql", "check_fences.sql", "check_schema.sql"):
-        found |= statements("helixqueue.operate", file)
+# How many rows break an invariant, and the first of them.
+Found = tuple[int, list[dict[str, Any]]]
+
+
+@cache
+def invariants() -> dict[str, Invariant]:
+    """By name, in the order in which they are asked."""
+    found = {
+        name: Invariant(name, notes, group, of_set=True)
+        for group, members in release.check_sets().items()
+        for name, notes in members.items()
+    }
+    for file in ("check_secrets.sql", "check_schema.sql"):
+        for name, statement in statements("helixqueue.operate", file).items():
+            found[name] = Invariant(name, statement.notes, statement.sql, of_set=False)
     return found
 
 
@@ -66,47 +89,64 @@ def check(
     progress: Callable[[str], None] | None = None,
     enter: Callable[[Connection[Any]], None] | None = None,
 ) -> list[Result]:
-    """Ask for violations of every invariant; `progress` is told the name of each beforehand.
+    """Ask for violations of every invariant; `progress` is called with each name beforehand.
 
-    `only` names some of them. All of them together have so many `seconds`: each what those before
-    it left. One that does not end in its time is skipped, and is late.
+    `only` names some of them. All of them together have so many `seconds`: each set or query what
+    those before it left. One that does not end in its time is skipped, and is late.
 
-    Use the role that migrates: an operator's login sees every tenant, but neither the secrets of
-    the fingerprints nor the sequences, and what rests on those is reported as skipped. A role that
-    is bound to tenants checks the rows of these. `enter` as in `snapshot`.
+    Use the role that migrates: an operator's login sees every tenant, but not the secrets of the
+    fingerprints, and the invariants that rest on those are skipped. A role that is bound to tenants
+    checks the rows of these. `enter` as in `snapshot`.
     """
-    results = []
+    results: list[Result] = []
     deadline = None if seconds is None else time.monotonic() + seconds
+    wanted = [one for one in invariants().values() if only is None or one.name in only]
     with snapshot(connection, enter):
-        for invariant in invariants().values():
-            if only is not None and invariant.name not in only:
-                continue
-            if progress is not None:
-                progress(invariant.name)
+        # Definitions in the catalogues are written with their schemas, as in schema.sql.
+        connection.execute("set local search_path = pg_catalog, pg_temp")
+        for asked, group in groupby(wanted, lambda one: one.asked):
+            members = list(group)
+            for one in members:
+                if progress is not None:
+                    progress(one.name)
             left = None if deadline is None else deadline - time.monotonic()
-            results.append(_ask(connection, invariant, left))
+            results += _ask(connection, asked, members, left)
     return results
 
 
-def _ask(connection: Connection[Any], invariant: Statement, seconds: float | None) -> Result:
-    notes = invariant.notes
-    count, witnesses, skipped = 0, [], None
-    query = _COUNTED.format(invariant.sql, WITNESSES)
+def _ask(
+    connection: Connection[Any], asked: str, members: list[Invariant], seconds: float | None
+) -> list[Result]:
+    found: dict[str, Found] = {}
+    skipped = None
     try:
-        # Rolled back, so that the bound of one is not the bound of what comes behind it.
+        # Rolled back, so that its time limit does not apply to the next one.
         with connection.transaction(force_rollback=True):
             if seconds is not None:
                 if seconds < LEAST_SECONDS:
                     raise QueryCanceled  # as the server would
                 bound(connection, seconds)
-            row = connection.execute(
-                query.encode(), _release() if "%(" in invariant.sql else None
-            ).fetchone()
-            count, witnesses = row or (0, [])
+            if members[0].of_set:
+                rows = connection.execute("select * from helix.read_check_v1(%s)", (asked,))
+                found = {name: (count, witnesses) for name, count, witnesses in rows}
+            else:
+                found = {members[0].name: _violations(connection, asked)}
     except InsufficientPrivilege as denied:
         skipped = f"role {connection.info.user}: {denied.diag.message_primary}"
     except QueryCanceled:
         skipped = LATE
+    return [_result(one, found.get(one.name, (0, [])), skipped) for one in members]
+
+
+def _violations(connection: Connection[Any], query: str) -> Found:
+    arguments = release.definitions() if "%(" in query else None
+    row = connection.execute(_COUNTED.format(query, WITNESSES).encode(), arguments).fetchone()
+    return row or (0, [])
+
+
+def _result(invariant: Invariant, found: Found, skipped: str | None) -> Result:
+    count, witnesses = found
+    notes = invariant.notes
     return Result(
         invariant.name,
         notes["promise"],
@@ -124,33 +164,3 @@ with violation as materialized ({})
 select (select count(*) from violation),
        coalesce((select json_agg(few) from (select * from violation limit {}) few), '[]')
 """
-
-_FUNCTION = re.compile(
-    r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
-    re.MULTILINE | re.DOTALL,
-)
-_SETTING = re.compile(r"\bset (\w+) = ([^\n]*?)(?=\s+set \w+ =|\s*$)", re.MULTILINE)
-
-
-@cache
-def _release() -> dict[str, list[Any]]:
-    """What this release says the arrows and the functions are, as arguments of the queries."""
-    arrows, fence_arrows = sorted(ARROWS, key=str), sorted(FENCE_ARROWS, key=str)
-    functions = []
-    for script in (files("helixqueue.store") / "sql").iterdir():
-        for name, head, body in _FUNCTION.findall(script.read_text(encoding="utf-8")):
-            said = re.sub(r"--.*", "", head)
-            pinned = sorted(
-                f"{word}={value.strip()}".replace(" ", "") for word, value in _SETTING.findall(said)
-            )
-            functions.append((name, body, "security definer" in said, ";".join(pinned)))
-    return {
-        "arrow_from": [before for before, _ in arrows],
-        "arrow_to": [after for _, after in arrows],
-        "fence_from": [before for before, _ in fence_arrows],
-        "fence_to": [after for _, after in fence_arrows],
-        "function_name": [function[0] for function in functions],
-        "function_body": [function[1] for function in functions],
-        "function_definer": [function[2] for function in functions],
-        "function_settings": [function[3] for function in functions],
-    }

@@ -1,52 +1,29 @@
--- Invariants of the schema itself: what keeps the rows right must be there, switched on and as this
--- release made it. Same form as check_rows.sql.
+-- Invariants of the schema itself: the objects that keep the rows right must exist, be switched on and be
+-- those of this release. Notes as in store/sql/85_check.sql. They read catalogues only, so any login may
+-- ask, and the connection itself runs them.
 
 -- name: trigger_tampered
 -- promise: G3
--- means: A guard, or the trigger that writes the ledger, is missing, off, not ENABLE ALWAYS or
---        changed: rows can change without an event.
--- action: Put it back as in 07_record.sql and 08_guard.sql (enclose, always_on), then run
---         helixq replay: it says what happened meanwhile.
-with tables as (
-  select c.oid, c.relname, c.relname ~ '^(event(_\d+)?|fence_event)$' as of_ledger from pg_class c
+-- means: A guard, or a trigger that checks steps or writes the ledger, is missing, disabled, not ENABLE
+--        ALWAYS or changed: rows can change without a ledger entry.
+-- action: Create it again as in store/schema.sql and enable it always, then run helixq replay: it shows what
+--         happened meanwhile.
+with here as (
+  select c.relname::text as "table", g.tgname::text as trigger, g.tgenabled,
+         pg_get_triggerdef(g.oid) as definition
+  from pg_class c left join pg_trigger g on g.tgrelid = c.oid and not g.tgisinternal
   where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
-),
--- tgtype: 1 for each row, 2 before, 4 insert, 8 delete, 16 update, 32 truncate.
-wanted as (
-  select t.oid, t.relname, w.name, w.kind, w.only_when,
-         case when w.guard then case when t.of_ledger then 'guard_ledger' else 'guard' end
-              else w.function end as function
-  from tables t
-  join (values ('a_guard', 30, true, null, null, null),
-               ('a_guard_truncate', 34, true, null, null, null),
-               ('record', 4, false, 'record', '{ready,waiting,outcome}'::name[], null),
-               ('record', 4, false, 'record_leases', '{active}', null),
-               ('record_update', 16, false, 'record', '{ready,waiting,active,outcome}', null),
-               ('record', 4, false, 'record_fence', '{fence}', null),
-               ('record_update', 16, false, 'record_fence', '{fence}', null),
-               ('count_lease', 5, false, 'count_lease', '{active}', 'new.limit_key IS NOT NULL'),
-               ('count_lease_ended', 9, false, 'count_lease', '{active}',
-                'old.limit_key IS NOT NULL'))
-    as w (name, kind, guard, function, only_on, only_when) on w.only_on is null or t.relname = any (w.only_on)
-),
-here as (
-  select g.*, p.pronamespace = 'helix'::regnamespace as ours, p.proname
-  from pg_trigger g join tables t on t.oid = g.tgrelid join pg_proc p on p.oid = g.tgfoid
-  where not g.tgisinternal
 )
-select w.relname as table, w.name as trigger,
-       case when h.oid is null then 'missing'
+select coalesce(h.table, r.table) as "table", coalesce(h.trigger, r.trigger) as trigger,
+       case when h.trigger is null then 'missing'
+            when r.trigger is null then 'unknown'
             when h.tgenabled = 'D' then 'disabled'
             when h.tgenabled <> 'A' then 'not enable always'
             else 'changed' end as what
-from wanted w left join here h on h.tgrelid = w.oid and h.tgname = w.name
-where h.oid is null or h.tgenabled <> 'A' or h.tgtype <> w.kind
-   or (h.tgqual is null) <> (w.only_when is null)
-   or strpos(pg_get_triggerdef(h.oid), 'WHEN ((' || w.only_when || ')) EXECUTE') = 0
-   or h.tgattr <> ''::int2vector or not h.ours or h.proname <> w.function
-union all
-select t.relname, h.tgname, 'unknown' from here h join tables t on t.oid = h.tgrelid
-where not exists (select from wanted w where w.oid = h.tgrelid and w.name = h.tgname);
+from here h
+full join unnest(%(trigger_table)s::text[], %(trigger_name)s::text[], %(trigger_definition)s::text[])
+  as r ("table", trigger, definition) on r.table = h.table and r.trigger = h.trigger
+where h.trigger is null or r.trigger is null or h.tgenabled <> 'A' or h.definition <> r.definition;
 
 -- name: rule_present
 -- promise: G3
@@ -59,13 +36,14 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p');
 -- name: unique_missing
 -- promise: G2
 -- means: A primary key or unique index that a promise rests on is missing or invalid.
--- action: Create it again; that it fails means the damage is done, and the witnesses above show it.
+-- action: Create it again; if that fails, rows are doubled, and other invariants show which.
 select w.name as table, w.columns
-from (values ('identity', '{key}'::text[]), ('batch', '{id}'), ('ready', '{batch}'),
-             ('waiting', '{batch}'), ('active', '{batch}'), ('outcome', '{batch}'),
-             ('retired', '{batch}'), ('key_limit', '{tenant,queue,key}'),
-             ('request', '{id}'), ('epoch', '{number}'), ('event', '{batch,version}'),
-             ('fence', '{key}'), ('fence_event', '{life,version}')) as w (name, columns)
+from (values ('batch', '{id}'::text[]), ('batch', '{key}'), ('work', '{batch}'),
+             ('result', '{batch,version}'),
+             ('ended', '{queue,ending,at,batch}'), ('entry', '{id,part}'), ('queue', '{id}'),
+             ('queue', '{tenant,name}'), ('lane', '{queue,class,priority}'), ('key_limit', '{queue,key}'),
+             ('request', '{id}'), ('epoch', '{number}'), ('fence', '{key}'),
+             ('fence_event', '{life,version}')) as w (name, columns)
 where not exists (
   select from pg_index i
   where i.indrelid = to_regclass('helix.' || w.name)
@@ -76,56 +54,51 @@ where not exists (
 
 -- name: row_security_off
 -- promise: G10
--- means: Row-level security is not enabled and forced on a table that holds words of tenants: its
---        rows are open to whoever may read the table.
+-- means: Row-level security is not enabled and forced on a table that holds rows of tenants: each role that
+--        may read the table sees all of them.
 -- action: Enable and force it, as helix.protect does.
 select c.relname as table, c.relrowsecurity as enabled, c.relforcerowsecurity as forced
 from pg_class c
 where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
   and not (c.relrowsecurity and c.relforcerowsecurity)
-  and (c.relname = 'requirement_class'
+  and (c.relname in ('requirement_class', 'entry')
        or exists (select from pg_attribute a
-                  where a.attrelid = c.oid and a.attname in ('tenant', 'role')
-                    and not a.attisdropped));
+                  where a.attrelid = c.oid and not a.attisdropped
+                    and (a.attname in ('tenant', 'role')
+                         or a.attname = 'queue' and a.atttypid = 'int4'::regtype)));
 
 -- name: policy_tampered
 -- promise: G10
--- means: A table's policies are not those that the other tables of tenants have: somebody added,
---        dropped or changed one.
--- action: Drop its policies and call helix.protect for it.
-with tables as (
-  select c.oid, c.relname from pg_class c join pg_attribute a on a.attrelid = c.oid
-  where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
-    and a.attname = 'tenant' and not a.attisdropped and c.relname <> 'role_tenant'
-),
-signed as (
-  -- Casts and parentheses depend on whether the tenant is a text or a domain over it.
-  select t.oid, t.relname, string_agg(regexp_replace(concat_ws(
-           ' ', p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text,
-           pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid)),
-           '::text|[()]', '', 'g'), E'\n' order by p.polname) as policies
-  from tables t left join pg_policy p on p.polrelid = t.oid
-  group by t.oid, t.relname
-),
-usual as (select mode() within group (order by policies) as policies from signed)
-select s.relname as table, s.policies from signed s cross join usual u
-where s.policies is distinct from u.policies
-union all
--- The mode says nothing once every table was changed, but a policy that is always true says it all.
-select c.relname, p.polname from pg_policy p join pg_class c on c.oid = p.polrelid
-where c.relnamespace = 'helix'::regnamespace and pg_get_expr(p.polqual, p.polrelid) = 'true'
-  and p.polroles <> array['helix_engine'::regrole::oid]
-union all
-select c.relname, null from pg_class c
-where c.relnamespace = 'helix'::regnamespace and c.relrowsecurity
-  and not exists (select from pg_policy p where p.polrelid = c.oid);
+-- means: The policies of a table are not those of this release: one was added, dropped or changed.
+-- action: Drop its policies and create them again as in store/schema.sql.
+with here as (
+  select c.relname::text as "table", p.polname::text as policy,
+         concat_ws(' ', case when not p.polpermissive then 'AS RESTRICTIVE' end,
+                   case p.polcmd when 'r' then 'FOR SELECT' when 'a' then 'FOR INSERT'
+                                 when 'w' then 'FOR UPDATE' when 'd' then 'FOR DELETE' end,
+                   'TO ' || (select string_agg(r.role, ', ' order by r.role)
+                             from (select case o when 0 then 'PUBLIC' else o::regrole::text end as role
+                                   from unnest(p.polroles) o) r),
+                   'USING (' || pg_get_expr(p.polqual, p.polrelid) || ')',
+                   'WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')') as definition
+  from pg_policy p join pg_class c on c.oid = p.polrelid
+  where c.relnamespace = 'helix'::regnamespace
+)
+select coalesce(h.table, r.table) as "table", coalesce(h.policy, r.policy) as policy,
+       case when h.policy is null then 'missing' when r.policy is null then 'unknown'
+            else 'changed' end as what
+from here h
+full join unnest(%(policy_table)s::text[], %(policy_name)s::text[], %(policy_definition)s::text[])
+  as r ("table", policy, definition) on r.table = h.table and r.policy = h.policy
+where h.policy is null or r.policy is null
+   or regexp_replace(h.definition, '\s+', ' ', 'g') <> r.definition;
 
 -- name: function_tampered
 -- promise: G3
 -- means: A function of the engine is not that of this release: its body, its settings, its SECURITY
 --        DEFINER or its owner differ, or it is missing or unknown.
--- action: Run helixq migrate if the release is newer; otherwise somebody replaced it, so create it
---         again from store/sql.
+-- action: Run helixq migrate if the release is newer; otherwise it was replaced, so create it again from
+--         store/sql.
 select coalesce(here.name, release.name) as function,
        case when here.name is null then 'missing'
             when release.name is null then 'unknown'
@@ -134,8 +107,9 @@ select coalesce(here.name, release.name) as function,
             when here.settings <> release.settings then 'settings'
             else 'owner' end as what
 from (select p.proname::text as name, p.prosrc as body, p.prosecdef as definer,
-             coalesce((select string_agg(replace(c, ' ', ''), ';' order by c)
-                       from unnest(p.proconfig) c), '') as settings,
+             coalesce((select string_agg(c.setting, ';' order by c.setting collate "C")
+                       from (select lower(replace(c, ' ', '')) from unnest(p.proconfig) c) c (setting)),
+                      '') as settings,
              p.proowner::regrole::text as owner
       from pg_proc p where p.pronamespace = 'helix'::regnamespace) here
 full join unnest(%(function_name)s::text[], %(function_body)s::text[],
@@ -143,17 +117,20 @@ full join unnest(%(function_name)s::text[], %(function_body)s::text[],
   as release (name, body, definer, settings) on release.name = here.name
 where here.name is null or release.name is null or here.body <> release.body
    or here.definer <> release.definer or here.settings <> release.settings
-   or here.owner not in ('helix_engine', 'helix_owner')
-   or (right(here.name, 3) = '_v1' and here.owner <> 'helix_engine')
+   -- As 99_grants.sql gives them away.
+   or here.owner <> case when here.name in ('protect', 'protect_table') then 'helix_owner'
+                         when starts_with(here.name, 'read_') then 'helix_reader'
+                         else 'helix_engine' end
 union all
--- The guards trust whatever runs as helix_engine.
+-- The guards trust every function that runs as helix_engine, and policies every one of helix_reader.
 select p.oid::regprocedure::text, 'outside of schema helix' from pg_proc p
-where p.proowner::regrole::text = 'helix_engine' and p.pronamespace <> 'helix'::regnamespace;
+where p.proowner::regrole::text in ('helix_engine', 'helix_reader')
+  and p.pronamespace <> 'helix'::regnamespace;
 
 -- name: table_owner
 -- promise: G3
--- means: A table, view or sequence belongs to somebody else than helix_owner, who can then change or
---        drop it.
+-- means: A table, view or sequence belongs to another role than helix_owner, which can then change or drop
+--        it.
 -- action: alter table ... owner to helix_owner.
 select c.relname as name, c.relkind as kind, c.relowner::regrole::text as owner from pg_class c
 where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
@@ -161,11 +138,11 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S
 
 -- name: role_unsafe
 -- promise: G3
--- means: A role that owns the engine may log in, is a superuser or bypasses row-level security.
+-- means: A role of the engine may log in, is a superuser or bypasses row-level security.
 -- action: alter role ... nologin nosuperuser nobypassrls.
 select r.rolname as role, r.rolcanlogin as login, r.rolsuper as superuser, r.rolbypassrls as bypass
 from pg_roles r
-where r.rolname in ('helix_owner', 'helix_engine', 'helix_client', 'helix_operator')
+where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_client', 'helix_operator')
   and (r.rolcanlogin or r.rolsuper or r.rolbypassrls);
 
 -- name: open_to_public
@@ -189,22 +166,51 @@ from (select 'schema' as kind, n.nspname::text as name, n.nspacl as acl from pg_
 cross join lateral aclexplode(o.acl) acl
 where acl.grantee = 0;
 
+-- name: table_granted
+-- promise: G10
+-- means: A role besides the engine, the reader and operators has a privilege on a table, a column or a
+--        sequence: it can read or write past the functions, and EXPLAIN shows it the rows of others.
+-- action: Revoke it; clients need no privilege on tables.
+select o.name, acl.grantee::regrole::text as role, acl.privilege_type as privilege
+from (select c.relname::text as name, c.relacl as acl from pg_class c
+      where c.relnamespace = 'helix'::regnamespace
+      union all
+      select c.relname || '.' || a.attname, a.attacl
+      from pg_attribute a join pg_class c on c.oid = a.attrelid
+      where c.relnamespace = 'helix'::regnamespace) o
+cross join lateral aclexplode(o.acl) acl
+where acl.grantee <> 0
+  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_operator');
+
+-- name: function_granted
+-- promise: G10
+-- means: A role may call a function that runs with the rights of the engine and is not meant for it.
+-- action: Revoke it, as 99_grants.sql does.
+select p.proname as function, acl.grantee::regrole::text as role
+from pg_proc p cross join lateral aclexplode(p.proacl) acl
+where p.pronamespace = 'helix'::regnamespace and acl.grantee not in (0, p.proowner)
+  and case when acl.grantee::regrole::text in ('helix_owner', 'helix_engine', 'helix_reader') then false
+           when acl.grantee::regrole::text not in ('helix_operator', 'helix_client') then true
+           when not p.prosecdef then false   -- it runs with the rights of the caller
+           when right(p.proname, 3) <> '_v1' then true
+           else acl.grantee::regrole::text = 'helix_client'
+                and p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1',
+                                  'resolve_fence_v1') end;
+
 -- name: secret_readable
 -- promise: G2
--- means: Somebody besides the engine may read the secret part of live tokens, or the keys of the
---        fingerprints: a token could be stolen, a payload guessed.
+-- means: A role besides the engine may read the secret part of live tokens, the keys of fingerprints, or
+--        hashes of API tokens and login codes: a token could be stolen, a payload guessed.
 -- action: Revoke it.
-select c.relname || '.nonce' as what, acl.grantee::regrole::text as role
-from pg_class c cross join lateral aclexplode(c.relacl) acl
-where c.oid in ('helix.active'::regclass, 'helix.fence'::regclass) and acl.privilege_type = 'SELECT'
-  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
-union all
-select a.attrelid::regclass || '.nonce', acl.grantee::regrole::text
-from pg_attribute a cross join lateral aclexplode(a.attacl) acl
-where a.attrelid in ('helix.active'::regclass, 'helix.fence'::regclass) and a.attname = 'nonce'
-  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine')
-union all
-select 'secret', acl.grantee::regrole::text
-from pg_class c cross join lateral aclexplode(c.relacl) acl
-where c.oid = 'helix.secret'::regclass
-  and acl.grantee::regrole::text not in ('helix_owner', 'helix_engine');
+select o.name, acl.grantee::regrole::text as role
+from (select c.relname::text as name, c.relacl as acl from pg_class c
+      where c.oid in ('helix.work'::regclass, 'helix.fence'::regclass, 'helix.secret'::regclass,
+                      'helix.api_token'::regclass, 'helix.login'::regclass)
+      union all
+      select a.attrelid::regclass || '.' || a.attname, a.attacl from pg_attribute a
+      where a.attrelid in ('helix.work'::regclass, 'helix.fence'::regclass, 'helix.secret'::regclass,
+                           'helix.api_token'::regclass, 'helix.login'::regclass)
+        and (a.attname in ('nonce', 'hash') or a.attrelid = 'helix.secret'::regclass)) o
+cross join lateral aclexplode(o.acl) acl
+where acl.privilege_type = 'SELECT'
+  and acl.grantee not in (select r.oid from pg_roles r where r.rolname in ('helix_owner', 'helix_engine'));

@@ -1,6 +1,6 @@
 """Is this database set up so that the guarantees hold? Settings and roles, not data (`check` is).
 
-Ask with the DSN that your programs use: most faults are in who they are, and through what.
+Run it with the DSN that your programs use: most faults are in their role and their connection.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def _findings(patient: Patient) -> Iterator[Finding]:
     for examination in EXAMINATIONS:
         try:
             yield examination(patient)
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:
+        except (
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedFunction,
+            psycopg.errors.InsufficientPrivilege,
+        ) as error:
             yield Finding(
                 examination.__name__.strip("_").replace("_", " "),
                 "warn",
@@ -303,19 +307,6 @@ def _unlogged_tables(patient: Patient) -> Finding:
     )
 
 
-def _partitions(patient: Patient) -> Finding:
-    seen = patient.ask("partitions")
-    left = seen["bound"] - seen["reached"] if seen["partitions"] else 0
-    verdict: Verdict = "bad" if left <= 0 else "ok" if left > seen["size"] // 2 else "warn"
-    return _finding(
-        "partitions",
-        verdict=verdict,
-        found=f"{seen['partitions']} of the ledger, room for {max(left, 0)} batches",
-        right="room for the next partition's batches",
-        remedy="keep a service or any worker running: claims add partitions ahead",
-    )
-
-
 def _clock(patient: Patient) -> Finding:
     before = time.time()
     database = patient.ask("clock")["now"]
@@ -352,7 +343,6 @@ EXAMINATIONS: tuple[Callable[[Patient], Finding], ...] = (
     _snapshots,
     _prepared_transactions,
     _unlogged_tables,
-    _partitions,
     _connections,
     _pooler,
     _clock,

@@ -22,9 +22,11 @@ select current_setting('synchronous_standby_names') as names, count(*) as standb
 from pg_stat_replication;
 
 -- name: role
--- Whoever is one of these is not held by row-level security, or could undo it.
+-- Row-level security does not restrict these roles, or they could undo it, or they read tables past the
+-- functions.
 select session_user as name, r.rolsuper as superuser, r.rolbypassrls as bypassrls,
-       (select o.rolname from unnest(array['helix_owner', 'helix_engine']::name[]) as o (rolname)
+       (select o.rolname
+        from unnest(array['helix_owner', 'helix_engine', 'helix_reader']::name[]) as o (rolname)
         where exists (select from pg_roles p where p.rolname = o.rolname
                       and not r.rolsuper and pg_has_role(r.oid, p.oid, 'member')) limit 1) as owner_by,
        (select pg_has_role(r.oid, d.datdba, 'usage') from pg_database d
@@ -39,7 +41,7 @@ select exists (select from pg_roles p where p.rolname = 'helix_client'
 
 -- name: bindings
 -- A role sees its own bindings only.
-select tenant, by_setting from helix.role_tenant where role = session_user order by tenant;
+select b.tenant, b.by_setting from helix.read_bindings_v1() b;
 
 -- name: connections
 select current_setting('max_connections')::integer as most,
@@ -55,7 +57,7 @@ select current_setting('autovacuum') as autovacuum, current_setting('track_count
           and c.reloptions && array['autovacuum_enabled=false', 'autovacuum_enabled=off']) as disabled;
 
 -- name: horizon
--- The oldest snapshot that keeps dead rows from being removed, and who holds it.
+-- The oldest snapshot that keeps dead rows from being removed, and its holder.
 select pg_has_role(session_user, 'pg_read_all_stats', 'usage') as visible,
        held.age, held.holder, held.seconds
 from (values (1)) as always (one)
@@ -83,17 +85,6 @@ from pg_prepared_xacts where database = current_database();
 select string_agg(relname, ', ' order by relname) as tables
 from pg_class
 where relnamespace = to_regnamespace('helix') and relpersistence = 'u' and relkind in ('r', 'S');
-
--- name: partitions
--- How far the ledger's partitions reach. The catalogue tells the bounds to any role; the batch
--- counter is the engine's, so the last batch that this role can see stands in for it.
-select count(*) as partitions,
-       max(substring(pg_get_expr(c.relpartbound, c.oid) from 'TO \(''?(\d+)''?\)')::bigint) as bound,
-       max(substring(pg_get_expr(c.relpartbound, c.oid) from 'TO \(''?(\d+)''?\)')::bigint)
-         / nullif(count(*), 0) as size,
-       coalesce((select max(id) from helix.batch), 0) as reached
-from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = to_regclass('helix.event');
 
 -- name: clock
 select extract(epoch from clock_timestamp())::double precision as now;

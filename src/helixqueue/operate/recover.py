@@ -24,7 +24,7 @@ def recover(connection: Connection[Any], *, reason: str, actor: str | None = Non
     """End every lease, doubt every begun effect, begin a new epoch; needs an operator's role.
 
     The batches go back to PENDING (or to FAILED when no try is left), each with an event that
-    carries `reason`. `actor` is who decides; without it, the role that is logged in.
+    carries `reason`. `actor` names the person; without it, the login role is recorded.
     """
     if not reason.strip():
         raise ValueError("recover: expected a reason for the ledger, got an empty one")

@@ -255,7 +255,8 @@ def submitted(one: Submitted[Any], *, values: bool, request_id: str) -> dict[str
         "differs": one.differs,
     }
     if one.receipt is not None:
-        told["receipt"] = one.receipt._asdict()
+        batch_id, key, fingerprint = one.receipt
+        told["receipt"] = {"batch_id": batch_id, "key": key, "fingerprint": fingerprint}
     if one.error is not None:
         told["problem"] = problem_of(one.error, values=values).body(request_id)
     return told

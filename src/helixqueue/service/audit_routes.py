@@ -51,7 +51,6 @@ class ReplayAnswer(BaseModel):
     retired: int
     violated: int
     violations: list[ViolationAnswer]
-    last: int
     next: int | None
 
 
@@ -107,7 +106,7 @@ def _why(result: Result) -> str | None:
     summary="A stretch of the ledger, folded and compared with where its batches stand",
     **demands("operate", "check-under-way"),
 )
-async def replayed(
+async def replay_stretch(
     asker: Asker,
     here: Here,
     behind: Annotated[
@@ -115,20 +114,19 @@ async def replayed(
     ] = 0,
     limit: Annotated[int, Query(ge=0, le=VIOLATIONS_MAX, description="Violations to tell.")] = 100,
 ) -> ReplayAnswer:
-    """In a snapshot, for a few seconds; hand `next` over as `behind` until there is none.
+    """In a snapshot, for a few seconds; pass `next` as `behind` until there is none.
 
-    Each batch is judged by itself, so the stretches together are the whole ledger of the tenant.
+    Each batch is compared by itself, so the stretches together are the whole ledger of the tenant.
     """
-    stretch = await here.audits.replay(asker, behind=behind, limit=limit)
-    told = stretch.replayed
+    replayed = await here.audits.replay(asker, behind=behind, limit=limit)
     return ReplayAnswer(
-        events=told.events,
-        batches=told.batches,
-        retired=told.retired,
-        violated=told.violated,
+        events=replayed.events,
+        batches=replayed.batches,
+        retired=replayed.retired,
+        violated=replayed.violated,
         violations=[
-            ViolationAnswer(**document(one, details=asker.sees_payloads)) for one in told.violations
+            ViolationAnswer(**document(violation, entries=False))
+            for violation in replayed.violations
         ],
-        last=stretch.last,
-        next=stretch.next,
+        next=replayed.stopped_at,
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
 from helixqueue.errors import Unavailable
-from helixqueue.ledger.replay import last_batch, replay
+from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.service.places import Places
 from helixqueue.store import serving
@@ -35,14 +35,6 @@ T = TypeVar("T")
 AT_ONCE: Final = 2
 
 
-class Stretch(NamedTuple):
-    """A stretch of the ledger."""
-
-    replayed: Replayed
-    last: int  # batch of all
-    next: int | None  # behind which batch the following one begins
-
-
 class Audits:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -58,8 +50,8 @@ class Audits:
         """
         return await self._in_a_thread(asker, partial(self._checked, asker.token_hash, only))
 
-    async def replay(self, asker: Principal, *, behind: int, limit: int) -> Stretch:
-        """The stretch of the ledger behind a batch."""
+    async def replay(self, asker: Principal, *, behind: int, limit: int) -> Replayed:
+        """A stretch of the tenant's batches after one; `stopped_at` is where the next begins."""
         return await self._in_a_thread(
             asker, partial(self._replayed, asker.token_hash, behind, limit)
         )
@@ -120,22 +112,13 @@ class Audits:
 
     def _replayed(
         self, token_hash: bytes, behind: int, limit: int, connection: Connection[Any]
-    ) -> Stretch:
-        last = 0
-
-        def enter(connection: Connection[Any]) -> None:
-            nonlocal last
-            seconds = self._settings.statement_seconds
-            serving.assume(connection, token_hash=token_hash, seconds=seconds)
-            last = last_batch(connection)
-
-        end = behind + self._settings.replay_batches
-        replayed = replay(
+    ) -> Replayed:
+        seconds = self._settings.statement_seconds
+        return replay(
             connection,
-            stretch=(behind + 1, end),
+            after=behind,
+            batches=self._settings.replay_batches,
             limit=limit,
             seconds=self._settings.replay_seconds,
-            enter=enter,
+            enter=partial(serving.assume, token_hash=token_hash, seconds=seconds),
         )
-        reached = end if replayed.stopped_at is None else replayed.stopped_at
-        return Stretch(replayed, last, reached if reached < last else None)

@@ -39,8 +39,9 @@ _SETTLEMENT = {
     "outcome": "completed",
     "result": {"reads": 4_180_332},
 }
-_ANSWER = {"batch": 17, "answer": "ok", "owner": None, "state": "RUNNING", "late": False}
-_REFUSED = {"batch": 18, "answer": "refused", "owner": "gpu-2", "state": "RUNNING", "late": False}
+_WRITTEN = {"state": "RUNNING", "late": False, "mismatch": False}
+_ANSWER = {"batch": 17, "answer": "ok", "owner": None, **_WRITTEN}
+_REFUSED = {"batch": 18, "answer": "refused", "owner": "gpu-2", **_WRITTEN}
 _STANDING = {
     "batch_id": BATCH,
     "key": _KEY,
@@ -265,9 +266,10 @@ OPERATIONS: Final[dict[str, Example]] = {
                 {"batch": 17, "batch_id": BATCH, "key": _KEY, "token": _LEASE, "tenant": "lab",
                  "queue": "basecall", "identity": "S-1", "revision": "",
                  "payload": {"pod5": "a.pod5"}, "attempt": 1, "state": "RUNNING",
-                 "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0, "hint": [3, 9, 17]},
+                 "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0},
             ],
             "settled": [],
+            "hints": [[1, 4, 17]],
             "more": False,
         },
         request={
@@ -312,15 +314,14 @@ OPERATIONS: Final[dict[str, Example]] = {
             "ok": True,
             "every_tenant": False,
             "results": [
-                {"name": "two_owners", "promise": "G2", "count": 0, "meaning": "Two leases.",
-                 "remedy": "Run helixq recover.", "witnesses": [], "skipped": None, "late": False,
-                 "holds": True},
+                {"name": "hash_broken", "promise": "G3", "count": 0,
+                 "meaning": "An entry was edited.", "remedy": "Compare with a backup.",
+                 "witnesses": [], "skipped": None, "late": False, "holds": True},
             ],
         }
     ),
     "replay": Example(
-        {"events": 4, "batches": 1, "retired": 0, "violated": 0, "violations": [], "last": 17,
-         "next": None},
+        {"events": 4, "batches": 1, "retired": 0, "violated": 0, "violations": [], "next": None},
     ),
     "show_token": Example(
         {

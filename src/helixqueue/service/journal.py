@@ -57,6 +57,7 @@ class Journal:
         self._began = time.monotonic()
         self._facts: dict[str, Any] = {}
         self._steps: list[tuple[str, dict[str, Any]]] = []
+        self._has_mismatch = False
 
     def know(self, **facts: Any) -> None:  # noqa: ANN401 - whatever is known
         unknown = facts.keys() - _FIELDS
@@ -67,6 +68,8 @@ class Journal:
     def step(self, operation: str, **facts: Any) -> None:  # noqa: ANN401 - whatever is known
         """What became of one of the batches that the request is about."""
         self._steps.append((operation, facts))
+        # A worker had two results for one attempt: an error of the worker's, and people must know.
+        self._has_mismatch = self._has_mismatch or bool(facts.get("mismatch"))
 
     @property
     def seconds(self) -> float:
@@ -75,6 +78,8 @@ class Journal:
     def write(self, status: int) -> None:
         """All lines as one message: a chunk has a thousand, and a record each was half its time."""
         level = logging.WARNING if status >= 500 else logging.INFO
+        if self._has_mismatch:
+            level = logging.ERROR
         if not log.isEnabledFor(level):
             return
         head: dict[str, Any] = {

@@ -1,7 +1,8 @@
 """Marks that the streams of a process share: how old an event behind a transaction can be at most.
 
-A stream reads the ledger in the order of transactions, and an index knows the order of time alone.
-A mark ties the two together. It takes a transaction's number, so it is set now and then.
+A reader that comes back asks whether retention took away what it has not read. Its place is a
+transaction, and the index of retired batches knows only times. A mark ties the two together. It
+takes a transaction's number, so it is set now and then.
 """
 
 from __future__ import annotations

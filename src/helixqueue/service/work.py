@@ -88,6 +88,7 @@ async def claim(body: ClaimBody, asker: Asker, here: Here, note: Note) -> answer
     return answers.ClaimAnswer(
         leases=[answers.lease(row) for row in claimed.leases],
         settled=settled,
+        hints=[list(hint) for hint in claimed.hints],
         more=claimed.more,
     )
 
@@ -172,7 +173,8 @@ async def expect(body: ExpectBody, asker: Asker, here: Here, note: Note) -> answ
     note.know(worker=body.worker, queue=body.queues)
     asker.demand_queue(*body.queues)
     await _expect(asker, here, body.worker, body.queues, body.seconds)
-    return answers.MarkAnswer(mark=None if here.bell is None else here.bell.mark(body.queues))
+    mark = None if here.bell is None else here.bell.mark(asker.tenant, body.queues)
+    return answers.MarkAnswer(mark=mark)
 
 
 @routes.post(
@@ -191,18 +193,19 @@ async def wait(
         if here.bell is None:
             await unless_left(request, asyncio.sleep(body.seconds))
             return answers.WokenAnswer(woken=False, mark=None)
-        if not here.bell.knows(body.queues):
-            # The worker said that it waits to another process.
+        if not here.bell.knows(asker.tenant, body.queues):
+            # The worker announced itself to another process.
             await _expect(asker, here, body.worker, body.queues, EXPECT_SECONDS)
-        woken = await unless_left(request, here.bell.wait(body.queues, body.mark, body.seconds))
-        return answers.WokenAnswer(woken=woken, mark=here.bell.mark(body.queues))
+        waiting = here.bell.wait(asker.tenant, body.queues, body.mark, body.seconds)
+        woken = await unless_left(request, waiting)
+        return answers.WokenAnswer(woken=woken, mark=here.bell.mark(asker.tenant, body.queues))
 
 
 async def _expect(asker: Asker, here: Here, worker: str, queues: list[str], seconds: float) -> None:
     worker = serving.worker_name(asker.tenant, worker)
     channels = await asker.ask(calls.wait(worker=worker, queues=queues, seconds=seconds))
     if here.bell is not None and seconds > 0:
-        here.bell.listen(dict(zip(queues, channels, strict=True)))
+        here.bell.listen(asker.tenant, dict(zip(queues, channels, strict=True)))
 
 
 def _settlements(given: Sequence[bodies.SettlementBody]) -> list[Settlement]:
@@ -237,6 +240,7 @@ def _told(
             conflicting_worker=one.owner if one.answer == "refused" else None,
             decision=one.answer,
             state=None if one.state is None else one.state.value,
+            mismatch=one.mismatch or None,
         )
     if told:
         note.know(decision=sorted({one.answer for one in told}), count=len(told))

@@ -23,7 +23,7 @@ class LeaseAnswer(BaseModel):
     batch: int
     batch_id: UUID
     key: str
-    token: str
+    token: str = Field(description="Proves this lease, and no other lease of the same claim.")
     tenant: str
     queue: str
     identity: IdentityAnswer
@@ -33,7 +33,6 @@ class LeaseAnswer(BaseModel):
     state: State
     deadline: datetime
     lease_seconds: float
-    hint: list[int] = Field(description="Where it stood: `hints` of later claims begin behind it.")
 
 
 class HeldAnswer(BaseModel):
@@ -42,6 +41,9 @@ class HeldAnswer(BaseModel):
     owner: str | None
     state: State | None
     late: bool
+    mismatch: bool = Field(
+        description="A repeated settle brought another result than the stored one, which stays."
+    )
 
 
 class HeldsAnswer(BaseModel):
@@ -51,6 +53,7 @@ class HeldsAnswer(BaseModel):
 class ClaimAnswer(BaseModel):
     leases: list[LeaseAnswer]
     settled: list[HeldAnswer]
+    hints: list[list[int]] = Field(description="How far this claim looked: `hints` of the next.")
     more: bool = Field(description="These are as much as one answer carries; ask again.")
 
 
@@ -68,7 +71,7 @@ def lease(row: LeaseRow) -> LeaseAnswer:
         batch=row.batch,
         batch_id=row.batch_id,
         key=key_text(row.key),
-        token=write_token(row.token),
+        token=write_token(row.own_token),
         tenant=row.tenant,
         queue=row.queue,
         identity=identity(parts),
@@ -78,7 +81,6 @@ def lease(row: LeaseRow) -> LeaseAnswer:
         state=row.state,
         deadline=row.deadline,
         lease_seconds=row.lease_seconds,
-        hint=list(row.hint),
     )
 
 

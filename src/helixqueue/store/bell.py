@@ -1,7 +1,8 @@
-"""Rings when work comes: one connection that listens, for all workers that wait at this process.
+"""Wake-ups: one connection that listens, for all workers that wait at this process.
 
-PostgreSQL tells a channel a queue (sql/16_wake.sql). Nothing rests on it: a worker that is not told
-looks by itself after a while.
+A channel belongs to a queue of one tenant (sql/52_wake.sql), so a worker is woken by submissions of
+its own tenant only, also where two tenants have queues of the same name. Nothing depends on it: a
+worker that is not woken polls.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("helixqueue.store")
 AGAIN_SECONDS: Final = 1.0  # between two tries to reach a database that is away
 CHANNELS_MAX: Final = 10_000
+TENANT_CHANNELS_MAX: Final = 1_000
 
 
 class Bell:
     def __init__(self, connect: Callable[[], Awaitable[AsyncDatabase]]) -> None:
         self._connect = connect
-        self._channels: dict[str, str] = {}  # by queue
+        self._channels: dict[str, dict[str, str]] = {}  # by tenant and queue
         self._rung: dict[str, int] = {}  # how often, by channel
         self._news = asyncio.Event()  # another one after every ring
         self._changed = asyncio.Event()
@@ -39,32 +41,40 @@ class Bell:
         self._secret = secrets.token_bytes(16)
         self._name = secrets.token_hex(4)  # of this process: its marks mean nothing to others
 
-    def knows(self, queues: Sequence[str]) -> bool:
-        return all(queue in self._channels for queue in queues)
+    def knows(self, tenant: str, queues: Sequence[str]) -> bool:
+        channels = self._channels.get(tenant, {})
+        return all(queue in channels for queue in queues)
 
-    def listen(self, channels: dict[str, str]) -> None:
-        """To these, by queue, from soon on; what came before is not told."""
-        if not self.knows(list(channels)):
-            if len(self._channels) + len(channels) > CHANNELS_MAX:
-                self._channels.clear()  # those who wait say so again
-            self._channels |= channels
+    def listen(self, tenant: str, channels: dict[str, str]) -> None:
+        """Listen to these channels, by queue, from soon on; earlier wake-ups are not reported."""
+        if not self.knows(tenant, list(channels)):
+            # Workers whose channel is dropped here announce themselves again when they wait.
+            if sum(map(len, self._channels.values())) + len(channels) > CHANNELS_MAX:
+                self._channels.clear()
+            known = self._channels.setdefault(tenant, {})
+            if len(known) + len(channels) > TENANT_CHANNELS_MAX:
+                known.clear()
+            known |= channels
             self._changed.set()
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen())
 
-    def mark(self, queues: Sequence[str]) -> str:
-        """How far these have rung, without telling how often: other tenants ring too."""
-        rung = [self._rung.get(self._channels.get(queue, ""), 0) for queue in queues]
+    def mark(self, tenant: str, queues: Sequence[str]) -> str:
+        """How far these have rung, without telling how often: other workers' tokens ring too."""
+        channels = self._channels.get(tenant, {})
+        rung = [self._rung.get(channels.get(queue, ""), 0) for queue in queues]
         digest = hashlib.blake2b(repr(rung).encode(), key=self._secret, digest_size=8)
         return f"{self._name}.{digest.hexdigest()}"
 
-    async def wait(self, queues: Sequence[str], mark: str | None, seconds: float) -> bool:
+    async def wait(
+        self, tenant: str, queues: Sequence[str], mark: str | None, seconds: float
+    ) -> bool:
         """Whether one of these has rung since `mark` was given, or does within so long."""
         here = mark is not None and mark.startswith(f"{self._name}.")
-        since = mark if here else self.mark(queues)
+        since = mark if here else self.mark(tenant, queues)
         try:
             async with asyncio.timeout(seconds):
-                while self.mark(queues) == since:
+                while self.mark(tenant, queues) == since:
                     await self._news.wait()
         except TimeoutError:
             return False
@@ -97,18 +107,22 @@ class Bell:
         try:
             while True:
                 self._changed.clear()
-                new = set(self._channels.values()) - listened
+                wanted = {one for known in self._channels.values() for one in known.values()}
+                for channel in sorted(listened - wanted):
+                    await connection.execute(sql.SQL("unlisten {}").format(sql.Identifier(channel)))
+                    self._rung.pop(channel, None)
+                new = wanted - listened
                 for channel in sorted(new):
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-                listened |= new
-                self._ring(*new)  # what came before we listened was told to nobody
+                listened = wanted
+                self._ring(*new)  # nothing listened to what came before
                 await self._hear(connection)
         finally:
             with suppress(psycopg.Error):
                 await connection.close()
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Until there are more channels to listen to, or the connection breaks."""
+        """Until there are other channels to listen to, or the connection breaks."""
         tasks = [
             asyncio.create_task(self._drain(connection)),
             asyncio.create_task(self._changed.wait()),

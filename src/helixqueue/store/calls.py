@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from helixqueue.identity import key_text, stored_public_id
+import orjson
+
 from helixqueue.states import State
-from helixqueue.store.arrays import numbers, plain, texts
+from helixqueue.store.arrays import json_texts, numbers, plain, texts
 from helixqueue.store.hints import Hint
 from helixqueue.store.rows import (
     Answer,
@@ -32,7 +34,6 @@ from helixqueue.store.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from datetime import datetime
     from uuid import UUID
 
 
@@ -41,6 +42,8 @@ _SQL = {name: one.sql for name, one in statements("helixqueue.store", "calls.sql
 Row = tuple[Any, ...]
 # A look-up is five times as fast as calling the enum, and is done for every row.
 _STATES = {state.value: state for state in State}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NOTHING = frozenset((None, ""))
 _QUEUE_COLUMNS = [field.name for field in fields(QueueRow)]
 
 # Bounds of one call: larger sets are cut into chunks by the caller.
@@ -69,12 +72,12 @@ def submit(
     identity, payload, *options = columns
     # A column that says nothing is sent as null, not as a thousand nulls.
     raw, revision, priority, run_at, expires_at, limit_key, requires = (
-        column if any(value not in (None, "") for value in column) else None for column in options
+        None if _NOTHING.issuperset(column) else column for column in options
     )
     return Call(
         _SQL["submit"],
         (
-            *(tenant, queue, actor, profile, texts(identity), texts(payload)),
+            *(tenant, queue, actor, profile, texts(identity), json_texts(payload)),
             *(texts(raw), texts(revision), plain(priority), _times(run_at), _times(expires_at)),
             *(texts(limit_key), texts(requires)),
         ),
@@ -85,11 +88,13 @@ def submit(
 def _read_submitted(answers: list[Row], count: int) -> list[SubmittedRow]:
     placed: list[SubmittedRow | None] = [None] * count
     for place, decision, key, fingerprint, state, payload, note, differs in answers:
-        receipt = None
-        if key is not None:
-            receipt = Receipt(stored_public_id(key), key_text(key), fingerprint.hex())
         placed[place - 1] = SubmittedRow(
-            decision, receipt, _state(state), payload, note, tuple(differs or ())
+            decision,
+            None if key is None else Receipt.stored(key, fingerprint),
+            None if state is None else _STATES[state],
+            payload,
+            note,
+            tuple(differs) if differs else (),
         )
     return [one for one in placed if one is not None]
 
@@ -139,30 +144,35 @@ def claim(
             *(_hint_columns(hints) if hints else (None,) * 3),
             *(_settlement_columns(settle) if settle else (None,) * 10),
         ),
-        _read_claimed,
+        lambda rows: _read_claimed(rows, settle),
     )
 
 
-def _read_claimed(rows: list[Row]) -> Claimed:
-    leases, settled, more = [], [], False
-    for row in rows:
-        if row[0] == "leased":
-            leases.append(_read_lease(row))
-        elif row[0] == "more":
-            more = True
-        else:
-            settled.append(Answer(row[1], row[0], row[2], _state(row[4]), row[3]))
-    return Claimed(tuple(leases), tuple(settled), more)
-
-
-def _read_lease(row: Row) -> LeaseRow:
-    (_, batch, _, _, state, key, tenant, queue, identity, revision, payload,
-     attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn) = row  # fmt: skip
-    return LeaseRow(
-        batch, Token(epoch, nonce, number), key, tenant, queue, identity,
-        revision, payload, attempt, _STATES[state], deadline, lease_seconds,
-        Hint(lane, turn, batch),
-    )  # fmt: skip
+def _read_claimed(rows: list[Row], settle: Sequence[Settlement]) -> Claimed:
+    """The first row is about the whole call (`helix.claim_header`), the others are leases."""
+    header = orjson.loads(rows[0][6])
+    if header["settled"] is None:
+        done = State.COMPLETED
+        settled = tuple([Answer(one.batch, "ok", None, done, late=False) for one in settle])
+    else:
+        settled = tuple(
+            Answer(batch, answer, owner, _state(state), late, mismatch)
+            for batch, answer, owner, state, late, mismatch in header["settled"]
+        )
+    if len(rows) == 1:
+        return Claimed((), settled)
+    token, state = Token(header["epoch"], header["nonce"], header["number"]), State(header["state"])
+    queues = {
+        int(queue): (tenant, name, lease_seconds, _EPOCH + timedelta(microseconds=deadline))
+        for queue, (tenant, name, lease_seconds, deadline) in header["queues"].items()
+    }
+    leases = []
+    for batch, queue, attempt, key, identity, revision, payload in rows[1:]:
+        tenant, name, lease_seconds, deadline = queues[queue]
+        row = (batch, token, key, tenant, name, identity, revision, payload, attempt, state)
+        leases.append(LeaseRow(*row, deadline, lease_seconds))
+    hints = tuple([Hint(*hint) for hint in header["hints"]])
+    return Claimed(tuple(leases), settled, hints, header["more"])
 
 
 def start(*, worker: str, held: Sequence[Held]) -> Call[list[Answer]]:
@@ -195,8 +205,8 @@ def settle(*, worker: str, settlements: Sequence[Settlement]) -> Call[list[Answe
 
 def _read_answers(rows: list[Row]) -> list[Answer]:
     return [
-        Answer(batch, answer, owner, _state(state), late)
-        for batch, answer, owner, state, late in rows
+        Answer(batch, answer, owner, _state(state), late, mismatch)
+        for batch, answer, owner, state, late, mismatch in rows
     ]
 
 
@@ -233,11 +243,13 @@ def _people_call(
     name: str, ids: Sequence[UUID], actor: str | None, reason: str
 ) -> Call[list[Verdict]]:
     _bounded(name, len(ids), LEASES_MAX)
-    return Call(
-        _SQL[name],
-        (plain(ids), actor, reason),
-        lambda rows: [Verdict(i, answer, _state(s), note) for i, answer, s, note in rows],
-    )
+    place = {batch_id: number for number, batch_id in enumerate(dict.fromkeys(ids))}
+
+    def read(rows: list[Row]) -> list[Verdict]:
+        verdicts = [Verdict(i, answer, _state(s), note) for i, answer, s, note in rows]
+        return sorted(verdicts, key=lambda one: place[one.batch_id])
+
+    return Call(_SQL[name], (plain(ids), actor, reason), read)
 
 
 def reap(*, actor: str, limit: int = 1_000) -> Call[int]:

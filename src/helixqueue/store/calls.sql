@@ -4,11 +4,12 @@
 
 -- name: submit
 -- One call, any number of submissions, one answer each. The public id is derived from the key: on a
--- caller's connection it may come as whatever they made of type uuid.
+-- caller's connection it may come as whatever they made of type uuid. Payloads come as one text
+-- (arrays.json_texts).
 select place, decision, key, fingerprint, state::text, payload, note, differs
-from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[], %s::text[], %s::text[],
-                     %s::text[], %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[],
-                     %s::text[]);
+from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[],
+                     string_to_array(%s::text, chr(30)), %s::text[], %s::text[], %s::smallint[],
+                     %s::timestamptz[], %s::timestamptz[], %s::text[], %s::text[]);
 
 -- name: note_refused
 -- Identities that never became a submission, kept with their raw bytes.
@@ -16,8 +17,7 @@ select helix.note_refused_v1(%s::text, %s::text, %s::text, %s::bytea[], %s::text
 
 -- name: claim
 -- Settle, reap, claim and start in one commit.
-select answer, batch, owner, late, state::text, key, tenant, queue, identity, revision,
-       payload, attempt, epoch, nonce, number, deadline, lease_seconds, lane, turn
+select batch, queue, attempt, key, identity, revision, payload
 from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
                     %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bigint[],
                     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[],
@@ -33,22 +33,22 @@ select helix.wait_v1(%s::text, %s::text[], %s::real);
 
 -- name: start
 -- ASSIGNED > RUNNING.
-select batch, answer, owner, state::text, late
+select batch, answer, owner, state::text, late, mismatch
 from helix.start_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[]);
 
 -- name: renew
 -- A later deadline; never waits.
-select batch, answer, owner, state::text, late
+select batch, answer, owner, state::text, late, mismatch
 from helix.renew_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[]);
 
 -- name: release
 -- Given back, at no cost of an attempt.
-select batch, answer, owner, state::text, late
+select batch, answer, owner, state::text, late, mismatch
 from helix.release_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text);
 
 -- name: settle
 -- The end of attempts: the last statement of a settling transaction.
-select batch, answer, owner, state::text, late
+select batch, answer, owner, state::text, late, mismatch
 from helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text[],
                      %s::text[], %s::text[], %s::text[], %s::bool[], %s::real[]);
 
@@ -62,7 +62,7 @@ select public_id, answer, state::text, note from helix.retry_v1(%s::uuid[], %s::
 
 -- name: take_back
 -- An operator's release: ASSIGNED, RUNNING > PENDING.
-select public_id, answer, state::text, note from helix.take_back_v1(%s::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note from helix.release_by_id_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: erase
 -- Payload and result go, fingerprint and ledger stay.
@@ -103,9 +103,7 @@ from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::sm
 -- name: queue
 -- A queue's settings, as its tenant sees them.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
-       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
-       helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
-       q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
+       q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, q.requires::text,
+       q.payload_schema::text, q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
        q.keep_cancelled_seconds, q.keep_decisions_seconds
-from helix.queue q
-where q.tenant = %s::text and q.name = %s::text;
+from helix.read_queue_v1(%s::text, %s::text) q;

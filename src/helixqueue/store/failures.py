@@ -40,6 +40,11 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "25P02": lambda _: NotInTransaction(
         "expected a transaction that can go on, got one that an earlier error has ended: roll back"
     ),
+    # Of transport/local.sql: a snapshot cannot be exported inside a savepoint.
+    "25001": lambda _: NotInTransaction(
+        "expected the top level of the transaction, got a savepoint: a lost lease could not undo "
+        "what was written before it; settle after the savepoint has ended"
+    ),
     "25006": Unavailable,  # read-only: a standby, or a demoted primary
 }
 
@@ -60,7 +65,8 @@ _BOUNDS = {
 def translate(error: BaseException, *, sent: bool = True) -> HelixError:
     """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
     error = _of_the_driver(error)
-    state: str | None = getattr(error, "sqlstate", None)
+    # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
+    state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     text = _text(error)
     if state is None and not _is_away(error):
         # The driver could not even send it (a value of the wrong type, a NUL in a text): no repeat

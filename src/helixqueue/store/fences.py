@@ -292,8 +292,7 @@ def listed(
 
 def story(key: bytes) -> Call[list[Told]]:
     """Steps and decisions of one fence, in their order; the first thousand."""
-    args = (_bytes(key), _bytes(key))
-    return Call(_SQL["story"], args, lambda rows: [Told(*row) for row in rows])
+    return Call(_SQL["story"], (_bytes(key),), lambda rows: [Told(*row) for row in rows])
 
 
 def foresee(*, tenant: str, asked: Sequence[Foreseen]) -> Call[list[tuple[bytes, DecisionWord]]]:

@@ -51,93 +51,31 @@ select helix.renew_fences_v1(%s::bytea[], %s::int[], %s::bigint[], %s::bigint[])
 select doubted, released, emptied, forgotten from helix.tend_fences_v1(%s::text, %s::int);
 
 -- name: peek
--- Is somebody still at it? For those who wait, between two claims; writes nothing.
-select f.version, f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline > clock_timestamp()
-from helix.fence f where f.key = %s::bytea;
+-- Does a holder still work on it? For callers that wait, between two claims.
+select h.version, h.held from helix.read_fence_holder_v1(%s::bytea) h;
 
 -- name: one
 -- By its key.
-select f.key, f.tenant, f.name, f.identity, f.state::text, f.version, f.attempt, f.actor,
-       f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
-       f.answer is not null and f.answer_until > clock_timestamp(), f.answer_until, f.until,
-       f.quiet_seconds, f.fingerprint,
-       case when f.state = 'SEALED'
-            then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
-from helix.fence f where f.key = %s::bytea;
+select f.key, f.tenant, f.name, f.identity, f.state, f.version, f.attempt, f.actor, f.reason, f.detail,
+       f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest, f.answer_kept, f.answer_until,
+       f.until, f.quiet_seconds, f.fingerprint, f.receipt
+from helix.read_fence_v1(%s::bytea) f;
 
 -- name: list
--- Newest first; written, and led on by an edge, as the lists of reads.sql are. Each tenant that is asked
--- about is walked by one index for its share of rows: doubts by theirs, which are few, a name by its own, and
--- anything else by age. Whoever sees some tenants alone must not step over the fences of all others, so
--- the tenants are looked up first.
-with recursive everyone (tenant) as (
-  (select f.tenant::text from helix.fence f
-   where %(tenant)s::text is null and (select helix.session_tenants()) is null
-   order by f.tenant limit 1)
-  union all
-  select (select f.tenant::text from helix.fence f where f.tenant > e.tenant
-          order by f.tenant limit 1)
-  from everyone e where e.tenant is not null
-),
-line as (
-  select t.tenant, greatest(%(look)s::bigint / count(*) over (), 1) as share
-  from (select %(tenant)s::text as tenant where %(tenant)s::text is not null
-        union all
-        select unnest(helix.session_tenants()) where %(tenant)s::text is null
-        union all
-        select e.tenant from everyone e where e.tenant is not null) t
-),
-seen as materialized (
-  select l.tenant, p.life, p.name, p.state,
-         row_number() over (partition by l.tenant order by p.life desc) = l.share as last
-  from line l
-  cross join lateral (
-    (select f.life, f.name, f.state::text as state from helix.fence f
-     where %(walk)s::text = 'age' and f.tenant = l.tenant and f.life < %(life)s::bigint
-     order by f.life desc limit l.share)
-    union all
-    (select f.life, f.name, f.state::text from helix.fence f
-     where %(walk)s::text = 'name' and f.tenant = l.tenant and f.name = %(name)s::text
-       and f.life < %(life)s::bigint
-     order by f.life desc limit l.share)
-    union all
-    (select f.life, f.name, f.state::text from helix.fence f
-     where %(walk)s::text = 'doubt' and f.state = 'IN_DOUBT' and f.tenant = l.tenant
-       and f.life < %(life)s::bigint
-     order by f.life desc limit l.share)) p
-),
-edge as (select max(s.life) as life from seen s where s.last),
-page as (
-  select s.tenant, s.life from seen s cross join edge e
-  where (%(name)s::text is null or s.name = %(name)s::text)
-    and (%(state)s::text is null or s.state = %(state)s::text)
-    and (e.life is null or s.life >= e.life)
-  order by s.life desc limit %(limit)s::int
-)
-select e.life, p.life, f.*
-from edge e left join page p on true
-left join lateral (
-  select f.key, f.tenant, f.name, f.identity, f.state::text, f.version, f.attempt, f.actor,
-         f.reason::text, f.detail, f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest,
-         f.answer is not null and f.answer_until > clock_timestamp(), f.answer_until, f.until,
-         f.quiet_seconds, f.fingerprint,
-         case when f.state = 'SEALED'
-              then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end
-  from helix.fence f where f.tenant = p.tenant and f.life = p.life limit 1) f on true
-order by p.life desc;
+-- Newest first. The first column is the edge, the second the position of a row; there is at least one row.
+select l.edge, l.place,
+       f.key, f.tenant, f.name, f.identity, f.state, f.version, f.attempt, f.actor, f.reason, f.detail,
+       f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest, f.answer_kept, f.answer_until,
+       f.until, f.quiet_seconds, f.fingerprint, f.receipt
+from helix.read_fences_v1(%(walk)s::text, %(tenant)s::text, %(name)s::text, %(state)s::text,
+                          %(life)s::bigint, %(look)s::int, %(limit)s::int) l
+cross join lateral (select (l.fence).*) f
+order by l.place desc;
 
 -- name: story
 -- Everything that happened to one fence: its steps and the decisions that changed nothing.
-select told.at, told.what, told.from_state, told.to_state, told.attempt, told.actor, told.detail
-from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text, e.attempt, e.actor,
-             e.detail, e.version::bigint as place
-      from helix.fence_event e
-      where e.life = (select f.life from helix.fence f where f.key = %s::bytea)
-      union all
-      select d.at, d.kind::text, null, null, null, d.actor, d.detail, d.id
-      from helix.fence_decision d
-      where d.life = (select f.life from helix.fence f where f.key = %s::bytea)) told
-order by told.at, told.place limit 1000;
+select h.at, h.what, h.from_state, h.to_state, h.attempt, h.actor, h.detail
+from helix.read_fence_history_v1(%s::bytea) h;
 
 -- name: foresee
 -- What would claims be told, each by itself? In the order of the input; writes nothing.
@@ -147,27 +85,9 @@ cross join lateral helix.foresee_fence_v1(%s::text, asked.name, asked.identity, 
 order by asked.place;
 
 -- name: count
--- For gauges: what has not ended, by name and state, and for how many seconds the oldest
--- stands there. At most
--- ten thousand of each kind are counted, by the indexes that hold nothing else.
-select f.name, f.state::text, count(*),
-       extract(epoch from clock_timestamp() - min(f.changed_at))::float8
-from ((select name, state, changed_at from helix.fence
-       where state = 'IN_DOUBT' order by changed_at limit 10000)
-      union all
-      (select name, state, changed_at from helix.fence
-       where state in ('CLAIMED', 'EFFECT_STARTED') order by deadline limit 10000)) f
-group by f.name, f.state order by 1, 2;
+-- For gauges: the fences that have not ended by name and state, and the age in seconds of the oldest.
+select c.name, c.state, c.number, c.seconds from helix.read_fence_counts_v1() c;
 
 -- name: lag
 -- For gauges: how many seconds the housekeeping is behind with leases, answers and tombstones.
-select coalesce(extract(epoch from clock_timestamp() - (
-         select min(f.deadline) from helix.fence f
-         where f.state in ('CLAIMED', 'EFFECT_STARTED') and f.deadline < clock_timestamp())), 0)::float8,
-       coalesce(extract(epoch from clock_timestamp() - (
-         select min(f.answer_until) from helix.fence f
-         where f.sealed_at is not null and (f.answer is not null or f.request is not null)
-           and f.answer_until < clock_timestamp())), 0)::float8,
-       coalesce(extract(epoch from clock_timestamp() - (
-         select min(f.until) from helix.fence f
-         where f.until is not null and f.until < clock_timestamp())), 0)::float8;
+select l.leases, l.answers, l.tombstones from helix.read_fence_lag_v1() l;

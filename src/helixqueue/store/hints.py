@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from helixqueue.store.rows import LeaseRow
-
 SWEEP_EVERY_SECONDS = 1.0
 
 
@@ -38,12 +36,12 @@ class Hints:
             self._swept_at = clock
         return tuple(self._marks.values())
 
-    def learn(self, leases: Iterable[LeaseRow], *, short: bool) -> None:
-        """Note what a claim gave; `short` says that it gave less than it was asked for."""
+    def learn(self, hints: Iterable[Hint], *, short: bool) -> None:
+        """Note how far a claim looked; `short` says that it gave less than it was asked for."""
         if short:
             self._swept_at = float("-inf")
             return
-        for lease in leases:
-            mark = self._marks.get(lease.hint.lane)
-            if mark is None or lease.hint > mark:
-                self._marks[lease.hint.lane] = lease.hint
+        for hint in hints:
+            mark = self._marks.get(hint.lane)
+            if mark is None or hint > mark:
+                self._marks[hint.lane] = hint

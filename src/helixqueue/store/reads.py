@@ -1,10 +1,7 @@
 """Every read, described once for sync and async, as calls.py does. The SQL is in reads.sql.
 
-A list comes in pages, newest first: `Page.next` leads on. Finished batches are listed by when they
-finished, all others by when they were submitted, and `since` and `until` mean that same time.
-
-A page looks at a bounded number of rows. One whose filters take few of them may be short, or empty,
-and still have a `next`: only a page without one is the last.
+A list comes in pages, newest first, by when batches finished or else by when they were submitted.
+A page looks at a bounded number of rows: only a page without `next` is the last.
 """
 
 from __future__ import annotations
@@ -51,28 +48,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-_SQL = {
-    name: one.sql
-    for file in ("reads.sql", "letters.sql", "runs.sql")
-    for name, one in statements("helixqueue.store", file).items()
-}
+_SQL = {name: one.sql for name, one in statements("helixqueue.store", "reads.sql").items()}
 
 STORY_ROWS_MAX = 10_000
 COUNT_BOUND = 10_000
-# How many rows a page looks at for those that its filters take: a few milliseconds' worth.
+# How many rows a page looks at for those that pass its filters, by walk (sql/93_walks.sql) or list:
+# a few milliseconds' worth.
 _LOOK = {
-    "batches_finished_by": 2_000,
-    "batches_leased": 5_000,
-    "batches_pending": 500,
-    "batches_pending_anywhere": 1_000,
-    "batches_of_identity": 200,
-    "batches_of_run": 500,
+    "finished_by": 2_000,
+    "leased": 5_000,
+    "pending": 500,
+    "identity": 200,
+    "run": 500,
     "letters": 2_000,
     "workers": 2_000,
 }
-# As helix.ending says. Worked out here, because inside a statement it would compare enums, and the
-# plan would not go by the index.
-ENDINGS = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 # The statement gives its columns in the order of the fields; leases follow from the events.
 _STORY_COLUMNS = [field.name for field in fields(Story) if field.name != "leases"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
@@ -97,40 +87,37 @@ def batches(
     """
     demand_page(limit)
     args = {
+        "walk": _walk(state, worker),
         "tenant": tenant,
         "queue": queue,
         "worker": worker,
+        "identity": None,
         "run": run,
         "state": state and state.value,
-        "ending": state and ENDINGS.get(state),
         "since": since or "-infinity",
         "until": until or "infinity",
         "limit": limit + 1,  # one more tells whether there is another page
     }
     if identity is not None:
-        statement = "batches_of_identity"
+        args["walk"] = "identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
     elif run is not None:
-        statement = "batches_of_run"
-    else:
-        statement = _list_of(tenant, state, worker)
-    args["look"] = max(_LOOK.get(statement, 0), limit + 1)
-    args |= behind_time(after, None if statement in _BY_ID else until)
-    return Call(_SQL[statement], args, lambda rows: _read_page(rows, limit))
+        args["walk"] = "run"
+    args["look"] = max(_LOOK.get(str(args["walk"]), 0), limit + 1)
+    # Leased batches are in the order of internal ids, so a time does not bound their walk.
+    args |= behind_time(after, None if args["walk"] == "leased" else until)
+    return Call(_SQL["batches"], args, lambda rows: _read_page(rows, limit))
 
 
-# Their order is that of internal ids, so a time does not bound their walk.
-_BY_ID = {"batches_leased", "batches_pending_anywhere"}
-
-
-def _list_of(tenant: str | None, state: State | None, worker: str | None) -> str:
+def _walk(state: State | None, worker: str | None) -> str:
+    """Which walk of sql/93_walks.sql finds these batches."""
     if state in FINISHED:
-        return "batches_finished" if worker is None else "batches_finished_by"
+        return "finished" if worker is None else "finished_by"
     if state is State.PENDING:
         if worker is not None:
             raise Refused("a pending batch has no worker; leave one of the two out")
-        return "batches_pending_anywhere" if tenant is None else "batches_pending"
-    return "batches" if state is None and worker is None else "batches_leased"
+        return "pending"
+    return "all" if state is None and worker is None else "leased"
 
 
 def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -334,8 +321,21 @@ def queues(
 
 
 def _read_queue(row: Row, bound: int) -> QueueSight:
-    counts = [Count(min(number, bound), more=number > bound) for number in row[-7:]]
-    return QueueSight(read_queue(row[:-7]), *counts)
+    *settings, ready, waiting, assigned, running, completed, failed, cancelled, cut = row
+
+    def count(number: int, *, cut: bool = False) -> Count:
+        return Count(min(number, bound), more=cut or number > bound)
+
+    return QueueSight(
+        read_queue(tuple(settings)),
+        count(ready),
+        count(waiting),
+        count(assigned, cut=cut),
+        count(running, cut=cut),
+        count(completed),
+        count(failed),
+        count(cancelled),
+    )
 
 
 def workers(

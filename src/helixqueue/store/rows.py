@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypedDict
 
 from typing_extensions import TypeVar
 
-from helixqueue.identity import stored_public_id
+from helixqueue.identity import key_bytes, key_text, stored_public_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -24,7 +26,11 @@ R = TypeVar("R", default=Any)
 
 
 class Token(NamedTuple):
-    """The proof of a lease. The nonce is secret: it is in no event, no log and no `repr`."""
+    """The proof of a lease. The nonce is secret: it is in no event, no log and no `repr`.
+
+    All leases of one claim share a token inside the worker process that claimed them. Outside of it
+    each lease has a token of its own: `LeaseRow.own_token`.
+    """
 
     epoch: int
     nonce: int
@@ -32,6 +38,19 @@ class Token(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Token({self.epoch}.{self.number})"
+
+
+_NONCE_AND_BATCH = struct.Struct(">qq")
+
+
+def lease_nonce(nonce: int, batch: int) -> int:
+    """Derive the nonce of one lease from the nonce of its claim, as SQL `helix.lease_nonce` does.
+
+    The engine accepts both. The derived nonce reveals neither the claim's nonce nor another
+    lease's, so its holder can write to this lease only.
+    """
+    digest = hashlib.sha256(_NONCE_AND_BATCH.pack(nonce, batch)).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 class SubmissionRow(NamedTuple):
@@ -48,15 +67,63 @@ class SubmissionRow(NamedTuple):
     requires: str | None = None
 
 
-class Receipt(NamedTuple, Generic[R]):
+class Receipt(Generic[R]):
     """Equal for equal work, whoever asks and however often.
 
     `R` is the type of the work's result, for type checkers: a receipt remembers what it is for.
+
+    It keeps the bytes of the engine's answer. What people see of them is derived when it is read:
+    of the thousands of receipts of a bulk submit most are never looked at.
     """
 
-    batch_id: UUID
-    key: str
-    fingerprint: str
+    __slots__ = ("_fingerprint", "_key")
+    __match_args__ = ("batch_id", "key", "fingerprint")
+    _key: bytes
+    _fingerprint: bytes
+
+    def __init__(self, batch_id: UUID, key: str, fingerprint: str) -> None:
+        self._key, self._fingerprint = key_bytes(key), bytes.fromhex(fingerprint)
+        if batch_id != self.batch_id:
+            raise ValueError(f"expected the batch id of this key, {self.batch_id}; got {batch_id}")
+
+    @classmethod
+    def stored(cls, key: bytes, fingerprint: bytes) -> Self:
+        """As the database keeps the two."""
+        receipt = cls.__new__(cls)
+        receipt._key, receipt._fingerprint = key, fingerprint  # noqa: SLF001 - its own
+        return receipt
+
+    @property
+    def batch_id(self) -> UUID:
+        return stored_public_id(self._key)
+
+    @property
+    def key(self) -> str:
+        return key_text(self._key)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint.hex()
+
+    def __iter__(self) -> Iterator[UUID | str]:
+        return iter((self.batch_id, self.key, self.fingerprint))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return self._key == other._key and self._fingerprint == other._fingerprint
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._fingerprint))
+
+    def __repr__(self) -> str:
+        return (
+            f"Receipt(batch_id={self.batch_id!r}, key={self.key!r}, "
+            f"fingerprint={self.fingerprint!r})"
+        )
+
+    def __reduce__(self) -> tuple[type[Self], tuple[UUID, str, str]]:
+        return type(self), (self.batch_id, self.key, self.fingerprint)
 
 
 class SubmittedRow(NamedTuple):
@@ -86,12 +153,22 @@ class LeaseRow(NamedTuple):
     state: State
     deadline: datetime
     lease_seconds: float
-    hint: Hint
+    # The nonce of `token` is that of the claim; false for leases that came into this process with a
+    # token of their own (over HTTP, or from the worker of a child process).
+    shares_nonce: bool = True
 
     @property
     def batch_id(self) -> UUID:
-        """The public id, derived when somebody asks."""
+        """The public id, derived when it is read."""
         return stored_public_id(self.key)
+
+    @property
+    def own_token(self) -> Token:
+        """The token of this lease alone: the only one that may leave this process."""
+        if not self.shares_nonce:
+            return self.token
+        epoch, nonce, number = self.token
+        return Token(epoch, lease_nonce(nonce, self.batch), number)
 
 
 class Held(NamedTuple):
@@ -122,6 +199,7 @@ class Answer(NamedTuple):
     owner: str | None
     state: State | None
     late: bool
+    mismatch: bool = False  # a repeat with another result than the one that was stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +218,7 @@ class Claimed:
 
     leases: tuple[LeaseRow, ...]
     settled: tuple[Answer, ...]
+    hints: tuple[Hint, ...] = ()  # how far this claim looked, for the next
     more: bool = False  # fewer than wanted, because these are as much as one answer carries
 
 

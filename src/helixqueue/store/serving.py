@@ -286,7 +286,6 @@ def changes(
         "xid": cursor.xid,
         "batch": cursor.batch,
         "version": cursor.version,
-        "since": cursor.since,
         "queue": queue,
         "limit": limit,
         "span": span,

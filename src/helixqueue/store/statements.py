@@ -39,9 +39,15 @@ def statements(package: str, file: str) -> dict[str, Statement]:
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         if name in found:
             raise ValueError(f"{file}: two statements are named {name}")
-        notes, start = {}, 0
-        while note := _NOTE.match(text, start):
-            notes[note[1]] = " ".join(note[2].replace("\n--", "\n").split())
-            start = note.end()
+        notes, start = notes_of(text)
         found[name] = Statement(name, text[start:].strip().rstrip(";"), notes)
     return found
+
+
+def notes_of(text: str) -> tuple[dict[str, str], int]:
+    """The notes at the beginning of a text, and where they end."""
+    notes, start = {}, 0
+    while note := _NOTE.match(text, start):
+        notes[note[1]] = " ".join(note[2].replace("\n--", "\n").split())
+        start = note.end()
+    return notes, start

@@ -151,7 +151,7 @@ def listed(
     after: tuple[str, str, int] | None = None,
     limit: int = TOKENS_MAX,
 ) -> Call[list[TokenRow]]:
-    after_tenant, after_name, generation = after or (None, None, 0)
+    after_tenant, after_name, generation = after or ("", "", 0)
     args = {
         "tenant": tenant,
         "name": name,

@@ -21,17 +21,11 @@ select helix.rotate_token_v1(%s::text, %s::text, %s::bytea, %s::timestamptz, %s:
 select helix.revoke_token_v1(%s::text, %s::text, %s::text, %s::text);
 
 -- name: tokens
--- All that ever were, or the generations of one; whether each is good is judged by the database's
--- clock.
+-- All that ever existed, or the generations of one; the database's clock decides which are valid.
 select t.tenant, t.name, t.generation, t.scopes, t.queues, t.created_at, t.created_by, t.expires_at,
-       t.revoked_at, t.revoked_by, t.reason, t.last_used_at,
-       t.revoked_at is null and t.expires_at > clock_timestamp()
-from helix.api_token t
-where (%(tenant)s::text is null or t.tenant = %(tenant)s::text)
-  and (%(name)s::text is null or t.name = %(name)s::text)
-  and (t.tenant, t.name, t.generation)
-      > (coalesce(%(after_tenant)s::text, ''), coalesce(%(after_name)s::text, ''), %(after)s::int)
-order by t.tenant, t.name, t.generation limit %(limit)s::int;
+       t.revoked_at, t.revoked_by, t.reason, t.last_used_at, t.valid
+from helix.read_tokens_v1(%(tenant)s::text, %(name)s::text, %(after_tenant)s::text,
+                          %(after_name)s::text, %(after)s::int, %(limit)s::int) t;
 
 -- name: offer_login
 -- A code for a link, until when it is good.

@@ -149,11 +149,14 @@ class _Hand:
     def group(self, attempt: Attempt, group: int | None) -> None:
         """Nothing is killed here."""
 
-    def quiet(self, attempt: Attempt) -> None:
+    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
         """Nothing is renewed here."""
 
-    async def quiet_async(self, attempt: Attempt) -> None:
+    async def quiet_async(self, attempt: Attempt, *, for_good: bool = False) -> None:
         """Nor here."""
 
     def loud(self, attempt: Attempt) -> None:
+        """Nor here."""
+
+    def settled(self, attempt: Attempt) -> None:
         """Nor here."""

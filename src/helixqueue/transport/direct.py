@@ -15,21 +15,21 @@ from helixqueue.store import calls, reads
 from helixqueue.store.database import AsyncDatabase, Database
 from helixqueue.store.failures import translate
 from helixqueue.store.pool import AsyncPool, Pool
+from helixqueue.store.within import translating
 from helixqueue.transport.local import PostgresAsyncLocal, PostgresLocal
+from helixqueue.transport.protocol import Held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from helixqueue.store.calls import Call
     from helixqueue.transport.protocol import (
         Answer,
         Ask,
         Claimed,
-        Held,
+        LeaseRow,
         QueueRow,
         Settlement,
-        Token,
     )
 
 T = TypeVar("T")
@@ -115,12 +115,28 @@ class Direct:
         failpoint("release.after")
         return answers
 
-    async def settled(self, batch_id: UUID, token: Token) -> bool:
+    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+        if wait:
+            await self._wait_for_row(lease)
+        batch_id = lease.batch_id
         events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
         return any(
-            event.reason in {"completed", "failed"} and event.number == token.number
+            event.reason in {"completed", "failed"} and event.number == lease.token.number
             for event in events
         )
+
+    async def _wait_for_row(self, lease: LeaseRow) -> None:
+        """Return when no transaction holds the lease's row.
+
+        A commit whose answer was lost may still be under way, for instance while it waits for a
+        standby. To start a lease that was started long ago waits for its row and changes nothing;
+        a refusal that it leaves is rolled back, because it may be this lease's own end.
+        """
+        call = calls.start(worker=self.worker, held=[Held(lease.batch, lease.token)])
+        async with self._pool.database() as database:
+            with translating():
+                async with database.connection.transaction(force_rollback=True):
+                    await database.run(call)
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None:
         return await self._run(calls.queue(tenant=tenant, queue=name))

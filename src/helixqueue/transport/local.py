@@ -38,10 +38,12 @@ class PostgresLocal:
         with self._pool.database() as database:
             yield database.connection
 
-    def settle_within(self, connection: Any, settlement: Settlement, seconds: float) -> Answer:
+    def settle_within(
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+    ) -> Answer:
         _flush(connection)
         failpoint("effect.inside")
-        call = _last(self._worker, settlement, seconds)
+        call = _last(self._worker, settlement, seconds, of_caller=of_caller)
         [answer] = run_within(connection, call)
         if answer.answer != "ok":
             with suppress(HelixError):
@@ -64,12 +66,12 @@ class PostgresAsyncLocal:
             yield database.connection
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
     ) -> Answer:
         if hasattr(connection, "flush"):
             await connection.flush()
         failpoint("effect.inside")
-        call = _last(self._worker, settlement, seconds)
+        call = _last(self._worker, settlement, seconds, of_caller=of_caller)
         [answer] = await run_within_async(connection, call)
         if answer.answer != "ok":
             with suppress(HelixError):
@@ -81,10 +83,13 @@ class PostgresAsyncLocal:
         return is_of_the_link(error)
 
 
-def _last(worker: str, settlement: Settlement, seconds: float) -> Call[list[Answer]]:
+def _last(
+    worker: str, settlement: Settlement, seconds: float, *, of_caller: bool
+) -> Call[list[Answer]]:
     """The settle, and a bound on how long the transaction may rest behind it."""
     call = calls.settle(worker=worker, settlements=[settlement])
-    return Call(_SQL["settle"], (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
+    sql = _SQL["settle_of_caller" if of_caller else "settle"]
+    return Call(sql, (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
 
 
 def _flush(connection: Any) -> None:

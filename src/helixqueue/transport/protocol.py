@@ -73,8 +73,11 @@ class Transport(Protocol):
 
     async def release(self, held: Sequence[Held], detail: str) -> list[Answer]: ...
 
-    async def settled(self, batch_id: UUID, token: Token) -> bool:
-        """Whether the ledger says that this token ended its attempt."""
+    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+        """Whether the ledger says that this lease's token ended its attempt.
+
+        With `wait` the answer is final: a transaction that is about to do so is waited for.
+        """
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None: ...
 
@@ -105,10 +108,13 @@ class Local(Protocol):
     def connection(self) -> AbstractContextManager[Any]:
         """Lend a connection that commits by itself until somebody begins."""
 
-    def settle_within(self, connection: Any, settlement: Settlement, seconds: float) -> Answer:
-        """Settle in the caller's transaction, which a refusal makes impossible to commit.
+    def settle_within(
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+    ) -> Answer:
+        """Settle in this transaction, which a refusal makes impossible to commit.
 
-        Nobody can take the batch back until then: a transaction that rests longer is ended.
+        No other call can take the batch back until then, so a transaction that idles longer than
+        `seconds` is ended. One `of_caller` may be inside a savepoint, which is refused.
         """
 
     def is_of_the_link(self, error: BaseException) -> bool:
@@ -121,7 +127,7 @@ class AsyncLocal(Protocol):
     def connection(self) -> AbstractAsyncContextManager[Any]: ...
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
     ) -> Answer: ...
 
     def is_of_the_link(self, error: BaseException) -> bool: ...

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         AsyncLocal,
         Claimed,
         Held,
+        LeaseRow,
         Local,
         Settlement,
         Transport,
@@ -87,14 +88,39 @@ class Told:
         self.tell("release", answers)
         return answers
 
+    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+        """A settle whose commit was not answered took effect: report it as repeated."""
+        settled = await self._transport.settled(lease, wait=wait)
+        if settled:
+            about = self._claimed.pop(lease.batch, {"batch": str(lease.batch_id)})
+            self._line("settle", about, "repeat")
+        return settled
+
     def tell(self, operation: str, answers: Sequence[Answer], request: UUID | None = None) -> None:
         for one in answers:
             about = self._claimed.get(one.batch, {"batch": one.batch})
             if one.answer != "busy":  # else it is asked about again
                 self._claimed.pop(one.batch, None)
-            owner = one.owner if one.answer == "refused" else None
-            now = {} if one.state is None else {"state": one.state.value}
-            self._line(operation, about | now, one.answer, request, owner)
+            self._tell_one(operation, about, one, request)
+
+    def tell_within(self, answer: Answer) -> None:
+        """What was settled in a handler's transaction, which may still be rolled back.
+
+        A refusal is rolled back with it. The worker then settles once more, outside of it, and that
+        answer is the one to report: the batch may have been ended by this very attempt.
+        """
+        if answer.answer != "refused":
+            about = self._claimed.get(answer.batch, {"batch": answer.batch})
+            self._tell_one("settle", about, answer, None)
+
+    def _tell_one(
+        self, operation: str, about: dict[str, Any], answer: Answer, request: UUID | None
+    ) -> None:
+        owner = answer.owner if answer.answer == "refused" else None
+        now: dict[str, Any] = {} if answer.state is None else {"state": answer.state.value}
+        if answer.mismatch:
+            now["mismatch"] = True
+        self._line(operation, about | now, answer.answer, request, owner)
 
     def _line(
         self,
@@ -114,6 +140,8 @@ class Told:
             "decision": decision,
         }
         level = logging.WARNING if decision == "refused" else logging.INFO
+        if about.get("mismatch"):  # this worker had two results for one attempt
+            level = logging.ERROR
         known = {name: value for name, value in line.items() if value is not None}
         LOG.log(level, "%s", _ENCODER.encode(known))
 
@@ -127,9 +155,11 @@ class _ToldLocal:
         self.connection = local.connection
         self.is_of_the_link = local.is_of_the_link
 
-    def settle_within(self, connection: Any, settlement: Settlement, seconds: float) -> Answer:
-        answer = self._local.settle_within(connection, settlement, seconds)
-        self._told.tell("settle", [answer])
+    def settle_within(
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+    ) -> Answer:
+        answer = self._local.settle_within(connection, settlement, seconds, of_caller=of_caller)
+        self._told.tell_within(answer)
         return answer
 
 
@@ -143,8 +173,10 @@ class _ToldAsyncLocal:
         self.is_of_the_link = local.is_of_the_link
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float
+        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
     ) -> Answer:
-        answer = await self._local.settle_within(connection, settlement, seconds)
-        self._told.tell("settle", [answer])
+        answer = await self._local.settle_within(
+            connection, settlement, seconds, of_caller=of_caller
+        )
+        self._told.tell_within(answer)
         return answer

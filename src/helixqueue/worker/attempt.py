@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ FENCE_FRACTION = 0.1
 FENCE_LEAST_S = 0.05
 
 
+@lru_cache(maxsize=64)  # asked for every batch, and a queue has one length of lease
 def margin(lease_seconds: float) -> float:
     """How long before its end a lease is over for whoever works on it."""
     return max(lease_seconds * FENCE_FRACTION, FENCE_LEAST_S)
@@ -43,8 +45,7 @@ class Attempt:
         """`asked_at` is when the claim was sent: the lease cannot have begun before."""
         self.row = row
         self.since = asked_at
-        self.fence_at = 0.0
-        self.renewed(asked_at)
+        self.fence_at = asked_at + row.lease_seconds - margin(row.lease_seconds)
         self.end: Literal["lost", "given back", "timeout"] | None = None
         self.why = ""
         self.owner: str | None = None
@@ -64,8 +65,8 @@ class Attempt:
         self.fence_at = asked_at + lease - margin(lease)
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be fenced."""
-        return self.fence_at <= now and not self.finished
+        """Whether it is to be fenced: its lease is about to end, and its work is not."""
+        return self.fence_at <= now and not self.finished and not self.settled
 
     @property
     def is_young(self) -> bool:

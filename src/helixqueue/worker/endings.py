@@ -1,9 +1,10 @@
 """How a handler ends its attempt itself, in one commit with its own rows.
 
 The settle is the last statement of the transaction. When it is refused the transaction cannot be
-committed, the handler gets `LeaseLost`, and the worker says the refused settle again afterwards,
+committed, the handler gets `LeaseLost`, and the worker repeats the refused settle afterwards,
 alone, so that the refusal stays on record. A commit whose answer was lost leaves a doubt on the
-attempt; the worker resolves it from the ledger when the handler has ended.
+attempt; the worker resolves it from the ledger when the handler has ended. Until then the lease is
+not renewed: the renewal of a batch that has completed would be refused, and kept as a refusal.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from helixqueue.errors import GiveUp, LeaseLost, Refused, Retry, Unavailable
+from helixqueue.errors import GiveUp, HelixError, LeaseLost, Refused, Retry, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.worker import outcomes
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from helixqueue.queues import Queue, Schema
-    from helixqueue.transport.protocol import Answer, Settlement
+    from helixqueue.transport.protocol import Answer, AsyncLocal, Local, Settlement
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.lease import Grip
 
@@ -48,16 +49,27 @@ class _Ending(Generic[R]):
         error = GiveUp(reason) if permanent else Retry(after, reason)
         return outcomes.failed(self._attempt.row, error)
 
-    def _judge(self, answer: Answer, settlement: Settlement) -> None:
+    def _judge(self, answer: Answer, settlement: Settlement, earlier: Settlement | None) -> None:
+        """Raise unless the engine took the settlement; `earlier` was in doubt before it."""
         if answer.answer == "ok":
             return
         if answer.answer == "repeat":
+            if answer.mismatch:
+                outcomes.report_mismatch(self._attempt.row.batch_id, self._grip.worker)
             self._attempt.settled = settlement.outcome
             raise LeaseLost(
                 "this attempt has been settled before; that transaction took effect, and this one "
                 "does not: end an attempt once"
             )
-        self._attempt.doubt = None
+        # The answer of an earlier commit was lost. If it took effect, this attempt was settled and
+        # not lost: the worker decides by the ledger.
+        self._attempt.doubt = earlier
+        if earlier is not None:
+            raise LeaseLost(
+                f"the batch is {answer.state}; an earlier transaction of this attempt may have "
+                "ended it, and this one takes no effect: end an attempt once",
+                owner=answer.owner,
+            )
         self._attempt.refused = settlement
         self._attempt.ends("lost", f"refused: the batch is {answer.state}", answer.owner)
         raise _too_late(self._attempt)
@@ -82,6 +94,8 @@ class _Deferred(_Ending[R]):
     """`complete` and `fail` say what is to be settled when the block ends."""
 
     settlement: Settlement | None = None
+    _earlier: Settlement | None = None  # what was in doubt when this transaction settled
+    _accepted = False  # the engine took the settlement; it counts when the transaction commits
 
     def complete(self, result: R) -> R:
         """The work is done: COMPLETED with this result, when the block ends."""
@@ -92,23 +106,42 @@ class _Deferred(_Ending[R]):
         """The attempt failed, and the rows of this transaction stay all the same."""
         self.settlement = self._failed(reason, after, permanent=permanent)
 
+    def _demanded(self) -> Settlement:
+        """What to settle at the end of the block; without it the rows must not stay."""
+        self._demand_held()
+        if self.settlement is None:
+            raise Refused(
+                "lease.transaction(): expected tx.complete(...) or tx.fail(...) before the end of "
+                "the block, got neither; the transaction was rolled back because it did not settle "
+                "its lease"
+            )
+        return self.settlement
+
+    def _taken(self, answer: Answer, settlement: Settlement) -> None:
+        self._judge(answer, settlement, self._earlier)
+        self._accepted = True
+
     def _broken(self, error: BaseException) -> Unavailable | None:
-        """What to say when the link broke at the commit: it may have happened."""
+        """The error to raise when the connection broke at the commit, which may have happened."""
         local = self._grip.local or self._grip.async_local
-        if self._attempt.doubt is None or local is None or not local.is_of_the_link(error):
+        if not self._accepted or local is None or not local.is_of_the_link(error):
             return None
         return Unavailable(f"the commit may have happened: {error}", outcome_unknown=True)
 
     def _undone(self) -> None:
-        if self._attempt.end is None and not self._attempt.settled:
-            self._attempt.doubt = None
-            if self.settlement is not None:
-                self._grip.loud(self._attempt)
+        if self._attempt.settled:
+            return
+        # An accepted settlement disproves an earlier commit in doubt: it found the lease live.
+        self._attempt.doubt = None if self._accepted else self._earlier
+        is_held = self._attempt.end is None and self._attempt.doubt is None
+        if is_held and self.settlement is not None:
+            self._grip.loud(self._attempt)
 
     def _done(self) -> None:
         if self.settlement is not None:
             self._attempt.doubt = None
             self._attempt.settled = self.settlement.outcome
+            self._grip.settled(self._attempt)
             failpoint("effect.after")
 
 
@@ -129,12 +162,14 @@ class Transaction(_Deferred[R]):
         with grip.local.connection() as connection:
             tx: Transaction[Any] = cls(attempt, queue, schema, grip, connection)
             tx._demand_held()
+            tx._earlier = attempt.doubt
             try:
                 with connection.transaction():
                     yield tx
-                    tx._settle()
+                    tx._settle(grip.local)
             except BaseException as error:
                 if (broken := tx._broken(error)) is not None:
+                    grip.quiet(attempt, for_good=True)
                     raise broken from error
                 tx._undone()
                 raise
@@ -148,15 +183,12 @@ class Transaction(_Deferred[R]):
         """Chain the next step: as `helix.submit`, and it commits or vanishes with this."""
         return self._grip.submit(queue, within=self.connection, **options)
 
-    def _settle(self) -> None:
-        if self.settlement is not None and self._grip.local is not None:
-            self._grip.quiet(self._attempt)
-            self._demand_held()
-            self._attempt.doubt = self.settlement
-            answer = self._grip.local.settle_within(
-                self.connection, self.settlement, self._attempt.row.lease_seconds
-            )
-            self._judge(answer, self.settlement)
+    def _settle(self, local: Local) -> None:
+        settlement = self._attempt.doubt = self._demanded()
+        self._grip.quiet(self._attempt)
+        self._demand_held()
+        seconds = self._attempt.row.lease_seconds
+        self._taken(local.settle_within(self.connection, settlement, seconds), settlement)
 
 
 class AsyncTransaction(_Deferred[R]):
@@ -176,12 +208,14 @@ class AsyncTransaction(_Deferred[R]):
         async with grip.async_local.connection() as connection:
             tx: AsyncTransaction[Any] = cls(attempt, queue, schema, grip, connection)
             tx._demand_held()
+            tx._earlier = attempt.doubt
             try:
                 async with connection.transaction():
                     yield tx
-                    await tx._settle()
+                    await tx._settle(grip.async_local)
             except BaseException as error:
                 if (broken := tx._broken(error)) is not None:
+                    await grip.quiet_async(attempt, for_good=True)
                     raise broken from error
                 tx._undone()
                 raise
@@ -195,18 +229,25 @@ class AsyncTransaction(_Deferred[R]):
         """Chain the next step: as `helix.submit`, and it commits or vanishes with this."""
         return await self._grip.submit_async(queue, within=self.connection, **options)
 
-    async def _settle(self) -> None:
-        if self.settlement is not None and self._grip.async_local is not None:
-            await self._grip.quiet_async(self._attempt)
-            self._demand_held()
-            self._attempt.doubt = self.settlement
-            answer = await self._grip.async_local.settle_within(
-                self.connection, self.settlement, self._attempt.row.lease_seconds
-            )
-            self._judge(answer, self.settlement)
+    async def _settle(self, local: AsyncLocal) -> None:
+        settlement = self._attempt.doubt = self._demanded()
+        await self._grip.quiet_async(self._attempt)
+        self._demand_held()
+        seconds = self._attempt.row.lease_seconds
+        self._taken(await local.settle_within(self.connection, settlement, seconds), settlement)
 
 
-class Within(_Ending[R]):
+class _OfCaller(_Ending[R]):
+    """The end of an attempt in a transaction that only the caller commits."""
+
+    def _undone(self, earlier: Settlement | None) -> None:
+        """The settle failed, and with it the caller's transaction."""
+        self._attempt.doubt = earlier
+        if earlier is None and self._attempt.end is None:
+            self._grip.loud(self._attempt)
+
+
+class Within(_OfCaller[R]):
     """The end of an attempt on a connection of the caller's: its last statement."""
 
     def complete(self, result: R) -> R:
@@ -226,18 +267,23 @@ class Within(_Ending[R]):
         self._demand_held()
         if self._grip.local is None:
             raise _no_database()
-        self._grip.quiet(self._attempt)
-        # Until the ledger shows it: the caller may roll back, or never commit.
-        self._attempt.doubt = settlement
-        self._judge(
-            self._grip.local.settle_within(
-                self.connection, settlement, self._attempt.row.lease_seconds
-            ),
-            settlement,
-        )
+        # In doubt until the ledger shows it: the caller may roll back, or never commit.
+        earlier, self._attempt.doubt = self._attempt.doubt, settlement
+        self._grip.quiet(self._attempt, for_good=True)
+        seconds = self._attempt.row.lease_seconds
+        try:
+            answer = self._grip.local.settle_within(
+                self.connection, settlement, seconds, of_caller=True
+            )
+        except HelixError:
+            self._undone(earlier)
+            raise
+        self._judge(answer, settlement, earlier)
 
 
-class AsyncWithin(_Ending[R]):
+class AsyncWithin(_OfCaller[R]):
+    """The same for event loops."""
+
     async def complete(self, result: R) -> R:
         """COMPLETED with this result, when your transaction commits."""
         await self._settle(self._completed(result))
@@ -257,12 +303,17 @@ class AsyncWithin(_Ending[R]):
         self._demand_held()
         if self._grip.async_local is None:
             raise _no_database()
-        await self._grip.quiet_async(self._attempt)
-        self._attempt.doubt = settlement
-        answer = await self._grip.async_local.settle_within(
-            self.connection, settlement, self._attempt.row.lease_seconds
-        )
-        self._judge(answer, settlement)
+        earlier, self._attempt.doubt = self._attempt.doubt, settlement
+        await self._grip.quiet_async(self._attempt, for_good=True)
+        seconds = self._attempt.row.lease_seconds
+        try:
+            answer = await self._grip.async_local.settle_within(
+                self.connection, settlement, seconds, of_caller=True
+            )
+        except HelixError:
+            self._undone(earlier)
+            raise
+        self._judge(answer, settlement, earlier)
 
 
 def _no_database() -> Refused:

@@ -30,10 +30,11 @@ class Health:
     heard_at: float = field(default_factory=time.monotonic)
     trouble: str = ""
 
-    def heard(self) -> None:
-        """A claim was answered."""
-        self.heard_at = time.monotonic()
-        self.trouble = ""
+    def heard(self, trouble: Exception | None = None) -> None:
+        """A claim was answered, or could not be made."""
+        self.trouble = "" if trouble is None else str(trouble)[:200]
+        if trouble is None:
+            self.heard_at = time.monotonic()
 
     @property
     def deaf_seconds(self) -> float:

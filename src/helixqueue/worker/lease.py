@@ -43,13 +43,20 @@ class Grip(Protocol):
     def group(self, attempt: Attempt, group: int | None) -> None:
         """The process group that works on it, or none any more."""
 
-    def quiet(self, attempt: Attempt) -> None:
-        """No renewal of it is under way from here on: it is about to be settled. For threads."""
+    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
+        """No renewal of it is under way from here on: it is about to be settled. For threads.
 
-    async def quiet_async(self, attempt: Attempt) -> None: ...
+        A lease that is too young for a renewal is left alone, unless this is `for_good`: until the
+        handler ends, however long that takes.
+        """
+
+    async def quiet_async(self, attempt: Attempt, *, for_good: bool = False) -> None: ...
 
     def loud(self, attempt: Attempt) -> None:
         """It was not settled after all; renew it again."""
+
+    def settled(self, attempt: Attempt) -> None:
+        """Its settlement has committed, and its handler may go on: renew it no more."""
 
     def submit(self, *args: Any, **options: Any) -> Any: ...
 
@@ -98,8 +105,12 @@ class _Common(Generic[P, R]):
 
     @property
     def held(self) -> LeaseRow:
-        """The lease as the engine gave it, its token included: for tests and tools."""
-        return self._attempt.row
+        """The lease as the engine gave it, with a token that proves this lease alone.
+
+        For tests and tools.
+        """
+        row = self._attempt.row
+        return row._replace(token=row.own_token, shares_nonce=False)
 
     @property
     def worker(self) -> str:
@@ -167,11 +178,20 @@ class Lease(_Common[P, R]):
         return event
 
     def transaction(self) -> AbstractContextManager[Transaction[R]]:
-        """Your rows and the end of this attempt in one commit, on a psycopg connection."""
+        """Your rows and the end of this attempt in one commit, on a psycopg connection.
+
+        Call `complete` or `fail` inside the block. A block that ends without either is rolled back
+        and raises `Refused`: its rows would stay although the attempt did not end.
+        """
         return Transaction.begin(self._attempt, self._queue, self._schema, self._grip)
 
     def within(self, connection: Any) -> Within[R]:
-        """The same on a Session, Connection or psycopg connection of yours; settle last."""
+        """The same on a Session, Connection or psycopg connection of yours; settle last.
+
+        Settle at the top level of the transaction: inside a savepoint, `complete` and `fail` raise
+        `NotInTransaction`. Rolling back to a savepoint would undo the refusal of a lost lease, and
+        the rest of the transaction could still commit.
+        """
         return Within(self._attempt, self._queue, self._schema, self._grip, connection)
 
 
@@ -186,9 +206,18 @@ class AsyncLease(_Common[P, R]):
         return event
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncTransaction[R]]:
-        """Your rows and the end of this attempt in one commit, on a psycopg connection."""
+        """Your rows and the end of this attempt in one commit, on a psycopg connection.
+
+        Call `complete` or `fail` inside the block. A block that ends without either is rolled back
+        and raises `Refused`: its rows would stay although the attempt did not end.
+        """
         return AsyncTransaction.begin(self._attempt, self._queue, self._schema, self._grip)
 
     def within(self, connection: Any) -> AsyncWithin[R]:
-        """The same on an async Session, Connection, psycopg or asyncpg connection of yours."""
+        """The same on an async Session, Connection, psycopg or asyncpg connection of yours.
+
+        Settle at the top level of the transaction: inside a savepoint, `complete` and `fail` raise
+        `NotInTransaction`. Rolling back to a savepoint would undo the refusal of a lost lease, and
+        the rest of the transaction could still commit.
+        """
         return AsyncWithin(self._attempt, self._queue, self._schema, self._grip, connection)

@@ -14,7 +14,7 @@ from helixqueue.queues import checked_requires
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROUNDS_AT_A_TIME = 3
+ROUNDS_AT_A_TIME = 2
 ROUNDS_MAX = 32
 
 

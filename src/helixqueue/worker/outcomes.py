@@ -6,6 +6,7 @@ The report of a failure must not itself fail: any text becomes one that the data
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,12 @@ from helixqueue.identity import canonical_text
 from helixqueue.transport.protocol import LeaseRow, Settlement
 
 if TYPE_CHECKING:
-    from helixqueue.queues import Queue, Schema
+    from uuid import UUID
 
+    from helixqueue.queues import Queue, Schema
+    from helixqueue.transport.protocol import Answer
+
+LOG = logging.getLogger("helixqueue.worker")
 MAX_DETAIL_CHARS = 8_000
 
 
@@ -104,6 +109,26 @@ def failed(row: LeaseRow, error: BaseException) -> Settlement:
         detail=storable(detail),
         permanent=permanent,
         after_seconds=after,
+    )
+
+
+def report_mismatch(batch_id: UUID, worker: str) -> None:
+    """A settle was repeated with another result: one of the two is wrong, and people must know."""
+    LOG.error(
+        "batch %s: worker %s repeated its settle with another result; the stored result stays",
+        batch_id,
+        worker,
+    )
+
+
+def report_lost(batch_id: UUID, answer: Answer) -> None:
+    """A settle was refused: another worker has the batch, or it has ended otherwise."""
+    LOG.warning(
+        "batch %s: %s, it is %s%s; nothing was written",
+        batch_id,
+        answer.answer,
+        answer.state,
+        f" and {answer.owner} had it next" if answer.owner else "",
     )
 
 

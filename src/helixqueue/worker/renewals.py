@@ -188,6 +188,12 @@ class Renewals:
             asyncio.get_running_loop().call_later(DROP_SECONDS, self._say_dropped)
         self._dropped.append(batch)
 
+    def drop_lease(self, row: LeaseRow) -> None:
+        """Drop it unless its batch came back under another token meanwhile."""
+        held = self._held.get(row.batch)
+        if held is not None and held[0] is row:
+            self.drop(row.batch)
+
     def _say_dropped(self) -> None:
         if self._dropped:
             self._say("drop", self._dropped)
@@ -279,19 +285,19 @@ class Renewals:
 
 
 def _told(rows: Sequence[LeaseRow], since: float) -> list[list[Any]]:
-    """Leases in the words of a line. Those of one claim differ in little more than their number."""
-    alike: dict[tuple[int, int, float], list[LeaseRow]] = {}
+    """Leases in the words of a line; those of one claim share a token.
+
+    The renewer belongs to the worker and renews all of them in one call, so it gets the claim's.
+    """
+    alike: dict[tuple[Token, float], list[int]] = {}
     for row in rows:
-        epoch, nonce, _ = row.token
-        alike.setdefault((epoch, nonce, row.lease_seconds), []).append(row)
-    return [
-        [*shared, since, [row.batch for row in own], [row.token.number for row in own]]
-        for shared, own in alike.items()
-    ]
+        alike.setdefault((row.token, row.lease_seconds), []).append(row.batch)
+    return [[token, seconds, since, batches] for (token, seconds), batches in alike.items()]
 
 
 def held_of(told: list[list[Any]]) -> Iterator[tuple[Held, float, float]]:
     """A line's words as held leases, how long each is and since when."""
-    for epoch, nonce, lease_seconds, since, batches, numbers in told:
-        for batch, number in zip(batches, numbers, strict=True):
-            yield Held(batch, Token(epoch, nonce, number)), lease_seconds, since
+    for token, lease_seconds, since, batches in told:
+        shared = Token(*token)
+        for batch in batches:
+            yield Held(batch, shared), lease_seconds, since

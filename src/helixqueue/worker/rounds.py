@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from helixqueue.worker.attempt import Attempt
 
 LOG = logging.getLogger("helixqueue.worker")
-SETTLE_MAX = 500  # of one round
-CLAIM_MAX = 200
+# Of one round. Larger rounds cost less per batch, and hold more work ahead of its slots.
+SETTLE_MAX = 1_000
+CLAIM_MAX = 400
 # How long a worker that waits asks to be woken, and how often it says so again.
 EXPECT_SECONDS = 90.0
 EXPECT_AGAIN_SECONDS = 30.0
@@ -266,7 +267,7 @@ class Rounds:
 
     def _received(self, ask: Ask, claimed: Claimed, asked_at: float) -> None:
         short = self._scarce = len(claimed.leases) < ask.count and not claimed.more
-        self._hints.learn(claimed.leases, short=short)
+        self._hints.learn(claimed.hints, short=short)
         if claimed.leases:
             self._host.received(claimed.leases, asked_at)
         self._full_rounds = 0 if short else self._full_rounds + 1

@@ -12,6 +12,7 @@ from helixqueue.errors import HelixError, LeaseLost
 from helixqueue.failpoints import failpoint
 from helixqueue.queues import Schema
 from helixqueue.worker import outcomes
+from helixqueue.worker.attempt import margin
 from helixqueue.worker.lease import Grip
 from helixqueue.worker.patience import repeated
 
@@ -62,7 +63,8 @@ class Runner:
         began = time.monotonic()
         settlement = await self._try(attempt, began)
         self._ended += 1
-        self.pace += (time.monotonic() - began - self.pace) * max(0.1, 1 / self._ended)
+        weight = 0.1 if self._ended > 10 else 1 / self._ended  # of the last ten
+        self.pace += (time.monotonic() - began - self.pace) * weight
         if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
             await self._end_otherwise(attempt, settlement)
         else:
@@ -120,8 +122,14 @@ class Runner:
     async def _end_otherwise(self, attempt: Attempt, settlement: Settlement) -> None:
         """An attempt that its handler settled, or seems to have, or that is not ours any more."""
         doubt, attempt.doubt = attempt.doubt, None
-        token = attempt.row.token
-        if attempt.end == "lost":
+        if attempt.settled is None and doubt is not None:
+            took_effect = await repeated(lambda: self._transport.settled(attempt.row))
+            attempt.settled = doubt.outcome if took_effect else None
+        if attempt.settled is not None:
+            self._health.counts.completed += attempt.settled == "completed"
+            self._health.counts.failed += attempt.settled == "failed"
+            self._host.forget(attempt)
+        elif attempt.end == "lost":
             if attempt.refused is not None:
                 # The refusal was rolled back with the effect: say it again, so that it stays. Only
                 # what was refused: a transaction in doubt has its effect, and this would not.
@@ -129,20 +137,22 @@ class Runner:
                     await self._transport.settle([attempt.refused])
             self._health.counts.lost += 1
             self._host.forget(attempt)
-        elif not attempt.settled and doubt is None:
-            return  # given back; whoever does that goes on
-        elif attempt.settled is not None or await repeated(
-            lambda: self._transport.settled(attempt.row.batch_id, token)
-        ):
-            attempt.settled = attempt.settled or (doubt or settlement).outcome
-            self._health.counts.completed += attempt.settled == "completed"
-            self._health.counts.failed += attempt.settled == "failed"
-            self._host.forget(attempt)
-        elif attempt.end is None:
+        elif attempt.end != "given back":  # else whoever does that goes on
             if settlement.outcome == "completed":
                 error = RuntimeError("the transaction that settled this attempt did not commit")
                 settlement = outcomes.failed(attempt.row, error)
             await self._finish(attempt, settlement)
+
+    async def has_settled(self, attempt: Attempt) -> bool:
+        """Whether a settlement in doubt has committed: then there is no lease to lose."""
+        doubt = attempt.doubt
+        if doubt is None:
+            return False
+        with suppress(HelixError, TimeoutError):
+            async with asyncio.timeout(margin(attempt.row.lease_seconds) / 2):
+                if await self._transport.settled(attempt.row, wait=False):
+                    attempt.settled, attempt.doubt = doubt.outcome, None
+        return attempt.settled is not None
 
     def _note_stuck(self, attempt: Attempt, cancelled: BaseException | None) -> None:
         """A thread goes on though its lease is gone: its slot is not free until it ends."""

@@ -18,6 +18,7 @@ from helixqueue.errors import HelixError
 from helixqueue.transport.protocol import Held
 from helixqueue.worker.attempt import Attempt, margin
 from helixqueue.worker.health import Health
+from helixqueue.worker.outcomes import report_lost, report_mismatch
 from helixqueue.worker.patience import repeated
 from helixqueue.worker.renewals import Renewals
 from helixqueue.worker.rounds import CLAIM_MAX, Rounds
@@ -149,9 +150,10 @@ class Worker:
         self.renewals.add(rows, asked_at)
         for row in rows:
             earlier = self._held.get(row.batch)
-            if earlier is not None and not earlier.finished:
+            if earlier is not None and not earlier.finished and not earlier.settled:
                 # Its lease ran out, was reaped, and came back to us: the older token is dead. (One
-                # that is finished will be answered: it may be its failure that brought this.)
+                # that is finished will be answered, and one that is settled was: it may be its
+                # failure that brought this.)
                 self._lose(
                     earlier, "lost: it ran out and was claimed again", self._transport.worker
                 )
@@ -173,25 +175,18 @@ class Worker:
                 counts.completed += 1
             else:
                 counts.failed += 1
+            if answer.mismatch:
+                report_mismatch(attempt.row.batch_id, self.worker)
         else:
             counts.lost += 1
-            LOG.warning(
-                "batch %s: %s, it is %s%s; nothing was written",
-                attempt.row.batch_id,
-                answer.answer,
-                answer.state,
-                f" and {answer.owner} had it next" if answer.owner else "",
-            )
+            report_lost(attempt.row.batch_id, answer)
         self.forget(attempt)
 
     def is_empty(self) -> bool:
         return not self._held
 
     def heard(self, trouble: HelixError | None) -> None:
-        if trouble is None:
-            self.health.heard()
-        else:
-            self.health.trouble = str(trouble)[:200]
+        self.health.heard(trouble)
 
     # What the renewer tells.
 
@@ -204,6 +199,8 @@ class Worker:
     def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
         attempt = self._held.get(batch)
         if attempt is not None and attempt.row.token.number == number and not attempt.settled:
+            if attempt.doubt is not None and owner is None and state != "CANCELLED":
+                return  # its own transaction may have ended it; the ledger tells when it is over
             why = "cancelled" if state == "CANCELLED" else f"refused: the batch is {state}"
             self._lose(attempt, why, owner)
 
@@ -212,17 +209,20 @@ class Worker:
     def group(self, attempt: Attempt, group: int | None) -> None:
         self.renewals.group(attempt.row.batch, group)
 
-    def quiet(self, attempt: Attempt) -> None:
-        if not attempt.is_young:
-            asked = asyncio.run_coroutine_threadsafe(self.quiet_async(attempt), self._loop)
-            asked.result()
+    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
+        if for_good or not attempt.is_young:
+            asked = self.quiet_async(attempt, for_good=for_good)
+            asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
-    async def quiet_async(self, attempt: Attempt) -> None:
-        if not attempt.is_young:
+    async def quiet_async(self, attempt: Attempt, *, for_good: bool = False) -> None:
+        if for_good or not attempt.is_young:
             await self.renewals.quiet(attempt.row.batch)
 
     def loud(self, attempt: Attempt) -> None:
         self._loop.call_soon_threadsafe(self.renewals.add, [attempt.row], time.monotonic())
+
+    def settled(self, attempt: Attempt) -> None:
+        self._loop.call_soon_threadsafe(self.renewals.drop_lease, attempt.row)
 
     # Slots.
 
@@ -302,7 +302,7 @@ class Worker:
         # After a handler held the interpreter, what the renewer said meanwhile is still unread.
         await self.renewals.catch_up(min(margin(one.row.lease_seconds) for one in due) / 2)
         for attempt in due:
-            if attempt.is_due(time.monotonic()):
+            if attempt.is_due(time.monotonic()) and not await self._runner.has_settled(attempt):
                 self._lose(attempt, "it could not be renewed before its end")
 
     async def _return_what_waits(self) -> None:

@@ -15,8 +15,8 @@ set check_function_bodies = on;
 
 do $$
 declare
-  -- What a login role gets or is missing; see store/sql/01_roles.sql.
-  c_roles constant name[] := '{helix_owner,helix_engine,helix_client,helix_operator}';
+  -- What a login role gets or is missing; see store/sql/10_roles.sql.
+  c_roles constant name[] := '{helix_owner,helix_engine,helix_reader,helix_client,helix_operator}';
   v_number integer := current_setting('server_version_num')::integer;
   v_me     pg_roles;
   v_lacks  text;
@@ -74,7 +74,7 @@ begin
     end;
   if v_lacks is not null then
     raise exception using errcode = 'insufficient_privilege',
-      message = format('expected role %s to have CREATEROLE or to be granted the four roles of '
+      message = format('expected role %s to have CREATEROLE or to be granted the five roles of '
                        'HelixQueue, got: %s', current_user, v_lacks),
       hint = format('An administrator of the server runs once: %s', v_remedy);
   end if;

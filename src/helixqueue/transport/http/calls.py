@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from uuid import UUID
 
 from helixqueue.errors import InvalidPayload, Refused
-from helixqueue.identity import PART_SEPARATOR
+from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.states import State
 from helixqueue.store.hints import Hint
 from helixqueue.store.rows import (
@@ -99,7 +99,8 @@ def _submission(row: SubmissionRow) -> bytes:
 def _read_submitted(told: dict[str, Any]) -> SubmittedRow:
     receipt = told["receipt"]
     if receipt is not None:
-        receipt = Receipt(UUID(receipt["batch_id"]), receipt["key"], receipt["fingerprint"])
+        # The key gives the batch's id.
+        receipt = Receipt.stored(key_bytes(receipt["key"]), bytes.fromhex(receipt["fingerprint"]))
     error = None
     if told.get("problem"):
         found = error_from(told["problem"])
@@ -275,6 +276,7 @@ def _read_claimed(told: dict[str, Any]) -> Claimed:
     return Claimed(
         tuple(_read_lease(one) for one in told["leases"]),
         tuple(_read_answer(one) for one in told["settled"]),
+        tuple(Hint(*hint) for hint in told["hints"]),
         told["more"],
     )
 
@@ -295,7 +297,7 @@ def _read_lease(told: dict[str, Any]) -> LeaseRow:
         State(told["state"]),
         datetime.fromisoformat(told["deadline"]),
         told["lease_seconds"],
-        Hint(*told["hint"]),
+        shares_nonce=False,
     )
 
 
@@ -353,7 +355,12 @@ def _read_answers(told: dict[str, Any]) -> list[Answer]:
 
 def _read_answer(told: dict[str, Any]) -> Answer:
     return Answer(
-        told["batch"], told["answer"], told["owner"], read_state(told["state"]), told["late"]
+        told["batch"],
+        told["answer"],
+        told["owner"],
+        read_state(told["state"]),
+        told["late"],
+        told["mismatch"],
     )
 
 

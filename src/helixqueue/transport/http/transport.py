@@ -16,6 +16,7 @@ from helixqueue.transport.protocol import Claimed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from helixqueue.store.hints import Hint
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
         Answer,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         Local,
         QueueRow,
         Settlement,
-        Token,
     )
 
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class Http:
         for piece in before:
             settled += await self._run(calls.settle(worker=self.worker, settlements=piece))
         leases: list[LeaseRow] = []
+        hints: list[Hint] = []
         request, left = ask.request, ask.count
         while True:
             count = min(left, calls.CLAIM_MAX)
@@ -78,6 +79,7 @@ class Http:
             )
             settled += claimed.settled
             leases += claimed.leases
+            hints += claimed.hints
             left -= count
             if not left or len(claimed.leases) < count:
                 break
@@ -87,7 +89,7 @@ class Http:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
-        return Claimed(tuple(leases), tuple(settled), claimed.more)
+        return Claimed(tuple(leases), tuple(settled), tuple(hints), claimed.more)
 
     async def renew(self, held: Sequence[Held]) -> list[Answer]:
         failpoint("renew.before")
@@ -108,10 +110,12 @@ class Http:
         failpoint("release.after")
         return answers
 
-    async def settled(self, batch_id: uuid.UUID, token: Token) -> bool:
+    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:  # noqa: ARG002
+        # Over HTTP there are no handlers' transactions to wait for.
+        batch_id = lease.batch_id
         events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
         return any(
-            event.reason in {"completed", "failed"} and event.number == token.number
+            event.reason in {"completed", "failed"} and event.number == lease.token.number
             for event in events
         )
 

@@ -1,0 +1,151 @@
+-- Work: where every batch stands, one row per batch from submission to retention.
+--
+-- Updates stay on their page (HOT) only while they change no column that an index names in its key or
+-- predicate. Settling and renewing happen to every batch, so no index may name a column that they
+-- change: state, version, entry, before, came_from, deadline, changed_at, actor, reason, late, content.
+-- There are no foreign keys: on hot rows they cost share locks and multixacts.
+create table helix.work (
+  batch         bigint primary key,
+  turn          bigint not null,       -- its place in its lane while claimable
+  entry         bigint not null,       -- ledger entry of its last step
+  before        bigint,                -- ledger entry of the step before; null: this is the first
+  number        bigint,                -- the last lease: the ledger entry of its claim
+  nonce         bigint,                -- the secret part of that lease's token (see lease_nonce)
+  deadline      timestamptz,           -- of that lease
+  due           timestamptz,           -- when a delayed batch becomes claimable
+  expires_at    timestamptz,           -- not started before this time, it is cancelled
+  changed_at    timestamptz not null,  -- time of the last step
+  queue         integer not null,
+  lane          integer not null,
+  bytes         integer not null,      -- length of the payload: one answer carries so many at most
+  version       integer not null,      -- number of the last step, starting at 1
+  epoch         integer,               -- of the last lease's token
+  lease_seconds real,                  -- what a renewal adds
+  state         helix.state not null,
+  came_from     helix.state,           -- the state before the last step
+  reason        helix.reason not null,
+  cause         helix.cause,           -- why it is PENDING but not claimable
+  attempt       smallint not null,
+  pending       boolean not null,      -- claimable: exactly these rows are in the claim indexes
+  step          boolean not null,      -- false: this update was no step (a renewal, a move)
+  late          boolean not null default false,  -- the last step came after the lease's deadline
+  actor         text not null,         -- who took the last step; the lease holder while leased
+  limit_key     text,
+  content       bytea                  -- SHA-256 of the texts of the last step (helix.result), if any
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05,
+        -- A vacuum that leaves the dead index entries of claimed batches makes the next claim slow.
+        vacuum_index_cleanup = on);
+-- The claim order. A tenant's n-th waiting batch takes the n-th turn after the one being served, so
+-- tenants alternate however much one of them submits (start-time fair queuing), and a claim is one range.
+create index work_claim on helix.work (lane, turn, batch) where pending;
+-- The same for one queue: claims that are bound to tenants must not step over the backlog of others.
+-- It also finds the last turn of a queue, so that its next batch goes behind it.
+create index work_claim_of_queue on helix.work (queue, lane, turn, batch) where pending;
+-- PENDING batches that are not claimable. They are not in the claim indexes: a claim would have to step
+-- over them.
+create index work_due on helix.work (due) where cause = 'delay';
+create index work_blocked on helix.work (queue, cause, batch) where cause is not null;
+create index work_limit on helix.work (queue, limit_key, batch) where cause = 'limit';
+-- Finds what was not started in time.
+create index work_expiry on helix.work (expires_at)
+  where expires_at is not null and (pending or cause is not null);
+
+-- What a step said: results, classes of failures, details. Only steps that said anything have a row;
+-- the ledger entry covers it by its hash.
+create table helix.result (
+  batch   bigint not null,
+  version integer not null,        -- of the step
+  queue   integer not null,
+  failure helix.short_text,        -- class of a failure
+  detail  helix.long_text,         -- for people
+  result  helix.document,
+  primary key (batch, version)
+);
+
+-- The hash of those texts, each behind its length in bytes; null when there are none.
+create function helix.content_hash(p_failure text, p_detail text, p_result text) returns bytea
+language sql stable parallel safe as $$
+  select case when p_failure is not null or p_detail is not null or p_result is not null then
+    sha256(convert_to(concat_ws('>',
+      coalesce(octet_length(p_failure)::text, ''), coalesce(p_failure, ''),
+      coalesce(octet_length(p_detail)::text, ''), coalesce(p_detail, ''),
+      coalesce(octet_length(p_result)::text, ''), coalesce(p_result, '')), 'UTF8')) end
+$$;
+
+-- How a batch ended, as a number: comparing enums is not leakproof, so under row-level security an index
+-- on them is not used.
+create function helix.ending(p_state helix.state) returns smallint
+language sql immutable parallel safe as $$
+  select case p_state when 'COMPLETED' then 1 when 'FAILED' then 2 when 'CANCELLED' then 3 end::smallint
+$$;
+
+-- Finished batches in the order of their end: retention reads it from the oldest, lists from the newest.
+-- Written by the trigger `record`; a retry and retention remove rows.
+create table helix.ended (
+  at     timestamptz not null,     -- work.changed_at
+  batch  bigint not null,
+  queue  integer not null,
+  ending smallint not null,
+  primary key (queue, ending, at, batch)
+);
+
+-- Claim calls by their request id. The repeat of a call whose answer was lost finds its leases here.
+-- `due` tells the reaper when to look at the leases of a call: it is a lower bound of their deadlines
+-- that renewals do not touch, and null when no lease is left.
+create table helix.request (
+  id     uuid primary key,
+  number bigint not null,          -- of its leases: the ledger entry of the claim
+  worker text not null,
+  due    timestamptz,
+  at     timestamptz not null default clock_timestamp()
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+create index request_due on helix.request (due, number) where due is not null;
+
+-- How many leases each limit key has now; counted by the trigger `record`, locked by claim.
+create table helix.key_limit (
+  queue integer not null,
+  held  integer not null default 0 check (held >= 0),
+  key   text not null,
+  primary key (queue, key)
+) with (fillfactor = 50);
+
+-- The first part of every token. A failover that lost the tail of the log sets sequences back, so
+-- numbers alone could repeat; the epoch rises whenever the server's timeline is not the one noted
+-- here, and with `helixq recover`.
+create table helix.epoch (
+  number     integer primary key,
+  timeline   text not null,
+  reason     text not null,
+  started_at timestamptz not null default clock_timestamp()
+);
+-- The first epoch is here from the start. Inserted by the first call, inside a caller's long transaction, it
+-- would make every other call wait. `next_epoch` (60_lease.sql) explains the number.
+insert into helix.epoch (number, timeline, reason)
+select greatest(1, (('x' || w.timeline)::bit(32)::int - 1) << 12), w.timeline, 'created'
+from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) w;
+-- One sequence numbers ledger entries, and thereby leases.
+create sequence helix.entry_id;
+
+-- Workers as they last announced themselves. For people; no rule depends on it.
+create table helix.worker (
+  role       name not null,
+  -- In byte order, so that the names of one tenant (lab/gpu-1) are adjacent in the key.
+  name       text collate "C" not null check (octet_length(name) between 1 and 255),
+  free       jsonb not null,
+  first_seen timestamptz not null default clock_timestamp(),
+  last_seen  timestamptz not null default clock_timestamp(),
+  primary key (role, name)
+) with (fillfactor = 50);
+
+-- Idle workers by the queue they wait for: a submission wakes them (52_wake.sql), and sends nothing while
+-- the queue is busy.
+create table helix.waiter (
+  queue  text not null,
+  login  name not null,          -- a role can only end the waiting of its own workers
+  worker text not null check (octet_length(worker) between 1 and 255),
+  tenants text[],                -- whose work it may claim; null: everybody's
+  channel text not null,         -- where it listens
+  until  timestamptz not null,   -- a worker that died waiting is soon forgotten
+  primary key (queue, login, worker)
+) with (fillfactor = 50);

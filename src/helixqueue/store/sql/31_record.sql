@@ -1,0 +1,258 @@
+-- No state change without its ledger entry. Triggers on helix.work see every change in the statement that
+-- makes it: a row trigger compares the new row with the old one, and a statement trigger checks the new
+-- rows and writes the entry. A renewal or a move inside PENDING is no step and must say so (`step = false`).
+
+-- Refuses the statement. The triggers below call it only for illegal rows.
+create function helix.refuse_step() returns trigger
+language plpgsql as $$
+begin
+  perform helix.refuse(new.batch, old.state, old.version, new.state, new.version);
+  return null;
+end
+$$;
+create function helix.refuse(
+  p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer
+) returns boolean
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('batch %s: no arrow %s (version %s) -> %s (version %s)', p_batch,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to, p_to_version),
+    hint = 'The table helix.arrow lists the legal arrows; each step raises the version by one and '
+           'names the ledger entry before it.';
+end
+$$;
+
+-- A step continues the row as it was. PostgreSQL reads a trigger's condition again for every statement, so
+-- it is short, and everything that the new row alone shows is checked in `record_step`. The same as a
+-- trigger function cost a third of a drain. `is not true` also refuses what is null.
+create trigger next_step after update on helix.work
+  for each row when (new.step and (
+    new.batch = old.batch and new.before = old.entry and new.came_from = old.state
+    and new.version = old.version
+                      + case when old.state = 'PENDING' and new.state = 'RUNNING' then 2 else 1 end
+  ) is not true) execute function helix.refuse_step();
+
+-- What is no step may change only deadline, lane, turn, pending, due and cause, and stays in its state.
+create function helix.check_move() returns trigger
+language plpgsql as $$
+begin
+  if (new.batch, new.version, new.state, new.entry, new.attempt, new.reason, new.late, new.actor,
+      new.changed_at, new.queue, new.bytes)
+     = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
+        old.changed_at, old.queue, old.bytes)
+     and (new.before, new.came_from, new.number, new.nonce, new.epoch, new.lease_seconds, new.content,
+          new.limit_key, new.expires_at)
+         is not distinct from
+         (old.before, old.came_from, old.number, old.nonce, old.epoch, old.lease_seconds, old.content,
+          old.limit_key, old.expires_at)
+     and (new.state = 'PENDING') = (new.pending or new.cause is not null)
+     and not (new.pending and new.cause is not null)
+     and (new.due is not null) = coalesce(new.cause = 'delay', false)
+     and (new.cause is distinct from 'limit' or new.limit_key is not null)
+  then
+    return null;
+  end if;
+  perform helix.refuse(new.batch, old.state, old.version, new.state, new.version);
+  return null;
+end
+$$;
+create trigger no_step after update on helix.work
+  for each row when (new.step is not true) execute function helix.check_move();
+
+-- A row leaves only with retention, which has written the tombstone before; so the same batch can
+-- never begin again at version 1.
+create function helix.demand_tombstone() returns trigger
+language plpgsql as $$
+begin
+  -- A look-up by id for each row: as an anti-join it read all tombstones for each row.
+  if exists (select from gone g
+             where (select b.retired_at is not null and b.entry = g.entry and b.version = g.version
+                    from helix.batch b where b.id = g.batch) is not true)
+  then
+    raise exception using errcode = 'QH001', message = 'delete on helix.work without a tombstone',
+      hint = 'Only retention removes finished batches.';
+  end if;
+  return null;
+end
+$$;
+create trigger leaves after delete on helix.work
+  referencing old table as gone for each statement execute function helix.demand_tombstone();
+
+-- First steps: they have no entry before them. A batch that was retired does not begin again.
+create function helix.record_first() returns trigger
+language plpgsql
+set enable_seqscan = off set jit = off as $$
+declare
+  v_xid bigint := pg_current_xact_id()::text::bigint;
+begin
+  insert into helix.entry (id, part, at, xid, to_state, reason, late, actor, batch, queue, version,
+                           attempt, hash)
+  select g.id, g.part, g.at, v_xid, 'PENDING', 'submitted', false, g.actor, g.batch, g.queue, g.version,
+         g.attempt,
+         helix.entry_hash(null, g.id, g.part, g.at, v_xid, null, null, 'PENDING', 'submitted', false,
+                          g.actor, g.batch, g.queue, g.version, g.attempt, null, null)
+  from (select n.entry as id, row_number() over ()::smallint as part, n.changed_at as at, n.actor,
+               array_agg(n.batch) as batch, array_agg(n.queue) as queue, array_agg(n.version) as version,
+               array_agg(n.attempt) as attempt
+        from arrived n
+        where (n.version = 1 and n.state = 'PENDING' and n.reason = 'submitted' and n.step
+               and n.attempt = 0 and not n.late
+               and coalesce(n.before, n.number, n.nonce) is null and n.came_from is null
+               and n.pending = (n.cause is null)
+               and (n.due is not null) = coalesce(n.cause = 'delay', false)
+               and (n.cause is distinct from 'limit' or n.limit_key is not null)
+               and not exists (select from helix.batch b
+                               where b.id = n.batch and b.retired_at is not null)) is true
+           or helix.refuse(n.batch, null, null, n.state, n.version)
+        group by n.entry, n.changed_at, n.actor offset 0) g;
+  return null;
+end
+$$;
+create trigger record after insert on helix.work
+  referencing new table as arrived for each statement execute function helix.record_first();
+
+-- All other steps. The statement trigger reads the new rows only: joining old and new was quadratic.
+create function helix.record_step() returns trigger
+language plpgsql
+-- A plan made while the ledger was empty would read all of it for every call.
+set enable_seqscan = off set jit = off as $$
+declare
+  v_xid     bigint := pg_current_xact_id()::text::bigint;
+  v_ended   boolean;
+  v_limited boolean;
+begin
+  with recorded as (
+    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
+                             queue, version, attempt, before, content, hash)
+    select g.id, g.part, g.at, v_xid, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
+           g.queue, g.version, g.attempt, g.before, g.content,
+           helix.entry_hash(p.hashes, g.id, g.part, g.at, v_xid, g.epoch, g.came_from, g.state, g.reason,
+                            g.late, g.actor, g.batch, g.queue, g.version, g.attempt, g.before, g.content)
+    from (select n.entry as id, row_number() over ()::smallint as part, n.changed_at as at, n.epoch,
+                 n.came_from, n.state, n.reason, n.late, n.actor, array_agg(n.batch) as batch,
+                 array_agg(n.queue) as queue, array_agg(n.version) as version,
+                 array_agg(n.attempt) as attempt, array_agg(n.before) as before,
+                 case when count(n.content) > 0 then array_agg(n.content) end as content,
+                 array_agg(distinct n.before) as befores
+          from arrived n
+          where n.step
+            and ((case n.came_from
+                    when 'PENDING'  then n.state in ('ASSIGNED', 'RUNNING', 'CANCELLED')
+                    when 'ASSIGNED' then n.state in ('RUNNING', 'PENDING', 'FAILED', 'CANCELLED')
+                    when 'RUNNING'  then n.state in ('COMPLETED', 'PENDING', 'FAILED', 'CANCELLED')
+                    when 'FAILED'   then n.state = 'PENDING'
+                    else false end
+                  and n.entry > n.before
+                  -- PENDING is claimable or has a cause why not; nothing else has either.
+                  and (n.state = 'PENDING') = (n.pending or n.cause is not null)
+                  and not (n.pending and n.cause is not null)
+                  and (n.due is not null) = coalesce(n.cause = 'delay', false)
+                  and (n.cause is distinct from 'limit' or n.limit_key is not null)
+                  -- Leased states have a token. A claim makes a new one, whose number is its entry.
+                  and (n.state not in ('ASSIGNED', 'RUNNING')
+                       or (n.came_from = 'PENDING') = (n.number = n.entry)
+                          and n.nonce is not null and n.epoch is not null and n.deadline is not null)
+                 ) is true
+                 or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
+          group by n.entry, n.changed_at, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor
+          offset 0) g
+    cross join lateral (
+      select array_agg(e.hash order by e.id, e.part) as hashes, count(distinct e.id) as found
+      from helix.entry e where e.id = any (g.befores)) p
+    where p.found = cardinality(g.befores) or helix.refuse_missing_entry(g.id)
+    returning to_state
+  )
+  select bool_or(r.to_state in ('COMPLETED', 'FAILED', 'CANCELLED')),
+         exists (select from arrived n where n.limit_key is not null)
+  into v_ended, v_limited from recorded r;
+  if v_ended then
+    insert into helix.ended (queue, ending, at, batch)
+    select n.queue, helix.ending(n.state), n.changed_at, n.batch from arrived n
+    where n.step and n.state in ('COMPLETED', 'FAILED', 'CANCELLED');
+  end if;
+  if v_limited then
+    perform helix.count_leases(
+      array_agg(c.queue), array_agg(c.limit_key), array_agg(c.change))
+    from (select n.queue, n.limit_key,
+                 sum((n.state in ('ASSIGNED', 'RUNNING'))::int
+                     - (n.came_from in ('ASSIGNED', 'RUNNING'))::int)::int as change
+          from arrived n where n.step and n.limit_key is not null
+          group by n.queue, n.limit_key) c
+    where c.change <> 0;
+  end if;
+  return null;
+end
+$$;
+create trigger record_step after update on helix.work
+  referencing new table as arrived for each statement execute function helix.record_step();
+
+-- Refuses a step whose entry before is not in the ledger.
+create function helix.refuse_missing_entry(p_entry bigint) returns boolean
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('entry %s: an entry that it continues is missing from the ledger', p_entry),
+    hint = 'Run helixq check: the ledger was cut.';
+end
+$$;
+
+-- Counts leases under their limit keys where they begin and end, so that the count cannot drift, and makes
+-- waiting batches claimable where a lease ended. The rows are locked in key order: two statements must
+-- not wait for each other crosswise.
+create function helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) returns void
+language plpgsql as $$
+begin
+  perform from helix.key_limit k
+  where (k.queue, k.key) in (select u.queue, u.key from unnest(p_queue, p_key) as u (queue, key))
+  order by k.queue, k.key for update;
+  update helix.key_limit k set held = k.held + u.change
+  from unnest(p_queue, p_key, p_change) as u (queue, key, change)
+  where k.queue = u.queue and k.key = u.key;
+  perform helix.unblock(u.queue, u.key)
+  from unnest(p_queue, p_key, p_change) as u (queue, key, change) where u.change < 0;
+end
+$$;
+
+-- Refuses a change of what was asked.
+-- Locks the limit keys of these batches in key order, for calls that end leases in several statements.
+create function helix.lock_keys(p_batch bigint[]) returns void
+language plpgsql as $$
+begin
+  perform from helix.key_limit k
+  where (k.queue, k.key) in (select w.queue, w.limit_key from helix.work w
+                             where w.batch = any (p_batch) and w.limit_key is not null)
+  order by k.queue, k.key for update;
+end
+$$;
+
+-- What was asked never changes, and nothing deletes it: the row is the tombstone. Erasing and retention
+-- empty columns; nothing else may change.
+create function helix.check_asked() returns trigger
+language plpgsql as $$
+begin
+  if tg_op = 'UPDATE' and (
+    (new.id, new.created_at, new.queue, new.class, new.secret, new.priority, new.key, new.fingerprint,
+     new.actor, new.revision)
+    = (old.id, old.created_at, old.queue, old.class, old.secret, old.priority, old.key, old.fingerprint,
+       old.actor, old.revision)
+    and new.run is not distinct from old.run and new.run_at is not distinct from old.run_at
+    and new.expires_at is not distinct from old.expires_at
+    and (new.identity is null or new.identity = old.identity)
+    and (new.raw is null or new.raw = old.raw)
+    and (new.limit_key is null or new.limit_key = old.limit_key)
+    and (new.payload is null or new.payload::text = old.payload::text)
+    and (old.retired_at is null
+         or (new.retired_at, new.ended_at, new.entry, new.version, new.state, new.attempt, new.tombstone)
+            = (old.retired_at, old.ended_at, old.entry, old.version, old.state, old.attempt,
+               old.tombstone)))
+  then
+    return null;
+  end if;
+  raise exception using errcode = 'QH001',
+    message = format('batch %s: what was asked cannot be changed or deleted', old.id),
+    hint = 'New work is a new revision; erase_v1 and retention empty a batch and leave its tombstone.';
+end
+$$;
+create trigger asked_once after update or delete on helix.batch
+  for each row execute function helix.check_asked();

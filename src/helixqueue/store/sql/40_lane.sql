@@ -1,0 +1,154 @@
+-- Lanes and turns: the place of a batch in the order of claims.
+
+-- The class of a requirement, created when it is new. Unknown names are refused: a misspelled "gpu"
+-- would otherwise run anywhere.
+create function helix.class_of(p_requires jsonb) returns integer
+language plpgsql as $$
+declare
+  v_class   integer;
+  v_unknown text;
+begin
+  if p_requires is null then
+    return null;
+  end if;
+  select id into v_class from helix.requirement_class where requires = p_requires;
+  if found then
+    return v_class;
+  end if;
+  select key into v_unknown from jsonb_object_keys(p_requires) key
+  where key not in ('gpus', 'gpu_vram_gb', 'cpu_cores', 'ram_gb', 'disk_gb', 'labels') limit 1;
+  if found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('unknown requirement %L', v_unknown),
+      hint = 'Known: gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels.';
+  end if;
+  insert into helix.requirement_class (requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels)
+  values (p_requires,
+          coalesce((p_requires ->> 'gpus')::int, 0), coalesce((p_requires ->> 'gpu_vram_gb')::real, 0),
+          coalesce((p_requires ->> 'cpu_cores')::real, 0), coalesce((p_requires ->> 'ram_gb')::real, 0),
+          coalesce((p_requires ->> 'disk_gb')::real, 0), coalesce(p_requires -> 'labels', '{}'))
+  on conflict do nothing;
+  return (select id from helix.requirement_class where requires = p_requires);
+end
+$$;
+
+-- How many active lanes of one queue name a tenant may have caused.
+create function helix.lane_bound() returns integer
+language sql immutable parallel safe as $$ select 256 $$;
+
+-- The lane of a (queue, class, priority), created when its first batch comes. The loser of the race to
+-- create it reads the winner's. A lane that was idle becomes active again.
+create function helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint)
+returns integer
+language plpgsql as $$
+declare
+  v_lane record;
+begin
+  select l.id, l.idle or l.used_at < clock_timestamp() - interval '10 min' as rested into v_lane
+  from helix.lane l
+  where l.queue = p_queue and l.class = p_class and l.priority = p_priority;
+  if found and not v_lane.rested then
+    return v_lane.id;
+  end if;
+  if (select count(*) from helix.lane l
+      where l.queue = p_queue and not l.idle and l.made_for = p_tenant) >= helix.lane_bound()
+     and (not found or exists (select from helix.lane l where l.id = v_lane.id and l.idle))
+  then
+    raise exception using errcode = 'program_limit_exceeded',
+      message = format('queue %s of tenant %s has %s different requirements and priorities in use',
+                       p_queue, p_tenant, helix.lane_bound()),
+      hint = 'Use fewer different requirements; those unused for an hour are forgotten.';
+  end if;
+  insert into helix.lane as l (queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb,
+                               labels, made_for)
+  select p_queue, c.id, p_priority, c.gpus, c.gpu_vram_gb, c.cpu_cores, c.ram_gb, c.disk_gb, c.labels,
+         p_tenant
+  from helix.requirement_class c where c.id = p_class
+  on conflict (queue, class, priority) do update
+    set used_at = clock_timestamp(), idle = false,
+        made_for = case when l.idle then excluded.made_for else l.made_for end
+  returning l.id into v_lane;
+  return v_lane.id;
+end
+$$;
+
+-- The turn after which a queue's next batch stands in a lane: behind its own last one, but never before
+-- the turn that is being served. Looking only above `served` keeps the look-up short even while an
+-- old snapshot holds dead index entries.
+create function helix.turn_after(p_lane integer, p_queue integer) returns bigint
+language plpgsql stable
+-- A plan made while the table was empty would read all of it for every bulk submit.
+set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+begin
+  return (
+    select greatest(l.served, (select w.turn from helix.work w
+                               where w.pending and w.queue = p_queue and w.lane = l.id
+                                 and w.turn > l.served
+                               order by w.turn desc, w.batch desc limit 1))
+    from helix.lane l where l.id = p_lane);
+end
+$$;
+
+-- Class, lane and turn of each submission that has options, by position. A call has few different ones,
+-- so each is created or found once and then looked up in a short list.
+create function helix.lanes_of(
+  p_queue helix.queue, p_requires text[], p_priority smallint[], p_count integer,
+  out class integer[], out lane integer[], out turn bigint[]
+) language plpgsql as $$
+declare
+  v_words   text[];      -- the different requirements, as written
+  v_classes integer[];
+  v_pairs   integer[];   -- the different pairs of class and priority, as one number
+  v_lanes   integer[];
+  v_turns   bigint[];
+begin
+  v_words := array(select distinct w from unnest(p_requires) w where w is not null);
+  v_classes := array(select helix.class_of(w.word::jsonb)
+                     from unnest(v_words) with ordinality as w (word, place) order by w.place);
+  class := array(select coalesce(v_classes[array_position(v_words, u.requires)], p_queue.class)
+                 from unnest(coalesce(p_requires, array_fill(null::text, array[p_count])))
+                   with ordinality as u (requires, place) order by u.place);
+  v_pairs := array(select distinct u.class * 10 + coalesce(u.priority, 5)
+                   from unnest(class, p_priority) as u (class, priority));
+  v_lanes := array(select helix.lane_of(p_queue.tenant, p_queue.name, s.pair / 10, (s.pair % 10)::smallint)
+                   from unnest(v_pairs) with ordinality as s (pair, place) order by s.place);
+  -- A statement of its own: a lane that was just created is not visible to the statement that did it.
+  v_turns := array(select helix.turn_after(l.lane, p_queue.id)
+                   from unnest(v_lanes) with ordinality as l (lane, place) order by l.place);
+  select array_agg(v_lanes[at.pair] order by at.place), array_agg(v_turns[at.pair] order by at.place)
+  into lane, turn
+  from (select array_position(v_pairs, u.class * 10 + coalesce(u.priority, 5)) as pair, u.place
+        from unnest(class, p_priority) with ordinality as u (class, priority, place)) at;
+end
+$$;
+
+-- Makes the lanes of batches that come back active again: claims skip idle ones.
+create function helix.wake_lanes(p_batch bigint[]) returns void
+language plpgsql as $$
+begin
+  update helix.lane l set idle = false, used_at = clock_timestamp()
+  where l.idle and l.id = any (array(select w.lane from helix.work w where w.batch = any (p_batch)));
+end
+$$;
+
+-- Makes lanes idle that were unused for an hour and have nothing claimable, so that claims skip them, and
+-- active again where a submission used one at that moment. The lane of a queue's own class stays.
+create function helix.rest_lanes(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_count integer;
+begin
+  update helix.lane l set idle = false, used_at = v_now
+  where l.idle and exists (select from helix.work w where w.pending and w.lane = l.id);
+  update helix.lane l set idle = true
+  where l.id = any (array(
+    select i.id from helix.lane i
+    where not i.idle and i.used_at < v_now - interval '1 hour'
+      and not exists (select from helix.work w where w.pending and w.lane = i.id)
+      and not exists (select from helix.queue q where q.name = i.queue and q.class = i.class)
+    limit p_limit for update skip locked));
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;

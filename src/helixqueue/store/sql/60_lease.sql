@@ -1,0 +1,254 @@
+-- What start, renew, settle, release, reap and recover share: epochs, tokens, the end of a lease, and
+-- the answer to a stale token.
+--
+-- A token is (epoch, nonce, number). The leases of one claim share its number and nonce inside the worker
+-- process that claimed them. What leaves that process (to a handler's child process, over HTTP) carries
+-- a nonce derived for its one batch (`lease_nonce`), so that the holder of one cannot settle another.
+
+-- The next epoch: above the last one known, and above all that earlier timelines can have had. A
+-- failover may lose epochs with the tail of the log, and counting on would repeat them.
+create function helix.next_epoch(p_timeline text) returns integer
+language sql stable as $$
+  select greatest(coalesce(max(e.number), 0) + 1, (('x' || p_timeline)::bit(32)::int - 1) << 12)
+  from helix.epoch e
+$$;
+
+-- The epoch of tokens. The first eight digits of the WAL file's name are the timeline: after a failover
+-- or a point-in-time restore it differs from the one noted, and a new epoch begins before any id or
+-- token is handed out.
+create function helix.current_epoch() returns integer
+language plpgsql as $$
+declare
+  v_epoch    helix.epoch;
+  -- A standby has no insert position: there the insert below says that it is read-only.
+  v_timeline text := case when not pg_is_in_recovery()
+                     then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end;
+begin
+  select * into v_epoch from helix.epoch e order by e.number desc limit 1;
+  if v_epoch.timeline = v_timeline then
+    return v_epoch.number;
+  end if;
+  -- Two callers may notice at once; the primary key lets one row in and both read it.
+  insert into helix.epoch (number, timeline, reason)
+  values (helix.next_epoch(v_timeline), v_timeline, 'timeline')
+  on conflict do nothing;
+  -- What the lost tail of the log had numbered must not be numbered again: clients may know those ids.
+  if found and v_epoch.number is not null then
+    perform setval(s.name, nextval(s.name) + 16777216)
+    from unnest('{helix.batch_id,helix.entry_id,helix.fence_number}'::regclass[]) as s (name);
+  end if;
+  select * into v_epoch from helix.epoch e order by e.number desc limit 1;
+  return v_epoch.number;
+end
+$$;
+
+-- The id of a new ledger entry. Every call that draws an id compares the timeline first.
+create function helix.next_entry() returns bigint
+language plpgsql as $$
+begin
+  if helix.current_epoch() is null then
+    return null;
+  end if;
+  return nextval('helix.entry_id');
+end
+$$;
+
+-- The same for the leases of fences.
+create function helix.next_fence_number() returns bigint
+language plpgsql as $$
+begin
+  if helix.current_epoch() is null then
+    return null;
+  end if;
+  return nextval('helix.fence_number');
+end
+$$;
+
+-- The nonce of one lease outside of the worker process. It tells nothing about the call's nonce or
+-- about other leases.
+create function helix.lease_nonce(p_nonce bigint, p_batch bigint) returns bigint
+language sql immutable parallel safe as $$
+  select ('x' || encode(substr(sha256(int8send(p_nonce) || int8send(p_batch)), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+
+-- The queues whose leases this session may write to; null: all.
+create function helix.scope_queues() returns integer[]
+language plpgsql stable as $$
+begin
+  if current_setting('helix.scope', true) = '*' then
+    return null;
+  end if;
+  return array(select q.id from helix.queue q);   -- Row-level security leaves those of the tenants.
+end
+$$;
+
+-- Locks the rows of these batches in the common order (by batch, waiting: every call that locks several
+-- takes them in this order) and returns which of the tokens own theirs: their places in the arrays, each
+-- batch once. Until the end of the transaction nobody can change that.
+create function helix.hold(
+  p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
+  out place integer[], out batch bigint[]
+) language plpgsql as $$
+declare
+  v_queues integer[] := helix.scope_queues();
+begin
+  perform from helix.work w where w.batch = any (p_batch) order by w.batch for update;
+  select coalesce(array_agg(m.place), '{}'), coalesce(array_agg(m.batch), '{}') into place, batch
+  from (select distinct on (u.batch) u.place::integer, u.batch
+        from unnest(p_batch, p_epoch, p_nonce, p_number) with ordinality
+          as u (batch, epoch, nonce, number, place)
+        join helix.work w on w.batch = u.batch
+        where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+          and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
+          and (v_queues is null or w.queue = any (v_queues))
+        order by u.batch, u.place) m;
+end
+$$;
+
+-- Ends leases whose rows the caller has locked and whose tokens it has checked: the batch goes back to
+-- PENDING, or to FAILED when its attempts are used up or the failure is permanent. One function, so that
+-- a failure, a release, a lost lease and a recovery cannot differ in what they do.
+create function helix.end_leases(
+  p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[] default null,
+  p_detail text[] default null, p_permanent boolean[] default null, p_after real[] default null
+) returns setof helix.answer
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_entry bigint := helix.next_entry();
+begin
+  perform helix.wake_lanes(p_batch);
+  return query
+  with ending as materialized (
+    select w.batch, e.goes_to, w.deadline < v_now and p_reason in ('failed', 'released') as overdue,
+           case when e.goes_to = 'FAILED' then coalesce(u.failure, p_reason::text)
+                else u.failure end as failure,
+           u.detail, l.served,
+           case when e.goes_to = 'FAILED' then null when d.delay > 0 then 'delay'
+                when q.paused then 'paused' end::helix.cause as cause,
+           case when e.goes_to = 'PENDING' and d.delay > 0
+                then v_now + make_interval(secs => d.delay) end as due
+    from unnest(p_batch) with ordinality as asked (batch, place)
+    join helix.work w on w.batch = asked.batch
+    join helix.queue q on q.id = w.queue
+    join helix.lane l on l.id = w.lane
+    cross join lateral (
+      -- Cut to what a row may hold: the report of a failure must not itself fail.
+      select left(p_failure[asked.place], 60) as failure, left(p_detail[asked.place], 16000) as detail,
+             p_after[asked.place] as after, p_permanent[asked.place] as permanent) u
+    cross join lateral (
+      select case when u.permanent or (p_reason <> 'released' and w.attempt >= q.max_attempts)
+                  then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
+    cross join lateral (
+      -- Only a failure waits: what was released or lost is good work that met a bad worker.
+      select case when p_reason = 'failed' then coalesce(
+               case when u.after > 604800 then 604800 else u.after end,
+               least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(w.attempt - 1, 20))
+               * (0.5 + random() / 2)) else 0 end as delay) d
+  ),
+  ended as (
+    update helix.work w
+    set state = e.goes_to, version = w.version + 1, reason = p_reason, late = e.overdue,
+        actor = coalesce(p_actor, w.actor), attempt = w.attempt - (p_reason = 'released')::int,
+        entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
+        content = helix.content_hash(e.failure, e.detail, null),
+        pending = e.goes_to = 'PENDING' and e.cause is null, cause = e.cause, due = e.due,
+        -- Work that was started once does not queue up again: the turn after the one being served.
+        turn = case when e.goes_to = 'PENDING' then e.served + 1 else w.turn end
+    from ending e where w.batch = e.batch
+    returning w.batch, w.version, w.queue, w.state, w.late, e.failure, e.detail
+  ),
+  said as (
+    insert into helix.result (batch, version, queue, failure, detail)
+    select d.batch, d.version, d.queue, d.failure, d.detail from ended d
+    where d.failure is not null or d.detail is not null
+  )
+  select d.batch, 'ok', null::text, d.state, d.late, false from ended d;
+end
+$$;
+
+-- The answer where the token is not that of a live lease. A repeat of what this token did before gets
+-- its answer from the row or the ledger; everything else is refused, and the refusal is kept with both
+-- names (G2), also after retention.
+create function helix.answer_stale(
+  p_operation text, p_worker text, p_batch bigint[], p_epoch int[], p_nonce bigint[],
+  p_number bigint[], p_reason helix.reason[], p_content bytea[] default null
+) returns setof helix.answer
+language plpgsql as $$
+declare
+  v_queues integer[] := helix.scope_queues();
+begin
+  return query
+  with asked as materialized (
+    select u.*, q.tenant, coalesce(w.state, b.state) as state_now,
+           case when w.state in ('ASSIGNED', 'RUNNING') then w.actor
+                when (w.epoch, w.number) <> (u.epoch, u.number) then heir.actor end as owner,
+           case when w.state in ('ASSIGNED', 'RUNNING') or (w.epoch, w.number) <> (u.epoch, u.number)
+                then w.number end as owner_number,
+           coalesce(w.state in ('ASSIGNED', 'RUNNING') and t.is_last, false) as is_owner,
+           case when w.batch is null then false   -- retired
+                -- The number of the last lease, but not its nonce: the token of another lease of that claim.
+                when (w.epoch, w.number) = (u.epoch, u.number) and not t.is_last then false
+                when t.is_last and w.reason = u.reason and w.actor = p_worker then true
+                else exists (select from helix.history_of(array[u.batch]) h
+                             where h.epoch = u.epoch and h.number = u.number and h.reason = u.reason
+                               and h.actor = p_worker) end as was_done,
+           t.is_last and w.reason = 'completed' and w.content is distinct from u.content as mismatch
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
+      as u (batch, epoch, nonce, number, reason, content)
+    left join helix.batch b on b.id = u.batch and (v_queues is null or b.queue = any (v_queues))
+    left join helix.queue q on q.id = b.queue
+    left join helix.work w on w.batch = b.id
+    left join lateral (select e.actor from helix.entry e where e.id = w.number order by e.part limit 1) heir
+      on true
+    cross join lateral (
+      select coalesce((w.epoch, w.number) = (u.epoch, u.number)
+                      and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce),
+                      false) as is_last) t
+  ),
+  judged as materialized (
+    select k.*, case
+        when k.was_done and k.tenant is not null and (p_operation <> 'start' or k.is_owner) then 'repeat'
+        when k.is_owner then 'illegal'
+        else 'refused' end as verdict
+    from asked k
+  ),
+  kept as (
+    insert into helix.refusal as r (batch, epoch, number, operation, tenant, worker, owner,
+                                    owner_number, state, why)
+    -- Each token once, though a call may name it twice.
+    select distinct on (j.batch, j.number, j.epoch)
+           j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
+           j.state_now,
+           format('token %s is stale: the batch is %s%s', j.number, j.state_now,
+                  case when j.owner is null then ''
+                       else format('; %s had it next, under %s', j.owner, j.owner_number) end)
+    from judged j where j.verdict = 'refused' and j.tenant is not null
+    order by j.batch, j.number, j.epoch
+    on conflict (batch, number, epoch, operation, worker) do update
+      set times = r.times + 1, last_at = clock_timestamp(), owner = excluded.owner,
+          owner_number = excluded.owner_number, state = excluded.state, why = excluded.why
+  )
+  select j.batch, j.verdict, case j.verdict when 'refused' then j.owner end, j.state_now, false,
+         j.verdict = 'repeat' and coalesce(j.mismatch, false)
+  from judged j;
+end
+$$;
+
+-- answer_stale for what is not among the done. Two tokens of one batch may come in one call, and then only
+-- one of them did it: the one that the row has.
+create function helix.answer_rest(
+  p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch int[],
+  p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[] default null
+) returns setof helix.answer
+language sql volatile as $$
+  select j.* from (
+    select array_agg(u.batch) as batch, array_agg(u.epoch) as epoch, array_agg(u.nonce) as nonce,
+           array_agg(u.number) as number, array_agg(u.reason) as reason, array_agg(u.content) as content
+    from unnest(p_batch, p_epoch, p_nonce, p_number, p_reason, p_content)
+      as u (batch, epoch, nonce, number, reason, content)
+    where u.batch <> all (p_done)
+       or (u.epoch, u.number) <> (select w.epoch, w.number from helix.work w where w.batch = u.batch)) rest
+  cross join lateral helix.answer_stale(p_operation, p_worker, rest.batch, rest.epoch, rest.nonce,
+                                        rest.number, rest.reason, rest.content) j
+$$;

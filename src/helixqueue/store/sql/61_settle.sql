@@ -1,0 +1,299 @@
+-- What a worker does with its leases: start, renew, settle, release. Arrays run in parallel, one element
+-- per batch. The token (epoch, nonce, number) is in every WHERE and decides, not the deadline: a late
+-- write of a lease that was not reaped is accepted and marked late.
+
+create function helix.start_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_entry bigint := helix.next_entry();
+  v_done  bigint[];
+begin
+  perform helix.enter();
+  perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
+                                helix.shape(p_nonce), helix.shape(p_number));
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  with started as (
+    update helix.work w
+    set state = 'RUNNING', version = w.version + 1, reason = 'started', actor = p_worker,
+        late = w.deadline < v_now, entry = v_entry, before = w.entry, came_from = w.state,
+        changed_at = v_now, step = true, content = null
+    where w.batch = any (v_done) and w.state = 'ASSIGNED'
+    returning w.batch
+  )
+  select coalesce(array_agg(s.batch), '{}') into v_done from started s;
+  return query
+    select w.batch, 'ok', null::text, w.state, w.late, false from helix.work w
+    where w.batch = any (v_done);
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('start', p_worker, v_done, p_batch, p_epoch, p_nonce,
+                                                 p_number, array_fill('started'::helix.reason,
+                                                                      array[cardinality(p_batch)]));
+  end if;
+end
+$$;
+
+-- A renewal never waits: a batch that is being settled at this moment answers busy, and its renewal would
+-- have been pointless. It is no step: only the deadline changes.
+create function helix.renew_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_mine   bigint[];   -- batches these tokens own, locked by others or not
+  v_free   bigint[];   -- batches that are locked here
+  v_done   bigint[];
+begin
+  perform helix.enter();
+  perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
+                                helix.shape(p_nonce), helix.shape(p_number));
+  v_free := array(select w.batch from helix.work w where w.batch = any (p_batch)
+                  order by w.batch for update skip locked);
+  v_mine := array(select distinct o.batch
+                  from helix.owned(p_batch, p_epoch, p_nonce, p_number) o (batch));
+  v_done := array(select b from unnest(v_mine) b where b = any (v_free));
+  return query
+    with renewed as (
+      update helix.work w
+      set deadline = v_now + make_interval(secs => w.lease_seconds), step = false
+      from helix.work o where w.batch = any (v_done) and o.batch = w.batch
+      returning w.batch, w.state, o.deadline < v_now as late
+    )
+    select r.batch, 'ok', null::text, r.state, r.late, false from renewed r;
+  if cardinality(v_done) = cardinality(p_batch) then
+    return;
+  end if;
+  -- Owned but not locked here, hence locked by another call: busy.
+  return query
+    select b, 'busy', null::text, null::helix.state, false, false
+    from unnest(v_mine) b where b <> all (v_done);
+  if cardinality(v_mine) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('renew', p_worker, v_mine, p_batch, p_epoch, p_nonce,
+                                                 p_number, array_fill(null::helix.reason,
+                                                                      array[cardinality(p_batch)]));
+  end if;
+end
+$$;
+
+-- Which of these tokens own a live lease, without locking it.
+create function helix.owned(p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[])
+returns setof bigint
+language plpgsql as $$
+declare
+  v_queues integer[] := helix.scope_queues();
+begin
+  return query
+    select w.batch
+    from unnest(p_batch, p_epoch, p_nonce, p_number) as u (batch, epoch, nonce, number)
+    join helix.work w on w.batch = u.batch
+    where w.number = u.number and w.epoch = u.epoch and w.state in ('ASSIGNED', 'RUNNING')
+      and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
+      and (v_queues is null or w.queue = any (v_queues));
+end
+$$;
+
+-- The end of attempts: completed with a result, or failed (permanently, or to be tried again). Within a
+-- caller's transaction this is its last statement, so that its locks are short. Returns one answer per
+-- settlement, or null where all of them were completed in time.
+create function helix.settle(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_outcome text[],                       -- completed | failed
+  p_result text[],                        -- completed: JSON text
+  p_failure text[],                       -- failed: its class
+  p_detail text[],                        -- failed: for people
+  p_permanent boolean[],                  -- failed: true means do not try again
+  p_after real[]                          -- failed: seconds to wait instead of the back-off
+) returns helix.answer[]
+language plpgsql as $$
+declare
+  v_done    bigint[] := '{}';
+  v_answers helix.answer[] := '{}';
+  v_late    boolean;
+  v_completed record;
+  v_held    record;      -- the tokens that own their lease: place and batch
+  v_place   integer[];   -- of those that failed
+begin
+  -- One element that is the first is an array of the right shape.
+  if cardinality(p_batch) = 1 and cardinality(p_epoch) = 1 and cardinality(p_nonce) = 1
+     and cardinality(p_number) = 1 and cardinality(p_outcome) = 1 and p_outcome[1] = 'completed'
+     and (p_result is null or cardinality(p_result) = 1 and p_result[1] is not null)
+     and num_nonnulls(p_failure, p_detail, p_permanent, p_after) = 0
+  then
+    v_late := helix.complete_one(p_worker, p_batch[1], p_epoch[1], p_nonce[1], p_number[1], p_result[1]);
+    if not v_late then
+      return null;
+    elsif v_late then
+      return array[(p_batch[1], 'ok', null, 'COMPLETED', true, false)::helix.answer];
+    end if;
+  end if;
+  perform helix.demand_parallel(
+    cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch), helix.shape(p_nonce),
+    helix.shape(p_number), helix.shape(p_outcome), helix.shape(p_result), helix.shape(p_failure),
+    helix.shape(p_detail), helix.shape(p_permanent), helix.shape(p_after));
+  if 'failed' = any (p_outcome) then
+    -- Two statements below end leases, and each counts limit keys: all locks come first, rows before keys.
+    v_held := helix.hold(p_batch, p_epoch, p_nonce, p_number);
+    perform helix.lock_keys(p_batch);
+  end if;
+  if 'completed' = any (p_outcome) then
+    v_completed := helix.complete(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result);
+    if cardinality(v_completed.batch) = cardinality(p_batch) and not true = any (v_completed.late) then
+      return null;
+    end if;
+    v_done := v_completed.batch;
+    v_answers := array(select (c.batch, 'ok', null, 'COMPLETED', c.late, false)::helix.answer
+                       from unnest(v_completed.batch, v_completed.late) as c (batch, late));
+  end if;
+  if 'failed' = any (p_outcome) then
+    v_place := array(select p from unnest(v_held.place) p where p_outcome[p] = 'failed');
+    if v_place <> '{}' then
+      v_answers := v_answers || array(
+        select v from (
+          select array_agg(p_batch[p]) as batch, array_agg(p_failure[p]) as failure,
+                 array_agg(p_detail[p]) as detail, array_agg(p_permanent[p]) as permanent,
+                 array_agg(p_after[p]) as after
+          from unnest(v_place) p) f
+        cross join lateral helix.end_leases(f.batch, 'failed', p_worker, f.failure, f.detail,
+                                            f.permanent, f.after) v);
+      v_done := v_done || array(select p_batch[p] from unnest(v_place) p);
+    end if;
+  end if;
+  if cardinality(v_done) < cardinality(p_batch) then
+    v_answers := v_answers || array(
+      select j from helix.answer_rest(
+        'settle', p_worker, v_done, p_batch, p_epoch, p_nonce, p_number, p_outcome::helix.reason[],
+        array(select helix.content_hash(null, null, p_result[n])
+              from generate_series(1, cardinality(p_batch)) n)) j);
+  end if;
+  return v_answers;
+end
+$$;
+
+-- RUNNING > COMPLETED where the token owns the lease: one conditional update, which locks in the order of
+-- batches. What it returns is what it did; arguments of refused rows are never used.
+create function helix.complete(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_outcome text[], p_result text[], out batch bigint[], out late boolean[]
+) language plpgsql as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_entry  bigint := helix.next_entry();
+  v_queues integer[] := helix.scope_queues();
+  v_done   record;    -- in parallel arrays
+begin
+  with completed as (
+    update helix.work w
+    set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+        actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
+        step = true,
+        content = case when u.result is not null then helix.content_hash(null, null, u.result) end
+    from (select * from unnest(p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result)
+                          as g (batch, epoch, nonce, number, outcome, result)
+          where g.outcome = 'completed' order by g.batch offset 0) u
+    where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
+      and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
+      and (v_queues is null or w.queue = any (v_queues))
+    returning w.batch, w.version, w.queue, w.late, u.result
+  )
+  select array_agg(c.batch) as batch, array_agg(c.version) as version, array_agg(c.queue) as queue,
+         array_agg(c.late) as late, array_agg(c.result) as result, count(c.result) as results
+  into v_done from completed c;
+  if v_done.results > 0 then
+    insert into helix.result (batch, version, queue, result)
+    select d.batch, d.version, d.queue, d.result::json
+    from unnest(v_done.batch, v_done.version, v_done.queue, v_done.result)
+      as d (batch, version, queue, result)
+    where d.result is not null;
+  end if;
+  batch := coalesce(v_done.batch, '{}');
+  late := coalesce(v_done.late, '{}');
+end
+$$;
+
+-- `complete` for one batch, without arrays: for workers that run one batch after the other. Returns whether
+-- it came late; null: nothing was done.
+create function helix.complete_one(
+  p_worker text, p_batch bigint, p_epoch integer, p_nonce bigint, p_number bigint, p_result text
+) returns boolean
+language plpgsql as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_entry  bigint := helix.next_entry();
+  v_queues integer[] := helix.scope_queues();
+  v_done   record;
+begin
+  update helix.work w
+  set state = 'COMPLETED', version = w.version + 1, reason = 'completed', late = w.deadline < v_now,
+      actor = p_worker, entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now,
+      step = true,
+      content = case when p_result is not null then helix.content_hash(null, null, p_result) end
+  where w.batch = p_batch and w.number = p_number and w.epoch = p_epoch and w.state = 'RUNNING'
+    and (w.nonce = p_nonce or helix.lease_nonce(w.nonce, w.batch) = p_nonce)
+    and (v_queues is null or w.queue = any (v_queues))
+  returning w.version, w.queue, w.late into v_done;
+  if found and p_result is not null then
+    insert into helix.result (batch, version, queue, result)
+    values (p_batch, v_done.version, v_done.queue, p_result::json);
+  end if;
+  return v_done.late;
+end
+$$;
+
+-- `settle` as clients call it; claim_v1 calls the inner function.
+create function helix.settle_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_outcome text[], p_result text[] default null, p_failure text[] default null,
+  p_detail text[] default null, p_permanent boolean[] default null, p_after real[] default null
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_answers helix.answer[];
+begin
+  perform helix.enter();
+  v_answers := helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result, p_failure,
+                            p_detail, p_permanent, p_after);
+  if v_answers is not null then
+    return query select * from unnest(v_answers);
+  else
+    return query select distinct u.batch, 'ok', null::text, 'COMPLETED'::helix.state, false, false
+                 from unnest(p_batch) as u (batch);
+  end if;
+end
+$$;
+
+-- Given back unfinished by a worker that stops: costs no attempt.
+create function helix.release_v1(
+  p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
+  p_detail text default null
+) returns setof helix.answer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_done bigint[];
+begin
+  perform helix.enter();
+  perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
+                                helix.shape(p_nonce), helix.shape(p_number));
+  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  if v_done <> '{}' then
+    return query select * from helix.end_leases(v_done, 'released', p_worker, null,
+                                                array_fill(p_detail, array[cardinality(v_done)]));
+  end if;
+  if cardinality(v_done) < cardinality(p_batch) then
+    return query select * from helix.answer_rest('release', p_worker, v_done, p_batch, p_epoch,
+                                                 p_nonce, p_number,
+                                                 array_fill('released'::helix.reason,
+                                                            array[cardinality(p_batch)]));
+  end if;
+end
+$$;

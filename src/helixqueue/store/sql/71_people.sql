@@ -1,0 +1,246 @@
+-- What people and programs decide about a batch from outside: cancel, retry, release, erase, recover.
+-- Batches are named by their public ids; answers use the words ok | repeat | refused | busy | illegal.
+
+create type helix.verdict as (
+  public_id uuid,
+  answer    text,
+  state     helix.state,   -- of the batch after this call
+  note      text
+);
+
+-- One answer per id that was asked for: ok where p_done has the batch, repeat where its last step shows
+-- that this actor did the same before, else illegal; unknown ids are refused.
+create function helix.answer_people(
+  p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text
+) returns setof helix.verdict
+language plpgsql stable as $$
+begin
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (p_done) then 'ok'
+                when coalesce(w.state, b.state) = p_state
+                     and (p_reason is null or w.reason = p_reason)
+                     and (p_actor is null or w.actor = p_actor) then 'repeat'
+                else 'illegal' end,
+           coalesce(w.state, b.state),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join helix.work w on w.batch = l.batch
+    left join helix.batch b on b.id = l.batch;
+end
+$$;
+
+-- PENDING, ASSIGNED and RUNNING batches can be cancelled. The token of a running worker is stale from
+-- then on, and the worker learns it with its next renewal.
+create function helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_held  bigint[];
+begin
+  perform helix.enter();
+  v_held := array(select w.batch from helix.work w
+                  where w.batch in (select l.batch from helix.locate(p_ids) l)
+                  order by w.batch for update);
+  v_held := array(select w.batch from helix.work w
+                  where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
+  perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+  return query select * from helix.answer_people(p_ids, v_held, 'CANCELLED', null, null);
+end
+$$;
+
+-- Cancels batches whose rows the caller has locked.
+create function helix.cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text)
+returns void
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_entry bigint;
+begin
+  if p_batch = '{}' then
+    return;
+  end if;
+  v_entry := helix.next_entry();
+  with cancelled as (
+    update helix.work w
+    set state = 'CANCELLED', version = w.version + 1, reason = p_reason, late = false, actor = p_actor,
+        entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
+        pending = false, cause = null, due = null,
+        content = helix.content_hash(null, t.detail, null)
+    from (select c.batch, case p_reason when 'expired' then format('not started before %s', c.expires_at)
+                          else p_detail end as detail
+          from helix.work c where c.batch = any (p_batch)) t
+    where w.batch = t.batch
+    returning w.batch, w.version, w.queue, t.detail
+  )
+  insert into helix.result (batch, version, queue, detail)
+  select c.batch, c.version, c.queue, c.detail from cancelled c where c.detail is not null;
+end
+$$;
+
+-- FAILED > PENDING, with all attempts again. Not what was erased: a worker would get no payload.
+create function helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_now   timestamptz := clock_timestamp();
+  v_held  bigint[];
+  v_entry bigint;
+begin
+  perform helix.enter();
+  v_held := array(select w.batch from helix.work w
+                  where w.batch in (select l.batch from helix.locate(p_ids) l)
+                  order by w.batch for update);
+  v_held := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
+                  where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
+  if v_held <> '{}' then
+    v_entry := helix.next_entry();
+    perform helix.wake_lanes(v_held);
+    delete from helix.ended e using helix.work w
+    where w.batch = any (v_held) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
+      and e.batch = w.batch;
+    with again as (
+      update helix.work w
+      set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = v_actor,
+          entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
+          attempt = 0, turn = t.turn, pending = not t.paused,
+          cause = case when t.paused then 'paused' end::helix.cause,
+          content = helix.content_hash(null, p_detail, null)
+      from (select f.batch, q.paused,
+                   helix.turn_after(f.lane, f.queue)
+                   + row_number() over (partition by f.lane, f.queue order by f.batch) as turn
+            from helix.work f join helix.queue q on q.id = f.queue
+            where f.batch = any (v_held)) t
+      where w.batch = t.batch
+      returning w.batch, w.version, w.queue
+    )
+    insert into helix.result (batch, version, queue, detail)
+    select a.batch, a.version, a.queue, p_detail from again a where p_detail is not null;
+  end if;
+  return query
+    select v.public_id, v.answer, v.state,
+           coalesce(v.note, case when b.retired_at is null and b.payload is null
+                                 then 'its payload was erased' end)
+    from helix.answer_people(p_ids, v_held, 'PENDING', 'retried', v_actor) v
+    left join helix.locate(p_ids) l on l.public_id = v.public_id
+    left join helix.batch b on b.id = l.batch;
+end
+$$;
+
+-- An operator's release: ASSIGNED, RUNNING > PENDING without the worker, as when a node is known to be
+-- gone and its lease should not be waited for. It costs no attempt. If the worker is alive after all, its
+-- next write is refused and kept.
+create function helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+declare
+  v_actor text := coalesce(p_actor, session_user);
+  v_held  bigint[];
+begin
+  perform helix.enter();
+  v_held := array(select w.batch from helix.work w
+                  where w.batch in (select l.batch from helix.locate(p_ids) l)
+                  order by w.batch for update);
+  v_held := array(select w.batch from helix.work w
+                  where w.batch = any (v_held) and w.state in ('ASSIGNED', 'RUNNING'));
+  if v_held <> '{}' then
+    perform helix.end_leases(v_held, 'released', v_actor, null,
+                             array_fill(p_detail, array[cardinality(v_held)]));
+  end if;
+  return query select * from helix.answer_people(p_ids, v_held, 'PENDING', 'released', v_actor);
+end
+$$;
+
+-- Empties payload and result (a person's right to be forgotten). Fingerprint and ledger stay: that the
+-- work happened is not erased, what it was about is.
+create function helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
+returns setof helix.verdict
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+declare
+  v_mine bigint[];
+  v_done bigint[];
+begin
+  perform helix.enter();
+  -- Only finished batches: a worker may hold the payload of any other.
+  v_mine := array(select w.batch from helix.work w
+                  where w.batch in (select l.batch from helix.locate(p_ids) l)
+                  order by w.batch for update);
+  v_mine := array(select w.batch from helix.work w
+                  where w.batch = any (v_mine) and w.state in ('COMPLETED', 'FAILED', 'CANCELLED'));
+  with emptied as (
+    update helix.batch b set payload = null
+    where b.id = any (v_mine) and b.payload is not null returning b.id
+  ),
+  unsaid as (
+    update helix.result r set result = null
+    where r.batch = any (v_mine) and r.result is not null returning r.batch
+  )
+  select array_agg(distinct e.id) into v_done from (
+    select id from emptied union all select batch from unsaid) e;
+  insert into helix.decision (tenant, queue, kind, batch, actor, detail)
+  select q.tenant, q.name, 'erased', b.id, coalesce(p_actor, session_user), p_detail
+  from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
+  return query
+    select asked.id,
+           case when l.batch is null then 'refused'
+                when l.batch = any (v_done) then 'ok'
+                when l.batch = any (v_mine) then 'repeat'
+                else 'illegal' end,
+           helix.state_of(l.batch),
+           case when l.batch is null then 'no such batch' end
+    from unnest(p_ids) as asked (id)
+    left join helix.locate(p_ids) l on l.public_id = asked.id;
+end
+$$;
+
+-- After a restore or a suspected split: a new epoch, every lease ends, and every fenced effect that had
+-- started is in doubt. Every old token is refused from now on.
+create function helix.recover_v1(p_actor text, p_detail text)
+returns table (epoch integer, ended integer, doubted integer)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  v_epoch  helix.epoch;
+  v_leased bigint[];
+begin
+  perform helix.enter();
+  perform helix.current_epoch();   -- Where the timeline changed, sequences move ahead first.
+  insert into helix.epoch as e (number, timeline, reason)
+  select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
+  from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
+  returning * into v_epoch;
+  -- No index knows the leased rows; a recovery may read the whole table.
+  v_leased := array(select w.batch from helix.work w
+                    where w.state in ('ASSIGNED', 'RUNNING') order by w.batch for update);
+  if v_leased <> '{}' then
+    perform helix.end_leases(v_leased, 'recovered', coalesce(p_actor, session_user), null,
+                             array_fill(p_detail, array[cardinality(v_leased)]));
+  end if;
+  return query select v_epoch.number, cardinality(v_leased),
+                      helix.recover_fences(coalesce(p_actor, session_user), p_detail);
+end
+$$;
+
+-- A new key for the fingerprints of new work. Old fingerprints keep the key they were made with, so
+-- repeats still match.
+create function helix.rotate_secret_v1() returns smallint
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_id smallint;
+begin
+  perform helix.enter();
+  insert into helix.secret (id, inner_pad, outer_pad)
+  select (select max(s.id) + 1 from helix.secret s), pads.inner_pad, pads.outer_pad
+  from helix.fresh_pads() pads
+  returning id into v_id;
+  return v_id;
+end
+$$;

@@ -1,0 +1,130 @@
+-- Retention: what finished long ago goes. The batch stays as a tombstone with its key, fingerprint and
+-- last step, so a repeat is a duplicate with an equal receipt for ever (G1).
+
+-- Retires finished batches whose rows the caller has locked.
+create function helix.retire(p_batch bigint[]) returns integer
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  if p_batch = '{}' then
+    return 0;
+  end if;
+  update helix.batch b
+  set retired_at = v_now, ended_at = w.changed_at, entry = w.entry, version = w.version, state = w.state,
+      attempt = w.attempt, identity = null, raw = null, limit_key = null, payload = null,
+      tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
+                                       w.attempt, w.changed_at, v_now)
+  from helix.work w where b.id = any (p_batch) and w.batch = b.id;
+  delete from helix.ended e using helix.work w
+  where w.batch = any (p_batch) and e.queue = w.queue and e.ending = helix.ending(w.state)
+    and e.at = w.changed_at and e.batch = w.batch;
+  delete from helix.work w where w.batch = any (p_batch);
+  delete from helix.result r where r.batch = any (p_batch);
+  delete from helix.refusal r where r.batch = any (p_batch);
+  return cardinality(p_batch);
+end
+$$;
+
+-- By hand: one queue, one state, what finished before p_before, oldest first.
+create function helix.retire_v1(
+  p_tenant text, p_queue text, p_state helix.state, p_before timestamptz, p_limit integer default 1000
+) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+declare
+  v_queue  integer;
+  v_ending smallint := helix.ending(p_state);
+begin
+  perform helix.enter_for(p_tenant);
+  select q.id into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
+  return helix.retire(helix.lock_ended(array(
+    select e.batch from helix.ended e
+    where e.queue = v_queue and e.ending = v_ending and e.at < p_before
+    order by e.at, e.batch limit least(p_limit, 10000))));
+end
+$$;
+
+-- As the queues of all tenants say: from each the oldest that are past their time, p_limit in all.
+create function helix.retire_due(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return helix.retire(helix.lock_ended(array(
+    select o.batch
+    from helix.queue q
+    cross join lateral (values
+      (1::smallint, q.keep_completed_seconds),
+      (2::smallint, q.keep_failed_seconds),
+      (3::smallint, q.keep_cancelled_seconds)) as keep (ending, seconds)
+    cross join lateral (
+      select e.batch from helix.ended e
+      where e.queue = q.id and e.ending = keep.ending
+        and e.at < v_now - make_interval(secs => keep.seconds)
+      order by e.at, e.batch limit p_limit) o
+    where keep.seconds > 0
+    limit p_limit)));
+end
+$$;
+
+-- Locks the rows of finished batches and returns those that still are. A row that another call has
+-- locked (the retry of a failed batch, for instance) is left for the next time.
+create function helix.lock_ended(p_batch bigint[]) returns bigint[]
+language sql volatile as $$
+  select coalesce(array_agg(l.batch), '{}')
+  from (select w.batch, w.state from helix.work w where w.batch = any (p_batch)
+        order by w.batch for update skip locked) l
+  where l.state in ('COMPLETED', 'FAILED', 'CANCELLED')
+$$;
+
+-- Empties the arrays of ledger entries whose batches are all retired; header and hash stay, so the chain
+-- stays verifiable. It walks the ledger in order, ten times p_limit entries per call, and starts over at its
+-- end.
+-- guard_ledger knows this function by its name.
+create function helix.archive(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_from  bigint := (select d.mark from helix.duty d where d.duty = 'archive');
+  v_to    bigint;
+  v_count integer;
+begin
+  select max(e.id) into v_to
+  from (select e.id from helix.entry e where e.id > v_from order by e.id limit p_limit * 10) e;
+  update helix.entry e
+  set batch = null, queue = null, version = null, attempt = null, before = null, content = null
+  where e.id > v_from and e.id <= v_to and e.batch is not null
+    and not exists (select from unnest(e.batch) as u (batch)
+                    join helix.work w on w.batch = u.batch)
+    and not exists (select from unnest(e.batch) as u (batch)
+                    join helix.batch b on b.id = u.batch where b.retired_at is null);
+  get diagnostics v_count = row_count;
+  update helix.duty d set mark = coalesce(v_to, 0) where d.duty = 'archive';
+  return v_count;
+end
+$$;
+
+-- Answers to submissions that made no batch, as the queues say: a sender that repeats itself for ever
+-- would leave rows for ever. From each queue the oldest, p_limit in all.
+create function helix.forget_decisions(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_gone integer;
+begin
+  delete from helix.decision d
+  where d.id = any (array(
+    select o.id
+    from helix.queue q
+    cross join lateral (
+      select d.id from helix.decision d
+      where d.tenant = q.tenant and d.queue = q.name
+        and d.kind in ('duplicate', 'conflict', 'refused')
+        and d.at < v_now - make_interval(secs => q.keep_decisions_seconds)
+      order by d.at limit p_limit) o
+    where q.keep_decisions_seconds > 0
+    limit p_limit));
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;

@@ -1,0 +1,255 @@
+-- Upkeep: what keeps work moving when time passes. Claims and services call these functions on a clock
+-- (75_duty.sql). The time is read into a variable first: clock_timestamp() is volatile, and a volatile
+-- comparison is no index condition, so each function would read the whole table.
+
+-- Takes back leases whose deadline has passed, and returns their batches. `request.due` says which calls
+-- to look at; the row lock and the deadline are checked in one statement, so any number of reapers and a
+-- fast worker cannot undo each other.
+create function helix.reap(p_actor text, p_limit integer) returns bigint[]
+language plpgsql
+-- Claims switch sorting off; here that would read all of helix.work in order.
+set enable_sort = on as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_number bigint[];
+  v_lost   bigint[];
+begin
+  v_number := array(select r.number from helix.request r where r.due < v_now
+                    order by r.due, r.number limit p_limit for update skip locked);
+  if v_number = '{}' then
+    return '{}';
+  end if;
+  v_lost := helix.skip_counted_keys(array(
+    select l.batch from (
+      select w.batch
+      from unnest(v_number) as n (number)
+      join helix.entry e on e.id = n.number
+      cross join lateral unnest(e.batch) as u (batch)
+      join helix.work w on w.batch = u.batch and w.number = n.number
+      where w.state in ('ASSIGNED', 'RUNNING') and w.deadline < v_now
+      order by w.batch limit p_limit for update of w skip locked) l));
+  if v_lost <> '{}' then
+    perform helix.end_leases(
+      array_agg(w.batch), 'lost', p_actor, null,
+      array_agg(format('%s did not renew before %s', w.actor, w.deadline)))
+    from helix.work w where w.batch = any (v_lost);
+  end if;
+  -- When to look again: at the least deadline that is left, or never.
+  update helix.request r
+  set due = (select min(w.deadline) from helix.entry e
+             cross join lateral unnest(e.batch) as u (batch)
+             join helix.work w on w.batch = u.batch and w.number = e.id
+             where e.id = r.number and w.state in ('ASSIGNED', 'RUNNING'))
+  from (select q.id from helix.request q where q.due < v_now and q.number = any (v_number)
+        offset 0) visited
+  where r.id = visited.id;
+  return v_lost;
+end
+$$;
+
+-- Ending a lease under a limit key waits for the key's row, and a reaper must not wait: it leaves leases
+-- whose key another call is counting to the next time.
+create function helix.skip_counted_keys(p_batch bigint[]) returns bigint[]
+language plpgsql as $$
+begin
+  if not exists (select from helix.work w where w.batch = any (p_batch) and w.limit_key is not null) then
+    return p_batch;
+  end if;
+  return array(
+    with locked as materialized (
+      select k.queue, k.key from helix.key_limit k
+      where (k.queue, k.key) in (select w.queue, w.limit_key from helix.work w
+                                 where w.batch = any (p_batch))
+      order by k.queue, k.key for update skip locked
+    )
+    select w.batch from helix.work w
+    where w.batch = any (p_batch)
+      and (w.limit_key is null or (w.queue, w.limit_key) in (select l.queue, l.key from locked l))
+    order by w.batch);
+end
+$$;
+
+-- Reaps now. Returns how many leases of the caller's tenants ended.
+create function helix.reap_v1(p_actor text, p_limit integer default 1000) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_lost   bigint[];
+  v_queues integer[];
+begin
+  perform helix.enter();
+  v_queues := helix.scope_queues();
+  perform set_config('helix.scope', '*', true);
+  -- The actor goes into the ledgers of all tenants: a login of one must not choose it.
+  v_lost := helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
+                       least(p_limit, 10000));
+  return (select count(*) from helix.work w
+          where w.batch = any (v_lost) and (v_queues is null or w.queue = any (v_queues)));
+end
+$$;
+
+-- The pairs of queue and cause that have waiting batches, found by one index look-up each.
+create function helix.blocked_queues() returns table (queue integer, cause helix.cause)
+language sql stable as $$
+  with recursive pair as (
+    (select w.queue, w.cause from helix.work w where w.cause is not null
+     order by w.queue, w.cause limit 1)
+    union all
+    select n.queue, n.cause from pair p
+    cross join lateral (
+      select w.queue, w.cause from helix.work w
+      where w.cause is not null and (w.queue, w.cause) > (p.queue, p.cause)
+      order by w.queue, w.cause limit 1) n
+  )
+  select p.queue, p.cause from pair p
+$$;
+
+-- Makes waiting batches claimable where the cause has gone. It is no step: PENDING stays PENDING.
+create function helix.promote(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return helix.make_claimable(
+    array(select w.batch from helix.work w
+          where w.cause = 'delay' and w.due <= v_now
+          order by w.due limit p_limit for update skip locked)
+    || array(select w.batch
+             from helix.blocked_queues() b
+             join helix.queue q on q.id = b.queue
+             cross join lateral (
+               select p.batch from helix.work p
+               where p.cause = 'paused' and p.queue = b.queue
+               order by p.batch limit p_limit for update skip locked) w
+             where b.cause = 'paused' and not q.paused limit p_limit)
+    -- `unblock` usually does this; a key whose release found its waiting rows locked is found here. As many
+    -- as there is room for: the rest would only move back.
+    || array(select w.batch
+             from helix.blocked_queues() b
+             join helix.queue q on q.id = b.queue
+             join helix.key_limit k on k.queue = b.queue
+             cross join lateral (
+               select p.batch from helix.work p
+               where p.cause = 'limit' and p.queue = k.queue and p.limit_key = k.key
+               order by p.batch limit greatest(q.key_limit - k.held, 0)
+               for update skip locked) w
+             where b.cause = 'limit' and k.held < q.key_limit and not q.paused limit p_limit));
+end
+$$;
+
+-- Each batch takes the next turn of its queue, as if it had been submitted now.
+create function helix.make_claimable(p_batch bigint[]) returns integer
+language plpgsql as $$
+declare
+  v_count integer;
+begin
+  if p_batch = '{}' then
+    return 0;
+  end if;
+  perform helix.wake_lanes(p_batch);
+  update helix.work w
+  set step = false, pending = true, cause = null, due = null, turn = t.turn
+  from (select f.batch, after.turn + row_number() over (partition by f.lane, f.queue
+                                                        order by f.due, f.batch) as turn
+        from helix.work f
+        join (select d.lane, d.queue, helix.turn_after(d.lane, d.queue) as turn
+              from (select distinct w.lane, w.queue from helix.work w
+                    where w.batch = any (p_batch)) d) after
+          on after.lane = f.lane and after.queue = f.queue
+        where f.batch = any (p_batch)) t
+  where w.batch = t.batch;
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+-- Promotes now, for all tenants. Returns how many batches, to callers that act for all.
+create function helix.promote_v1(p_limit integer default 1000) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_tenants text[] := helix.enter();
+  v_count   integer;
+begin
+  perform set_config('helix.scope', '*', true);
+  v_count := helix.promote(least(p_limit, 10000));
+  return case when v_tenants is null then v_count else 0 end;
+end
+$$;
+
+-- A limit key has room again: the most urgent batch that waits for it becomes claimable, and of equal ones
+-- the oldest.
+create function helix.unblock(p_queue integer, p_key text) returns integer
+language plpgsql as $$
+declare
+  v_room integer;
+begin
+  select q.key_limit - k.held into v_room
+  from helix.key_limit k join helix.queue q on q.id = k.queue
+  where k.queue = p_queue and k.key = p_key;
+  return helix.make_claimable(array(
+    select w.batch from helix.work w
+    where w.cause = 'limit' and w.queue = p_queue and w.limit_key = p_key
+    order by (select l.priority from helix.lane l where l.id = w.lane), w.batch
+    limit greatest(v_room, 0) for update skip locked));
+end
+$$;
+
+-- Cancels batches, locked by the caller, that were not started before they expired.
+create function helix.expire(p_batch bigint[], p_actor text) returns integer
+language plpgsql as $$
+declare
+  v_due bigint[] := array(select w.batch from helix.work w
+                          where w.batch = any (p_batch) and w.expires_at <= clock_timestamp()
+                            and w.state = 'PENDING');
+begin
+  perform helix.cancel(v_due, 'expired', p_actor, null);
+  return cardinality(v_due);
+end
+$$;
+
+-- Finds what expired, oldest first.
+create function helix.expire_due(p_actor text, p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return helix.expire(array(
+    select w.batch from helix.work w
+    where w.expires_at is not null and (w.pending or w.cause is not null) and w.expires_at <= v_now
+    order by w.expires_at limit p_limit for update skip locked), p_actor);
+end
+$$;
+
+-- Requests whose repeats can no longer come, login codes, workers and lanes that are not used any more.
+create function helix.sweep(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_gone integer;
+begin
+  delete from helix.request r
+  where r.id in (select o.id from helix.request o
+                 where o.at < clock_timestamp() - interval '1 day' and o.due is null
+                 limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return greatest(v_gone, helix.forget_logins(p_limit), helix.forget_workers(p_limit),
+                  helix.rest_lanes(p_limit));
+end
+$$;
+
+-- Workers that were not heard of for a month: where every start has its own name, they would pile up.
+create function helix.forget_workers(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_gone integer;
+begin
+  delete from helix.worker w
+  where (w.role, w.name) in (select o.role, o.name from helix.worker o
+                             where o.last_seen < statement_timestamp() - interval '30 days'
+                             limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;

@@ -1,0 +1,143 @@
+-- Duties: what time alone decides, done on a clock. There is no leader to elect. Every claim and every
+-- service asks now and then whether a duty is due; the duty's row, locked by the one that does it, lets
+-- the others pass. A process that dies in the middle leaves a transaction that is rolled back, and the
+-- next to ask finds the duty due. No rule depends on it: every call decides by the clock anyway.
+
+create table helix.duty (
+  duty      text primary key,
+  every     interval not null,
+  of_claims boolean not null default false,  -- claims do it too, so that work moves without a service
+  next_at   timestamptz not null default '-infinity',
+  last_at   timestamptz,                     -- when it was last finished
+  actor     text,                            -- by whom
+  did       integer not null default 0,      -- rows of the last run
+  total     bigint not null default 0,       -- rows of all runs
+  seconds   double precision not null default 0,  -- duration of the last run
+  failures  bigint not null default 0,
+  -- SQLSTATE of a run that failed; its message may quote a tenant's data, and every tenant may read this.
+  failed    text,
+  mark      bigint not null default 0        -- how far a duty that walks a table came
+) with (fillfactor = 50);
+insert into helix.duty (duty, every, of_claims) values
+  ('reap',    '250 ms', true),   -- leases past their deadline; a quarter of the shortest sensible lease
+  ('promote', '250 ms', true),   -- waiting batches whose cause has gone
+  ('expire',  '2 s', true),      -- batches not started in time
+  ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
+  ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
+  ('retire',  '10 s', false),    -- finished batches and decisions past what their queue keeps
+  ('archive', '30 s', false);    -- ledger entries whose batches are all retired
+
+do $$
+begin
+  perform helix.protect_table('helix.duty'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- The result of one run of a duty; no row when none was due.
+create type helix.tended as (
+  duty    text,
+  did     integer,   -- rows; as many as allowed means that there is more to do
+  seconds double precision,
+  error   text       -- why it failed, for the log of the service that asked
+);
+
+-- Does one duty that is due, for all tenants, a bounded number of rows in one transaction. Only for logins
+-- that act for all tenants, if by turns: a service sees no rows itself and learns only numbers here.
+create function helix.tend_v1(p_actor text, p_limit integer default 1000)
+returns setof helix.tended
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+declare
+  v_began timestamptz := clock_timestamp();
+  v_limit integer := least(greatest(p_limit, 1), 10000);
+  v_actor text := coalesce(p_actor, session_user);
+  v_done  helix.tended;
+  v_code  text;
+begin
+  perform helix.enter();
+  if not pg_has_role(session_user, 'helix_operator', 'member')
+     and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
+  then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not do duties: it acts for some tenants, they are for all',
+                       session_user),
+      hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
+  end if;
+  select d.duty into v_done.duty from helix.duty d where d.next_at <= v_began
+  order by d.next_at limit 1 for update skip locked;
+  if not found then
+    return;
+  end if;
+  perform set_config('helix.scope', '*', true);
+  begin
+    v_done.did := helix.do_duty(v_done.duty, v_actor, v_limit);
+  exception when others then
+    -- Told, and tried again later: one duty that fails must not keep the others from their turn.
+    get stacked diagnostics v_done.error = message_text, v_code = returned_sqlstate;
+  end;
+  v_done.seconds := extract(epoch from clock_timestamp() - v_began);
+  update helix.duty d set
+    next_at  = case when v_done.did >= v_limit then v_began
+                    else v_began + greatest(d.every, make_interval(secs => v_done.seconds))
+                         + case when v_code is null then interval '0' else interval '5 s' end end,
+    last_at  = case when v_code is null then v_began else d.last_at end,
+    actor    = v_actor,
+    did      = coalesce(v_done.did, 0),
+    total    = d.total + coalesce(v_done.did, 0),
+    seconds  = v_done.seconds,
+    failures = d.failures + (v_code is not null)::int,
+    failed   = v_code
+  where d.duty = v_done.duty;
+  return next v_done;
+end
+$$;
+
+-- The duties by their names; returns how many rows each was about.
+create function helix.do_duty(p_duty text, p_actor text, p_limit integer) returns integer
+language plpgsql as $$
+begin
+  return case p_duty
+    when 'reap' then cardinality(helix.reap(p_actor, p_limit))
+    when 'promote' then helix.promote(p_limit)
+    when 'expire' then helix.expire_due(p_actor, p_limit)
+    when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
+                        from helix.tend_fences(p_actor, p_limit) t)
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.forget_decisions(p_limit))
+    when 'archive' then helix.archive(p_limit)
+    when 'sweep' then helix.sweep(p_limit)
+  end;
+end
+$$;
+
+-- The duties that every claim shares, so that nothing stays stuck while any worker claims (G6).
+create function helix.do_claims_duties(p_worker text) returns void
+language plpgsql as $$
+declare
+  v_scope text;
+  v_actor text;
+  v_duty  text;
+  v_did   integer;
+begin
+  -- Usually none is due, and a look without a lock is all there is to do.
+  if not exists (select from helix.duty d where d.of_claims and d.next_at < clock_timestamp()) then
+    return;
+  end if;
+  v_scope := current_setting('helix.scope');
+  -- A duty is for all tenants, and its actor goes into their ledgers: a login of one tenant must not
+  -- write a name of its choice into another's.
+  v_actor := case when v_scope = '*' then p_worker else 'duty' end;
+  perform set_config('helix.scope', '*', true);
+  for v_duty in
+    select d.duty from helix.duty d where d.of_claims and d.next_at < clock_timestamp()
+    order by d.duty for update skip locked
+  loop
+    v_did := helix.do_duty(v_duty, v_actor, 1000);
+    update helix.duty d
+    set next_at = clock_timestamp() + d.every, last_at = clock_timestamp(), actor = v_actor, did = v_did,
+        total = d.total + v_did
+    where d.duty = v_duty;
+  end loop;
+  perform set_config('helix.scope', v_scope, true);
+end
+$$;

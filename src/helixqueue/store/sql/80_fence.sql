@@ -1,0 +1,244 @@
+-- Fences: the guard of one effect. A batch is work that the engine hands out; a fence stands around
+-- work that somebody else began (a request, a message, a function call) and lets it take effect once.
+--
+--   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, begun, done: the answer is kept
+--                     EFFECT_STARTED > IN_DOUBT          begun, and nobody knows how it ended
+--           CLAIMED, EFFECT_STARTED  > RELEASED          proven not to have happened: may be done
+--
+-- An effect inside the database goes CLAIMED > SEALED in the transaction of the effect itself, so a
+-- rollback erases the fence. An effect outside commits EFFECT_STARTED before it begins: whoever finds
+-- that mark with nobody behind it knows that the effect may have happened, and does not repeat it.
+
+create type helix.fence_state as enum (
+  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: somebody is at it and has not begun
+  'EFFECT_STARTED',  -- (new), CLAIMED, RELEASED, IN_DOUBT -> EFFECT_STARTED: it may have happened
+  'SEALED',          -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED: it happened, once; final
+  'RELEASED',        -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> RELEASED: it did not happen
+  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: only a probe or a person knows
+);
+
+create type helix.fence_reason as enum (
+  'claimed',    -- (new), RELEASED -> CLAIMED, EFFECT_STARTED
+  'started',    -- CLAIMED -> EFFECT_STARTED
+  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: its holder's lease ran out before it began
+  'sealed',     -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED by the holder
+  'released',   -- -> RELEASED: the holder proved that nothing happened
+  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after it had begun
+  'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease ran out
+  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: a probe looked
+  'redriven',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
+  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: a person decided
+  'recovered'   -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: `helixq recover`
+);
+
+-- The legal arrows; the trigger `record_fence` lets no other pass.
+create table helix.fence_arrow (
+  from_state helix.fence_state,          -- null: there was no fence
+  to_state   helix.fence_state not null,
+  unique nulls not distinct (from_state, to_state)
+);
+insert into helix.fence_arrow (from_state, to_state) values
+  (null,             'CLAIMED'),
+  (null,             'EFFECT_STARTED'),
+  ('CLAIMED',        'CLAIMED'),
+  ('CLAIMED',        'EFFECT_STARTED'),
+  ('CLAIMED',        'SEALED'),
+  ('CLAIMED',        'RELEASED'),
+  ('EFFECT_STARTED', 'SEALED'),
+  ('EFFECT_STARTED', 'RELEASED'),
+  ('EFFECT_STARTED', 'IN_DOUBT'),
+  ('IN_DOUBT',       'SEALED'),
+  ('IN_DOUBT',       'RELEASED'),
+  ('IN_DOUBT',       'EFFECT_STARTED'),
+  ('RELEASED',       'CLAIMED'),
+  ('RELEASED',       'EFFECT_STARTED');
+
+-- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 02_vocabulary.
+create domain helix.fence_name as text check (octet_length(value) between 1 and 255);
+create domain helix.fence_identity as text
+  check (value is nfc normalized and octet_length(value) between 1 and 4096);
+create domain helix.quiet_seconds as real check (value between 0 and 604800);
+create domain helix.effect_id as text check (octet_length(value) between 1 and 1024);
+create domain helix.kept_answer as bytea check (octet_length(value) <= 16777216);
+create domain helix.evidence as bytea check (octet_length(value) <= 65536);
+
+create sequence helix.fence_number;  -- of the leases of fences
+
+-- THE ARBITER: the primary key lets one claim in, whoever races. The row outlives the effect until
+-- its tombstone falls, so that a late repeat meets it.
+create table helix.fence (
+  key           helix.key primary key,
+  tenant        helix.tenant_name not null,
+  name          helix.fence_name not null,  -- what is fenced
+  -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
+  identity      helix.fence_identity,
+  life          bigint not null,  -- from its first claim to the fall of its tombstone
+  state         helix.fence_state not null,
+  version       integer not null,
+  attempt       integer not null,
+  -- HMAC-SHA256 of the request's canonical text and the number of the key that made it.
+  fingerprint   bytea not null,
+  secret        smallint not null,
+  request       helix.document,  -- for the diff; null: not kept
+  -- The token. Nulls: no write is awaited any more.
+  epoch         integer,
+  nonce         bigint,
+  number        bigint,
+  actor         helix.fence_name not null,
+  reason        helix.fence_reason not null,
+  detail        helix.long_text,
+  lease_seconds helix.lease_seconds not null,
+  -- How long after the lease a holder that froze may still be at it: until then, a probe that finds
+  -- nothing proves nothing.
+  quiet_seconds helix.quiet_seconds not null,
+  deadline      timestamptz not null,   -- of the lease
+  first_at      timestamptz not null default clock_timestamp(),
+  changed_at    timestamptz not null default clock_timestamp(),
+  -- What came of it.
+  effect        helix.effect_id,        -- its id where it happened
+  form          helix.fence_name,       -- how `answer` is to be read
+  digest        helix.sha256,           -- of the answer
+  answer        helix.kept_answer,
+  omitted       boolean not null default false,  -- the answer was too large, or could not be kept
+  sealed_at     timestamptz,
+  answer_until  timestamptz,            -- then the answer goes, the fence stays
+  until         timestamptz,            -- the tombstone: then the key is new again
+  check ((state = 'SEALED') = (digest is not null)),
+  check ((state = 'SEALED') = (sealed_at is not null)),
+  check ((state in ('SEALED', 'RELEASED')) = (until is not null)),
+  check (state not in ('CLAIMED', 'EFFECT_STARTED') or nonce is not null)
+) with (fillfactor = 70);
+-- Finds leases that ran out.
+create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
+-- Lists what waits for a probe or a person, newest first.
+create index fence_doubt on helix.fence (tenant, life) where state = 'IN_DOUBT';
+-- Housekeeping: answers past their time with the requests they belong to, and tombstones past theirs.
+create index fence_answer_until on helix.fence (answer_until)
+  where sealed_at is not null and (answer is not null or request is not null);
+create index fence_until on helix.fence (until) where until is not null;
+-- List one tenant's fences, newest first: all, and those of a name. A fence has an entry in each of its
+-- indexes for every step it takes, so there is none by life alone: that lives are unique is seen to by
+-- the trigger that writes their events, and the key of those.
+create unique index fence_age on helix.fence (tenant, life);
+create index fence_listed on helix.fence (tenant, name, life);
+
+-- Every step of every fence, append-only, written by the trigger below in the statement that made
+-- the step. The primary key lets one successor follow each version.
+create table helix.fence_event (
+  life       bigint not null,
+  version    integer not null,
+  tenant     helix.tenant_name not null,
+  from_state helix.fence_state,
+  to_state   helix.fence_state not null,
+  at         timestamptz not null,
+  attempt    integer not null,
+  epoch      integer,
+  number     bigint,
+  actor      text not null,
+  reason     helix.fence_reason not null,
+  detail     text,
+  hash       helix.sha256 not null,  -- over this row (hash_row)
+  primary key (life, version)
+);
+
+create type helix.fence_decision_kind as enum (
+  'repeated',      -- the kept answer was given again
+  'expired',       -- it happened, but the answer is no longer kept
+  'in_progress',   -- somebody else was at it
+  'mismatch',      -- the key stands for another request
+  'in_doubt',      -- nobody knows whether it happened
+  'probe_unknown', -- a probe could not tell, or too early
+  'unknown',       -- the call had no key: stored, never merged
+  'fenced_out'     -- a write with a token that is not the holder's
+);
+
+-- Decisions that changed no state: repeats, refusals, and what a holder that lost its fence brought.
+-- One index: a repeat writes a row here, and that is most of what a repeat costs.
+create table helix.fence_decision (
+  life     bigint not null,
+  id       bigint generated always as identity,
+  at       timestamptz not null default clock_timestamp(),
+  tenant   helix.tenant_name not null,
+  name     helix.fence_name not null,
+  kind     helix.fence_decision_kind not null,
+  actor    helix.fence_name not null,
+  detail   helix.long_text,
+  evidence helix.evidence,  -- what a late holder wanted to seal
+  hash     helix.sha256 not null,
+  primary key (life, id)
+);
+create trigger hash_row before insert or update on helix.fence_event
+  for each row execute function helix.hash_row();
+create trigger hash_row before insert or update on helix.fence_decision
+  for each row execute function helix.hash_row();
+
+-- The key of a fence: tenant, name and key parts, each behind its length, like a batch's.
+create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)
+returns bytea language sql stable parallel safe as $$
+  select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
+                                 || helix.framed(p_name) || helix.framed_identity(p_identity))
+$$;
+
+-- The receipt: follows from what was asked and what came of it, from no clock and no chance, so it
+-- is the same on every repeat and can be checked by whoever holds the parts.
+create function helix.fence_receipt(
+  p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea
+) returns bytea language sql stable parallel safe as $$
+  select sha256('\x0172656365697074'::bytea || p_key || p_fingerprint
+                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
+$$;
+
+-- Writes the event of every step; refuses the statement that takes one which is not there.
+create function helix.record_fence() returns trigger
+language plpgsql as $$
+begin
+  insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
+                                 number, actor, reason, detail)
+  select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
+         n.number, n.actor, n.reason, n.detail
+  from arrived n
+  left join lateral (select e.version, e.to_state from helix.fence_event e
+                     where e.life = n.life order by e.version desc limit 1) head on true
+  left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
+                               and a.to_state = n.state
+  where case
+    -- Not of one that is new: what has its life is another fence.
+    when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
+  return null;
+end
+$$;
+
+-- Refuses the statement that would take a step the arrows do not have.
+create function helix.no_fence_arrow(
+  p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state,
+  p_to_version integer
+) returns boolean
+language plpgsql as $$
+begin
+  raise exception using errcode = 'QH001',
+    message = format('fence %s: no arrow %s (version %s) -> %s (version %s)', p_life,
+                     coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
+                     p_to_version),
+    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one.';
+end
+$$;
+
+-- Every way for a fence to change.
+create trigger record after insert on helix.fence
+  referencing new table as arrived for each statement execute function helix.record_fence();
+create trigger record_update after update on helix.fence
+  referencing new table as arrived for each statement execute function helix.record_fence();
+
+do $$
+declare
+  v_table regclass;
+begin
+  foreach v_table in array '{helix.fence_arrow,helix.fence,helix.fence_event,helix.fence_decision}'::regclass[]
+  loop
+    perform helix.protect_table(v_table, case v_table::text when 'helix.fence_event'
+                                         then 'helix.guard_ledger' else 'helix.guard' end::regproc);
+  end loop;
+end
+$$;

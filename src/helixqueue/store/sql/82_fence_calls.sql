@@ -1,0 +1,322 @@
+-- What can be done with a fence: claim, begin, renew, seal, release, doubt, probe, resolve, tend.
+-- Every write carries the token that its claim was given; the clock is the database's alone.
+
+-- Removes whole fences with everything that tells of them: their keys are new again.
+create function helix.forget_fences(p_keys bytea[]) returns void
+language plpgsql as $$
+declare
+  v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
+begin
+  delete from helix.fence_event e where e.life = any (v_lives);
+  delete from helix.fence_decision d where d.life = any (v_lives);
+  delete from helix.fence f where f.key = any (p_keys);
+end
+$$;
+
+-- Gives the fence to a new holder. The caller has its row locked and knows that nobody holds it.
+create function helix.hand_fence(
+  p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text,
+  p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text default null
+) returns helix.fenced
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = p_to, version = f.version + 1, attempt = f.attempt + 1, epoch = helix.current_epoch(),
+      nonce = p_nonce, number = helix.next_fence_number(), actor = p_actor, reason = p_reason,
+      detail = p_detail, lease_seconds = p_lease_seconds, quiet_seconds = p_quiet_seconds,
+      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null
+  where f.key = p_fence.key
+  returning * into v_fence;
+  return helix.tell_fence(v_fence, 'granted');
+end
+$$;
+
+-- A started effect whose holder is gone. The token stays: should the holder come back before anybody
+-- else decided, it is the one who knows.
+create function helix.doubt_fence(
+  p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text
+) returns helix.fence
+language plpgsql as $$
+declare
+  v_fence helix.fence;
+begin
+  update helix.fence f
+  set state = 'IN_DOUBT', version = f.version + 1, actor = p_actor, reason = p_reason,
+      detail = p_detail, deadline = least(f.deadline, clock_timestamp()),
+      changed_at = clock_timestamp()
+  where f.key = p_key
+  returning * into v_fence;
+  return v_fence;
+end
+$$;
+
+-- When an effect that was declared replayable may be tried again: at once, then after one second more,
+-- then three, seven, at most five minutes, each stretched by up to a quarter so that many do not
+-- come together.
+create function helix.redrive_at(p_fence helix.fence) returns timestamptz
+language sql stable as $$
+  select p_fence.deadline + make_interval(
+    secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
+$$;
+
+-- What to tell the caller about a fence that is there. The row is locked, or sealed and past change.
+create function helix.judge_fence(
+  p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean,
+  p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer,
+  p_alone boolean
+) returns helix.fenced
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_fence helix.fence := p_fence;
+  v_goal  helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
+  v_wait  real;
+begin
+  -- Compared in every state, before anything else.
+  if helix.fence_differs(v_fence, p_request) then
+    perform helix.note_fence(v_fence, 'mismatch', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'mismatch');
+  end if;
+  if v_fence.state = 'SEALED' then
+    if v_fence.omitted or (v_fence.answer is not null and v_fence.answer_until > v_now) then
+      perform helix.note_fence(v_fence, 'repeated', p_actor, p_alone);
+      return helix.tell_fence(v_fence, 'repeated');
+    end if;
+    perform helix.note_fence(v_fence, 'expired', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'expired');
+  end if;
+  -- The repeat of a claim whose answer was lost.
+  if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.nonce = p_nonce then
+    return helix.tell_fence(v_fence, 'granted');
+  end if;
+  if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.deadline > v_now then
+    perform helix.note_fence(v_fence, 'in_progress', p_actor, p_alone);
+    return helix.tell_fence(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
+  end if;
+  if v_fence.state in ('CLAIMED', 'RELEASED') then
+    return helix.hand_fence(v_fence, v_goal,
+                            case v_fence.state when 'CLAIMED' then 'reclaimed' else 'claimed' end::helix.fence_reason,
+                            p_actor, p_nonce, p_lease_seconds, p_quiet_seconds);
+  end if;
+  if v_fence.state = 'EFFECT_STARTED' then
+    v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
+                                 format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
+    p_alone := false;  -- a step was made: that one waits for the disk
+  end if;
+  if p_replayable and v_fence.attempt < p_max_attempts and helix.redrive_at(v_fence) <= v_now then
+    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'redriven', p_actor, p_nonce,
+                            p_lease_seconds, p_quiet_seconds);
+  end if;
+  perform helix.note_fence(v_fence, 'in_doubt', p_actor, p_alone);
+  v_wait := extract(epoch from case when p_replayable then helix.redrive_at(v_fence)
+              else v_fence.deadline + make_interval(secs => v_fence.quiet_seconds) end - v_now);
+  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
+                          case when p_replayable and v_fence.attempt >= p_max_attempts
+                               then format('tried %s times: a person must look', v_fence.attempt) end);
+end
+$$;
+
+-- THE claim: one statement decides whose effect it is. `p_start` commits the mark of a foreign effect with
+-- it. `p_nonce` is the caller's secret: the same claim sent again finds itself. `p_alone` says that
+-- this statement is a transaction of its own.
+create function helix.claim_fence_v1(
+  p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint,
+  p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean default false,
+  p_max_attempts integer default 5, p_keep_request boolean default true,
+  p_alone boolean default false
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_actor  text := coalesce(p_actor, session_user);
+  v_key    bytea;
+  v_secret helix.secret;
+  v_fence  helix.fence;
+  v_told   helix.fenced;
+begin
+  perform helix.enter_for(p_tenant);
+  if octet_length(p_request) > 1048576 then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
+      hint = 'Fingerprint a digest of it instead.';
+  end if;
+  -- Without an identity the key is the caller's own secret: nobody else's, and found again by itself.
+  v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
+                else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
+  select * into v_fence from helix.fence f where f.key = v_key;
+  if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
+    return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+                             p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+  end if;
+  -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
+  -- of one hash cost one of them a needless wait; the primary key decides.
+  if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
+    if v_fence.key is null then  -- nothing has committed that could be compared, or told of
+      v_fence.key := v_key;
+      return helix.tell_fence(v_fence, 'in_progress', 1);
+    end if;
+    v_told := helix.tell_fence(v_fence, case when helix.fence_differs(v_fence, p_request)
+                                             then 'mismatch' else 'in_progress' end, 1);
+    perform helix.note_fence(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
+    return v_told;
+  end if;
+  loop
+    select * into v_fence from helix.fence f where f.key = v_key for update;
+    if found and (v_fence.until is null or v_fence.until > clock_timestamp()) then
+      return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+                               p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+    end if;
+    if found then
+      perform helix.forget_fences(array[v_key]);
+    end if;
+    select * into strict v_secret from helix.secret s order by s.id desc limit 1;
+    insert into helix.fence (key, tenant, name, identity, life, state, version, attempt, fingerprint,
+                             secret, request, epoch, nonce, number, actor, reason, lease_seconds,
+                             quiet_seconds, deadline)
+    select v_key, p_tenant, p_name, p_identity, token.number,
+           case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end::helix.fence_state, 1, 1,
+           helix.fingerprint(v_secret, p_request), v_secret.id,
+           case when p_keep_request then p_request::json end, helix.current_epoch(), p_nonce,
+           token.number, v_actor, 'claimed', p_lease_seconds, p_quiet_seconds,
+           clock_timestamp() + make_interval(secs => p_lease_seconds)
+    from (select helix.next_fence_number() as number) token
+    on conflict (key) do nothing
+    returning * into v_fence;
+    if found then
+      exit;
+    end if;
+  end loop;
+  if p_identity is null then
+    perform helix.note_fence(v_fence, 'unknown', v_actor, false);
+  end if;
+  v_told := helix.tell_fence(v_fence, 'granted');
+  -- Housekeeping by the way, once in a thousand claims and in nobody else's transaction.
+  if p_alone and v_fence.number % 1024 = 0 then
+    perform helix.tend_fences(v_actor, 100);
+  end if;
+  return v_told;
+end
+$$;
+
+-- What becomes of a write with a token that is not the holder's. It is kept, with what it brought.
+create function helix.fence_out(
+  p_key bytea, p_actor text, p_what text, p_evidence bytea default null
+) returns helix.fenced
+language plpgsql as $$
+declare
+  v_fence helix.fence;
+begin
+  select * into v_fence from helix.fence f where f.key = p_key;
+  if not found then
+    v_fence.key := p_key;
+    return helix.tell_fence(v_fence, 'fenced_out', null, 'no such fence');
+  end if;
+  perform helix.note_fence(v_fence, 'fenced_out', p_actor, false, p_what, p_evidence);
+  return helix.tell_fence(v_fence, 'fenced_out', null, p_what);
+end
+$$;
+
+-- The holder says what came of it. Late is no matter while nobody else was given the fence: the token
+-- decides, not the deadline. The same seal again is answered as the first was.
+create function helix.seal_fence_v1(
+  p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text,
+  p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
+  p_tombstone_seconds double precision
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now    timestamptz := clock_timestamp();
+  v_digest bytea := sha256(p_answer);
+  v_fence  helix.fence;
+begin
+  perform helix.enter();
+  update helix.fence f
+  set state = 'SEALED', version = f.version + 1, actor = coalesce(p_actor, session_user),
+      reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
+      answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
+      sealed_at = v_now, changed_at = v_now,
+      answer_until = v_now + make_interval(secs => p_answer_seconds),
+      until = v_now + make_interval(secs => greatest(p_answer_seconds, p_tombstone_seconds))
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state in ('CLAIMED', 'EFFECT_STARTED', 'IN_DOUBT')
+  returning * into v_fence;
+  if found then
+    return helix.tell_fence(v_fence, 'sealed');
+  end if;
+  select * into v_fence from helix.fence f
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state = 'SEALED' and f.digest = v_digest and f.effect is not distinct from p_effect;
+  if found then
+    return helix.tell_fence(v_fence, 'sealed');
+  end if;
+  return helix.fence_out(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
+end
+$$;
+
+-- The holder begins (EFFECT_STARTED), proves that nothing happened (RELEASED), or failed after it had
+-- begun (IN_DOUBT).
+create function helix.step_fence_v1(
+  p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state,
+  p_actor text, p_detail text default null, p_tombstone_seconds double precision default 2592000
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_actor text := coalesce(p_actor, session_user);
+  v_fence helix.fence;
+begin
+  perform helix.enter();
+  update helix.fence f
+  set state = p_to, version = f.version + 1, actor = v_actor, detail = left(p_detail, 16000),
+      reason = case p_to when 'EFFECT_STARTED' then 'started' when 'RELEASED' then 'released'
+                         else 'failed' end::helix.fence_reason,
+      changed_at = v_now,
+      deadline = case p_to when 'EFFECT_STARTED' then v_now + make_interval(secs => f.lease_seconds)
+                           else least(f.deadline, v_now) end,
+      until = case p_to when 'RELEASED' then v_now + make_interval(secs => p_tombstone_seconds) end
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state <> p_to
+    and f.state = any (case p_to when 'EFFECT_STARTED' then '{CLAIMED}'
+                                 when 'RELEASED' then '{CLAIMED,EFFECT_STARTED,IN_DOUBT}'
+                                 when 'IN_DOUBT' then '{EFFECT_STARTED}' end::helix.fence_state[])
+  returning * into v_fence;
+  if found then
+    return helix.tell_fence(v_fence, 'done');
+  end if;
+  -- The repeat of a step whose answer was lost.
+  select * into v_fence from helix.fence f
+  where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
+    and f.state = p_to;
+  if found then
+    return helix.tell_fence(v_fence, 'done');
+  end if;
+  return helix.fence_out(p_key, v_actor, lower(p_to::text));
+end
+$$;
+
+-- Heartbeats of many fences in one call; returns the keys that are no longer the caller's.
+create function helix.renew_fences_v1(
+  p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
+) returns setof bytea
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  return query
+  with mine as (
+    select f.key from helix.fence f
+    join unnest(p_key, p_epoch, p_nonce, p_number) as held (key, epoch, nonce, number)
+      on held.key = f.key and (held.epoch, held.nonce, held.number) = (f.epoch, f.nonce, f.number)
+    where f.state in ('CLAIMED', 'EFFECT_STARTED')
+    order by f.key for update of f
+  ),
+  renewed as (
+    update helix.fence f
+    set deadline = clock_timestamp() + make_interval(secs => f.lease_seconds)
+    from mine where f.key = mine.key returning f.key
+  )
+  select held.key from unnest(p_key) as held (key)
+  where held.key not in (select r.key from renewed r);
+end
+$$;

@@ -1,0 +1,204 @@
+-- Tokens of the HTTP service: who may ask for which tenant, and what. The service logs in as a role
+-- that is bound by setting, so it sees nothing until a transaction names a tenant; `assume_v1` names
+-- the one of the token that came with the request. So the tenant is never the client's to say.
+
+-- One row a token. A rotated one is the next generation of its name; rows are never deleted, so a
+-- name in the ledger always leads to who made it, and means one thing for ever.
+create table helix.api_token (
+  tenant       helix.tenant_name not null,
+  name         text not null check (name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
+  generation   integer not null check (generation > 0),
+  -- Of 256 random bits, so a plain SHA-256 tells nothing of them; the token itself is kept nowhere.
+  hash         bytea not null unique check (octet_length(hash) = 32),
+  scopes       text[] not null check (
+    cardinality(scopes) > 0
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin']),
+  queues       text[] check (cardinality(queues) between 1 and 100),  -- null: every queue
+  created_at   timestamptz not null default clock_timestamp(),
+  created_by   text not null,
+  expires_at   timestamptz not null,
+  revoked_at   timestamptz,
+  revoked_by   text,
+  reason       text check (octet_length(reason) between 1 and 1000),  -- why it was revoked
+  last_used_at timestamptz,  -- to the minute
+  primary key (tenant, name, generation)
+);
+
+do $$
+begin
+  perform helix.protect_table('helix.api_token'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- May this login serve a tenant's tokens? Only if row-level security binds it to what it names in each
+-- transaction: a login that sees more by itself would make every bug of the service a leak.
+create function helix.serves(p_tenant text) returns boolean
+language sql stable as $$
+  select not pg_has_role(session_user, 'helix_operator', 'member')
+     and coalesce(bool_and(b.by_setting) and bool_or(b.tenant in ('*', p_tenant)), false)
+  from helix.role_tenant b where b.role = session_user
+$$;
+
+-- Who gives tokens can do whatever they allow, doubts and erasing among it. So a program's login may
+-- not, though it acts for the tenant: operators may, and a service, which demands the scope admin.
+create function helix.demand_giver(p_tenant text) returns void
+language plpgsql as $$
+begin
+  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.serves(p_tenant) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
+      hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
+  end if;
+end
+$$;
+
+-- The token behind a hash, if it is good now. The one look-up that crosses tenants: who has the hash
+-- has the token, and which tenant it is for is what we want to learn.
+create function helix.find_token(p_hash bytea) returns helix.api_token
+language plpgsql as $$
+declare
+  v_scope text := current_setting('helix.scope');
+  v_token helix.api_token;
+begin
+  perform set_config('helix.scope', '*', true);
+  select * into v_token from helix.api_token t
+  where t.hash = p_hash and t.revoked_at is null and t.expires_at > clock_timestamp()
+    and helix.serves(t.tenant);
+  perform set_config('helix.scope', v_scope, true);
+  return v_token;
+end
+$$;
+
+-- The first statement of every transaction of the service: names the token's tenant until the end of
+-- the transaction. False, and no tenant, when the token is unknown, expired or revoked at this moment.
+create function helix.assume_v1(p_hash bytea) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_tenant text;
+begin
+  perform helix.enter();
+  v_tenant := (helix.find_token(p_hash)).tenant;
+  perform set_config('helix.tenant', coalesce(v_tenant, ''), true);
+  return v_tenant is not null;
+end
+$$;
+
+-- What a token allows; no row when it is not good. Notes its use, at most once a minute and without
+-- waiting for others who note the same.
+create function helix.authenticate_v1(p_hash bytea)
+returns table (tenant text, name text, generation integer, scopes text[], queues text[],
+               expires_at timestamptz)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  v_token helix.api_token;
+  v_scope text;
+begin
+  perform helix.enter();
+  v_token := helix.find_token(p_hash);
+  if v_token.tenant is null then
+    return;
+  end if;
+  if v_token.last_used_at is null or v_token.last_used_at < clock_timestamp() - interval '1 min' then
+    v_scope := current_setting('helix.scope');
+    perform set_config('helix.scope', v_token.tenant, true);
+    update helix.api_token t set last_used_at = clock_timestamp()
+    where t.ctid = (select f.ctid from helix.api_token f where f.hash = p_hash
+                    for update skip locked);
+    perform set_config('helix.scope', v_scope, true);
+  end if;
+  return query select v_token.tenant::text, v_token.name, v_token.generation, v_token.scopes,
+                      v_token.queues, v_token.expires_at;
+end
+$$;
+
+-- The first generation of a name. False when the name was ever used: in the ledger it stands for
+-- somebody already.
+create function helix.create_token_v1(
+  p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[],
+  p_expires_at timestamptz, p_actor text
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
+  insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
+  values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
+          coalesce(p_actor, session_user))
+  on conflict (tenant, name, generation) do nothing;
+  return found;
+end
+$$;
+
+-- The next generation, with the same rights; the one before goes on for p_overlap_seconds, so that
+-- whoever uses it has time to change over. Null when there is none to rotate, or when somebody else
+-- rotated it at this moment: the primary key lets one next generation in.
+create function helix.rotate_token_v1(
+  p_tenant text, p_name text, p_hash bytea, p_expires_at timestamptz, p_overlap_seconds real,
+  p_actor text
+) returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_last helix.api_token;
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
+  select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
+  order by t.generation desc limit 1 for update;
+  if v_last.tenant is null or v_last.revoked_at is not null then
+    return null;
+  end if;
+  insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
+  values (p_tenant, p_name, v_last.generation + 1, p_hash, v_last.scopes, v_last.queues, p_expires_at,
+          coalesce(p_actor, session_user))
+  on conflict (tenant, name, generation) do nothing;
+  if not found then
+    return null;
+  end if;
+  update helix.api_token t
+  set expires_at = least(t.expires_at, clock_timestamp() + make_interval(secs => p_overlap_seconds))
+  where t.tenant = p_tenant and t.name = p_name and t.generation <= v_last.generation;
+  return v_last.generation + 1;
+end
+$$;
+
+-- Ends every generation of a name, from the next statement of anybody on. Returns how many ended.
+create function helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text)
+returns integer
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_ended integer;
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
+  update helix.api_token t
+  set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
+  where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
+  get diagnostics v_ended = row_count;
+  return v_ended;
+end
+$$;
+
+-- A person decides a doubt over HTTP. What operators call is closed to clients, and so to the service's
+-- login; here the token itself must allow it, and its name is who decided.
+create function helix.resolve_by_token_v1(
+  p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text,
+  p_effect text default null, p_form text default null, p_answer bytea default null,
+  p_omitted boolean default false, p_answer_seconds double precision default 86400,
+  p_tombstone_seconds double precision default 2592000
+) returns helix.fenced
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_token helix.api_token;
+begin
+  perform helix.enter();
+  v_token := helix.find_token(p_hash);
+  if v_token.tenant is null or not 'operate' = any (v_token.scopes) then
+    raise exception using errcode = 'insufficient_privilege',
+      message = 'only a good token with the scope operate decides a doubt';
+  end if;
+  perform set_config('helix.tenant', v_token.tenant, true);
+  return helix.resolve_fence_v1(p_key, p_version, p_applied, v_token.name, p_reason, p_effect, p_form,
+                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+end
+$$;

@@ -1,0 +1,83 @@
+-- A link to log in with, once. `helixq up` prints it; whoever opens it has its code exchanged for a
+-- token that ends soon. The code is worth nothing afterwards, so a link in a history or a log is a
+-- link that does not open any more.
+
+-- One row a code, by its hash: the code itself is kept nowhere.
+create table helix.login (
+  hash          bytea primary key check (octet_length(hash) = 32),
+  tenant        helix.tenant_name not null,
+  scopes        text[] not null check (cardinality(scopes) > 0),
+  token_seconds double precision not null check (token_seconds between 1 and 86400),
+  created_by    text not null,
+  -- At most an hour: a code is made for somebody who is looking at the screen.
+  expires_at    timestamptz not null,
+  used_at       timestamptz
+);
+
+do $$
+begin
+  perform helix.protect_table('helix.login'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- Keeps a code for a tenant, good for p_seconds; its token will be good for p_token_seconds.
+create function helix.offer_login_v1(
+  p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision,
+  p_token_seconds double precision, p_actor text
+) returns timestamptz
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_giver(p_tenant);
+  insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
+  values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
+  return v_until;
+end
+$$;
+
+-- Exchanges a code for a token, of which the hash is given; no row when the code is unknown, used or
+-- too old. Of any number who try at once the update lets one through. Like `find_token` it looks
+-- across tenants: whose code it is, is what we want to learn. The token's name comes from the code, so
+-- that the ledger leads from what was done to who offered the link.
+create function helix.redeem_login_v1(p_hash bytea, p_token_hash bytea)
+returns table (tenant text, name text, scopes text[], expires_at timestamptz)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_login helix.login;
+  v_scope text;
+begin
+  perform helix.enter();
+  v_scope := current_setting('helix.scope');
+  perform set_config('helix.scope', '*', true);
+  update helix.login l set used_at = v_now
+  where l.hash = p_hash and l.used_at is null and l.expires_at > v_now and helix.serves(l.tenant)
+  returning l.* into v_login;
+  if v_login.tenant is not null then
+    return query
+      insert into helix.api_token as t (tenant, name, generation, hash, scopes, expires_at, created_by)
+      values (v_login.tenant, 'login-' || left(encode(p_hash, 'hex'), 16), 1, p_token_hash,
+              v_login.scopes, v_now + make_interval(secs => v_login.token_seconds), v_login.created_by)
+      returning t.tenant::text, t.name, t.scopes, t.expires_at;
+  end if;
+  perform set_config('helix.scope', v_scope, true);
+end
+$$;
+
+-- Codes that are a day past their end; what they opened is told by the tokens.
+create function helix.forget_logins(p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_gone integer;
+begin
+  delete from helix.login l
+  where l.hash in (select o.hash from helix.login o
+                   where o.expires_at < clock_timestamp() - interval '1 day'
+                   limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
