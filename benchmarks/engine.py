@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import buffers, peers, report, wal, workload
+from benchmarks import buffers, long_run, peers, report, wal, workload
 from benchmarks.arena import ADMIN, TENANTS, Arena, arena
 from benchmarks.raw import Raw
 from benchmarks.rounds import Pair, Round, load_average, side_by_side
@@ -36,6 +36,7 @@ class Size:
     raw_hundreds: int  # rounds of each of 8 clients
     pending: int  # of each tenant, for the claim's depth
     claims: int  # under the held snapshot
+    run: int  # batches of the long run, which check and replay then read
 
 
 FULL = Size(
@@ -47,6 +48,7 @@ FULL = Size(
     raw_hundreds=100,
     pending=1_000,
     claims=100_000,
+    run=200_000,
 )
 QUICK = Size(
     rounds=1,
@@ -57,6 +59,7 @@ QUICK = Size(
     raw_hundreds=40,
     pending=100,
     claims=20_000,
+    run=20_000,
 )
 # Identities of different measurements in one database never meet.
 _APART = 10_000_000
@@ -82,6 +85,8 @@ class Bench:
         rounds = [self._round(number) for number in range(self.size.rounds)]
         with self._step("claim by depth", TENANTS * self.size.pending + self.size.claims) as tick:
             self._depth(rounds[0], tick)
+        with self._step("long run", self.size.run) as tick:
+            self._long_run(rounds[0], tick)
         return rounds
 
     def _round(self, number: int) -> Round:
@@ -200,6 +205,25 @@ class Bench:
             claims=self.size.claims,
         )
 
+    def _long_run(self, found: Round, tick: Callable[[int], None]) -> None:
+        """What a batch costs after many others, and how long all of them take to be checked."""
+        with self.arena.database() as database:
+            begin, end = long_run.run(self.arena, database, self.size.run, tick)
+            found.note(
+                "run",
+                end.cpu_us / begin.cpu_us,
+                batches=self.size.run,
+                first=begin.cpu_us,
+                last=end.cpu_us,
+                first_rate=begin.per_second,
+                last_rate=end.per_second,
+            )
+            self.arena.analyze(database)
+            batches, seconds = long_run.checked(self.arena, database)
+            found.note("check", seconds / batches * 1e6, seconds=seconds, batches=batches)
+            steps, seconds = long_run.replayed(self.arena, database)
+            found.note("replay", steps / seconds, seconds=seconds, steps=steps)
+
     @contextmanager
     def _step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         task = self._progress.add_task(title, total=total)
@@ -210,6 +234,12 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small round, under 90 s")
+    parser.add_argument(
+        "--run",
+        type=int,
+        metavar="N",
+        help="batches of the long run, which check and replay then read; the budget is 2,000,000",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this page")
     options = parser.parse_args()
@@ -228,7 +258,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="helix-bench-scripts-") as scratch,
         arena(console.print) as made,
     ):
-        bench = Bench(made, QUICK if options.quick else FULL, Path(scratch), progress)
+        size = QUICK if options.quick else FULL
+        size = replace(size, run=options.run or size.run)
+        bench = Bench(made, size, Path(scratch), progress)
         rounds = bench.run()
         conditions = made.conditions()
     conditions["run"] = (

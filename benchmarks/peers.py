@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _PROGRAMS = Path(__file__).parent / "peer"
 _HOMES = Path(__file__).parent.parent / ".bench"
+WORKER_STARTS_S = 1.5  # until a worker that was started waits for work
 
 
 class PeerError(Exception):
@@ -52,6 +54,23 @@ class Peer:
         """Jobs a second, of no-op jobs queued before; makes its own schema in an empty database."""
         self.run(self.drains_with, "fill", dsn, str(jobs))
         return drained([self._command(self.drains_with, "drain", dsn)] * processes, jobs)
+
+    def waits(self, dsn: str, *, jobs: int) -> list[float]:
+        """Seconds from enqueuing a job to its start, of `jobs` that an idle worker gets."""
+        self.run(self.drains_with, "fill", dsn, "0")
+        process = subprocess.Popen(
+            self._command(self.drains_with, "tell", dsn),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | self._home_told(),
+        )
+        try:
+            time.sleep(WORKER_STARTS_S)
+            self.run(self.drains_with, "enqueue", dsn, str(jobs))
+            return [float(process.stdout.readline()) for _ in range(jobs)] if process.stdout else []
+        finally:
+            process.kill()
+            process.communicate()
 
     @property
     def _is_node(self) -> bool:
@@ -94,15 +113,15 @@ def drained(commands: list[list[str]], jobs: int) -> float:
         for command in commands
     ]
     answers = []
-    for process in running:
+    for command, process in zip(commands, running, strict=True):
         out, errors = process.communicate(timeout=600)
         if process.returncode != 0:
-            raise PeerError(f"{Path(process.args[-2]).name} failed: {errors.strip()[-500:]}")  # type: ignore[index]
+            raise PeerError(f"{' '.join(command[1:-1])} failed: {errors.strip()[-500:]}")
         answers.append(json.loads(out))
     if (done := sum(one["jobs"] for one in answers)) != jobs:
         raise PeerError(f"expected {jobs} jobs done, got {done}")
-    begin = min(one["begin"] for one in answers if one["jobs"])
-    return jobs / (max(one["end"] for one in answers) - begin)
+    begin = min(float(one["begin"]) for one in answers if one["jobs"])
+    return jobs / (max(float(one["end"]) for one in answers) - begin)
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> str:

@@ -27,8 +27,7 @@ from benchmarks.arena import Arena, arena, tenant
 from benchmarks.reads_load import LARGE, RARE_WORKER, SINGLE
 from benchmarks.rounds import load_average
 from benchmarks.service import asked, served, write
-from helixqueue.identity import stored_public_id
-from helixqueue.store.database import Database
+from helixqueue.identity import key_text, stored_public_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,23 +65,31 @@ def sights(found: Arena, rng: random.Random) -> Sight:
 
         [(last,)] = some("select max(id) from helix.batch")
         ids = [rng.randint(1, int(str(last))) for _ in range(4_000)]
-        of = "from helix.batch where tenant = %s and id = any (%s)"
-        batches = some(f"select key, identity, created_at, id {of}", LARGE, ids)
-        ended = some(
-            "select finished_at, batch from helix.outcome where tenant = %s and batch = any (%s) "
-            "and state = 'COMPLETED'",
+        batches = some(
+            "select b.key, b.identity, b.created_at, b.id from helix.batch b "
+            "join helix.queue q on q.id = b.queue where q.tenant = %s and b.id = any (%s)",
             LARGE,
             ids,
         )
-        told = (
-            "select b.key from helix.{} r join helix.batch b on b.id = r.batch where r.tenant = %s"
+        ended = some(
+            "select w.changed_at, w.batch from helix.work w join helix.queue q on q.id = w.queue "
+            "where q.tenant = %s and w.batch = any (%s) and w.state = 'COMPLETED'",
+            LARGE,
+            ids,
         )
         [(stale,)] = some(
             "select tenant from helix.refusal group by tenant order by count(*) desc limit 1"
         )
-        refused = some(told.format("refusal") + " limit 100", stale)
+        refused = some(
+            "select b.key from helix.refusal r join helix.batch b on b.id = r.batch "
+            "where r.tenant = %s limit 100",
+            stale,
+        )
         tried = some(
-            told.format("outcome") + " and r.queue = 'qc' and r.attempt > 1 limit 100", LARGE
+            "select b.key from helix.work w join helix.batch b on b.id = w.batch "
+            "join helix.queue q on q.id = w.queue "
+            "where q.tenant = %s and q.name = 'qc' and w.attempt > 1 limit 100",
+            LARGE,
         )
         fences = some("select key from helix.fence where tenant = %s limit 100", LARGE)
     rng.shuffle(batches)
@@ -92,14 +99,18 @@ def sights(found: Arena, rng: random.Random) -> Sight:
         str(stale),
         [_public(key) for (key,) in refused],
         [_public(key) for (key,) in tried],
-        [f"v1:{bytes(key)[1:].hex()}" for (key,) in fences],  # type: ignore[arg-type]
+        [key_text(_key(key)) for (key,) in fences],
     )
 
 
 def _public(key: object) -> UUID:
+    return stored_public_id(_key(key))
+
+
+def _key(key: object) -> bytes:
     if not isinstance(key, bytes):
         raise TypeError(f"expected a key, got {key!r}")
-    return stored_public_id(key)
+    return key
 
 
 def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str, str]]]:
@@ -290,7 +301,7 @@ def _held(found: Arena) -> str:
         rows = connection.execute(
             "select c.relname, c.reltuples::bigint from pg_class c "
             "where c.relnamespace = 'helix'::regnamespace and c.relname = any (%s)",
-            (["batch", "event_0000", "ready", "waiting", "active", "outcome", "fence"],),
+            (["batch", "work", "entry", "ended", "result", "fence"],),
         ).fetchall()
     return ", ".join(f"{name} {number:,}" for name, number in sorted(rows))
 
@@ -305,8 +316,7 @@ def main() -> None:
     batches = QUICK if chosen.quick else chosen.batches
     with arena(print, chosen.keep) as found:
         _load(found, chosen.keep, batches)
-        with Database.connect(found.dsn(DATABASE)) as store:
-            reads_load.lease(store)
+        reads_load.lease(found, DATABASE)
         found.settle_down()
         before = load_average()
         took = timed(found)

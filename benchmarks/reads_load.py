@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.arena import EVERYTHING, TENANTS, requirement, tenant
 from benchmarks.workload import PROFILE, payload
-from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.states import State
 from helixqueue.store import calls, fences, reads
 from helixqueue.store.database import Database
@@ -81,12 +81,12 @@ def _submissions(chunk: Chunk) -> list[SubmissionRow]:
     due = datetime.now(UTC) + timedelta(days=365) if chunk.queue == "later" else None
     rows = []
     for number in range(chunk.number * chunk.rows, (chunk.number + 1) * chunk.rows):
-        name = canonicalize(identity(number), PROFILE)
+        text, raw = identity_texts(identity(number), PROFILE)
         rows.append(
             SubmissionRow(
-                name.text,
+                text,
                 canonical_text(payload(number)),
-                raw=name.raw_text if name.changed else None,
+                raw,
                 revision="2" if number % 50 == 0 else "",
                 run_at=due,
                 limit_key=f"device-{number % 20}" if chunk.queue == "limited" else None,
@@ -132,12 +132,16 @@ def load(arena: Arena, database: str, batches: int, tick: Callable[[str, int], N
         connection.execute("vacuum (analyze)")
 
 
-def lease(store: Database) -> None:
+def lease(arena: Arena, database: str) -> None:
     """Some leases of some workers, assigned and running; made up to their number at every run."""
-    row = store.connection.execute("select count(*) from helix.active").fetchone()
-    for number in range(0, LEASES - (row[0] if row else 0), 25):
-        worker = f"gpu-{number // 25 % 200:03}"
-        _claimed(store, worker, ["bench", "limited"], 25, start=number % 100 != 0)
+    with arena.admin(database) as connection:
+        row = connection.execute(
+            "select count(*) from helix.work where state in ('ASSIGNED', 'RUNNING')"
+        ).fetchone()
+    with Database.connect(arena.dsn(database)) as store:
+        for number in range(0, LEASES - (row[0] if row else 0), 25):
+            worker = f"gpu-{number // 25 % 200:03}"
+            _claimed(store, worker, ["bench", "limited"], 25, start=number % 100 != 0)
 
 
 def _submit(dsn: str, batches: int, part: int, parts: int, told: Told) -> None:
@@ -260,6 +264,8 @@ def _fence(store: Database, count: int) -> None:
                     alone=False,
                 )
             )
+            if told.epoch is None or told.number is None:
+                raise RuntimeError(f"expected to hold a new fence, got {told}")
             hold = fences.Hold(told.key, Token(told.epoch, number, told.number))
             if number % 100:
                 answer = fences.Answer("json", b"{}", effect=f"re_{number}")

@@ -28,16 +28,17 @@ class Budget:
     must: float
     goal: float
     least: bool  # the bar is a lower bound
-    unit: str  # "x" for a ratio, "KB"
+    unit: str  # "x" for a ratio, "KB", "s"
     absolute: str  # how the absolute figures are shown
+    digits: int = 2  # after the point
 
 
 BUDGETS = (
     Budget(
         "wal",
-        "WAL per batch, submit to completed, 4 events, full-page images excluded",
-        3.0,
-        2.2,
+        "WAL per batch, submit to completed, 4 steps, full-page images excluded",
+        1.8,
+        1.5,
         least=False,
         unit="KB",
         absolute="submit {submit:,.0f} B + drain {drain:,.0f} B; images beside {images:,.0f} B",
@@ -45,8 +46,8 @@ BUDGETS = (
     Budget(
         "drain",
         'drain in hundreds, 2 client processes, vs. raw "claim 100, then done", 8 clients',
-        0.25,
-        0.45,
+        0.60,
+        0.80,
         least=True,
         unit="x",
         absolute="{ours:,.0f}/s vs. {raw:,.0f}/s",
@@ -63,7 +64,7 @@ BUDGETS = (
     Budget(
         "bulk",
         "bulk submit, 1,000 a call, vs. pgqueuer's bulk enqueue",
-        0.5,
+        0.7,
         1.0,
         least=True,
         unit="x",
@@ -72,7 +73,7 @@ BUDGETS = (
     Budget(
         "single",
         "single submit vs. raw one-row commit, 1 client, same driver",
-        0.40,
+        0.45,
         0.60,
         least=True,
         unit="x",
@@ -95,6 +96,35 @@ BUDGETS = (
         least=False,
         unit="x",
         absolute="{before:,.0f} to {after:,.0f} pages (without hint {unhinted:,.0f})",
+    ),
+    Budget(
+        "run",
+        "server CPU per batch, last tenth of a run of {batches:,.0f} vs. its first tenth",
+        1.15,
+        1.05,
+        least=False,
+        unit="x",
+        absolute="{first:,.1f} to {last:,.1f} us; {first_rate:,.0f}/s to {last_rate:,.0f}/s",
+    ),
+    Budget(
+        "check",
+        "`check`, all invariants, per million batches",
+        60.0,
+        20.0,
+        least=False,
+        unit="s",
+        absolute="{seconds:,.1f} s for {batches:,.0f} batches",
+        digits=1,
+    ),
+    Budget(
+        "replay",
+        "`replay`",
+        500_000,
+        1_000_000,
+        least=True,
+        unit="steps/s",
+        absolute="{seconds:,.1f} s for {steps:,.0f} steps",
+        digits=0,
     ),
 )
 
@@ -147,11 +177,11 @@ def _verdict(budget: Budget, measured: float) -> str:
 
 
 def _bar(budget: Budget, bar: float) -> str:
-    return f"{'>=' if budget.least else '<='} {bar:.2f}{_unit(budget)}"
+    return f"{'>=' if budget.least else '<='} {_shown(budget, bar)}"
 
 
 def _shown(budget: Budget, value: float) -> str:
-    return f"{value:.2f}{_unit(budget)}"
+    return f"{value:,.{budget.digits}f}{_unit(budget)}"
 
 
 def _unit(budget: Budget) -> str:

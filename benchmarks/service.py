@@ -144,15 +144,16 @@ def _round(arena: Arena, size: Size, number: int) -> Figures:
         def python(mode: str, count: int) -> float:
             return float(asked("python", dsn, TENANT, QUEUE, mode, next(places), count))
 
-        rates = []
-        for mode, count in (("single", size.singles), ("bulk", size.bulk)):
+        def both(mode: str, count: int) -> tuple[float, float]:
             arena.settle_down()
             if number % 2:
-                ours, reference = http(mode, count), python(mode, count)
-            else:
-                reference, ours = python(mode, count), http(mode, count)
-            rates += [ours, reference]
-        return Figures(*rates, load_average())
+                return http(mode, count), python(mode, count)
+            reference = python(mode, count)
+            return http(mode, count), reference
+
+        http_single, python_single = both("single", size.singles)
+        http_bulk, python_bulk = both("bulk", size.bulk)
+        return Figures(http_single, python_single, http_bulk, python_bulk, load_average())
 
 
 def _memory(arena: Arena) -> float:

@@ -16,13 +16,14 @@ import asyncio
 import sys
 import threading
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from benchmarks.workload import identity, payload
 from helixqueue import HelixQueue
-from helixqueue.client.answers import Submission
+from helixqueue.client.answers import Submission, Submitted
 
 CONNECTIONS = 32
 BULK_CONNECTIONS = 2
@@ -103,6 +104,7 @@ def through_python(
                     number = next(firsts, None)
                 if number is None:
                     return
+                done: list[Submitted[Any]]
                 if mode == "single":
                     done = [helix.submit(queue, identity=identity(number), payload=payload(number))]
                 else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.arena import EVERYTHING, QUEUE, TENANTS, requirement, tenant
-from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.store import calls
 from helixqueue.store.database import Database
 from helixqueue.store.hints import Hints
@@ -43,11 +43,11 @@ def payload(number: int) -> Json:
 
 def submission(number: int, *, classed: bool = False) -> SubmissionRow:
     """What a client does for one row before the database sees it."""
-    name = canonicalize(identity(number), PROFILE)
+    text, raw = identity_texts(identity(number), PROFILE)
     return SubmissionRow(
-        name.text,
+        text,
         canonical_text(payload(number)),
-        raw=name.raw_text if name.changed else None,
+        raw,
         requires=requirement(number) if classed else None,
     )
 
@@ -85,6 +85,7 @@ class Client:
         self.name = name
         self.hints = Hints()
         self.held: tuple[LeaseRow, ...] = ()
+        self._hinted = False  # the last claim had hints, and may have missed what is behind them
 
     def claim(self, count: int, hints: Sequence[Hint] | None = None) -> calls.Call[Claimed]:
         """The call of the next round; `hints` are said in place of the client's own."""
@@ -102,11 +103,13 @@ class Client:
     def round(self, count: int) -> int:
         """One round; returns how many batches it completed."""
         done = len(self.held)
-        answer = self.database.run(self.claim(count))
+        hints = self.hints.now(time.monotonic())
+        answer = self.database.run(self.claim(count, hints))
         if any(one.answer != "ok" for one in answer.settled) or len(answer.settled) != done:
             raise RuntimeError(f"expected {done} settlements, got {answer.settled}")
         self.held = answer.leases
-        self.hints.learn(self.held, short=len(self.held) < count)
+        self._hinted = bool(hints)
+        self.hints.learn(answer.hints, short=len(self.held) < count and not answer.more)
         return done
 
     def drain(self, count: int, *, until: Callable[[int], bool] = lambda _: False) -> int:
@@ -114,7 +117,7 @@ class Client:
         done = 0
         while True:
             done += self.round(count)
-            if not self.held or until(done):
+            if not (self.held or self._hinted) or until(done):
                 return done
 
 

@@ -1,5 +1,6 @@
 // Run by node. `fill DSN JOBS` queues them, `drain DSN` works them off with batched acks, which is
-// the fastest graphile-worker can do and runs finished work again after a crash.
+// the fastest graphile-worker can do and runs finished work again after a crash. `tell DSN` prints
+// how long each job of `enqueue DSN JOBS` waited for its start.
 import { createRequire } from "node:module";
 const require = createRequire(process.env.PEER_HOME + "/package.json");
 const { run, runMigrations, makeWorkerUtils } = require("graphile-worker");
@@ -10,6 +11,14 @@ const { EventEmitter } = require("node:events");
 const [what, connectionString, jobs] = process.argv.slice(2);
 const seconds = () => Number(process.hrtime.bigint()) / 1e9;
 const logger = new Logger(() => () => {});
+const worker = {
+  concurrentJobs: 24,
+  maxPoolSize: 8,
+  pollInterval: 100,
+  localQueue: { size: 500 },
+  completeJobBatchDelay: 0,
+  failJobBatchDelay: 0,
+};
 
 if (what === "fill") {
   await runMigrations({ connectionString, logger });
@@ -21,6 +30,20 @@ if (what === "fill") {
   );
   await pool.query("analyze");
   await pool.end();
+} else if (what === "enqueue") {
+  const utils = await makeWorkerUtils({ connectionString, logger });
+  for (let n = 0; n < Number(jobs); n++) {
+    await utils.addJob("bench", { at: seconds() });
+    await new Promise((resolve) => setTimeout(resolve, 30 + 30 * Math.random()));
+  }
+  await utils.release();
+} else if (what === "tell") {
+  await run({
+    connectionString,
+    logger,
+    preset: { worker },
+    taskList: { bench: async ({ at }) => void process.stdout.write(`${seconds() - at}\n`) },
+  });
 } else {
   const events = new EventEmitter();
   const told = { jobs: 0, begin: 0, end: 0 };
@@ -37,16 +60,7 @@ if (what === "fill") {
     logger,
     events,
     noHandleSignals: true,
-    preset: {
-      worker: {
-        concurrentJobs: 24,
-        maxPoolSize: 8,
-        pollInterval: 100,
-        localQueue: { size: 500 },
-        completeJobBatchDelay: 0,
-        failJobBatchDelay: 0,
-      },
-    },
+    preset: { worker },
     taskList: {
       bench: async () => {
         told.begin ||= seconds();

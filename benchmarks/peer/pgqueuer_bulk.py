@@ -10,7 +10,7 @@ import json
 import sys
 import time
 
-import asyncpg  # type: ignore[import-not-found]
+import asyncpg  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from pgqueuer.db import AsyncpgDriver  # type: ignore[import-not-found]
 from pgqueuer.queries import Queries  # type: ignore[import-not-found]
 
