@@ -42,9 +42,9 @@ test: check ## Everything: the gate, then every test on every PostgreSQL that is
 	$(PYTEST)
 	@if [ -x $(POSTGRES_15)/postgres ]; then \
 	  echo "== the engine on PostgreSQL 15"; \
-	  HELIX_TEST_POSTGRES=$(POSTGRES_15) $(PYTEST) tests/engine tests/store \
-	    --ignore tests/store/test_cli.py \
-	    --deselect tests/store/test_schema.py::test_schema_sql_shows_what_migrations_make; \
+	  HELIX_TEST_POSTGRES=$(POSTGRES_15) $(PYTEST) tests/engine tests/postgres \
+	    --ignore tests/postgres/test_cli.py \
+	    --deselect tests/postgres/test_schema.py::test_schema_sql_shows_what_migrations_make; \
 	else \
 	  echo "== not run: the engine on PostgreSQL 15 (apt-get install postgresql-15)"; \
 	fi
@@ -68,7 +68,7 @@ lint: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports
 migrations: $(READY)
-	$(BIN)/squawk src/helixqueue/store/sql/*.sql
+	$(BIN)/squawk src/helixqueue/engine/sql/*.sql
 
 bench: $(READY) ## Measure engine, workers, fences, service and reads, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.engine --write docs/benchmarks.md
@@ -81,8 +81,8 @@ proof: $(READY) ## Long soaks: races for a minute each, models, fuzzing and crow
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/engine/test_model.py tests/fence/test_fence_model.py \
 	  tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py tests/service/test_fuzz.py
 
-schema: $(READY) ## Write store/schema.sql anew after a change of the SQL files
-	$(BIN)/python -m tests.store.schema
+schema: $(READY) ## Write engine/schema.sql anew after a change of the SQL files
+	$(BIN)/python -m tests.support.schema_dump
 
 DEBIAN := postgresql-15 pgbouncer nginx
 # What only Debian has. CI installs it, so that no test is skipped there; elsewhere what is missing

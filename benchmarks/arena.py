@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from helixqueue.embedded import Postgres
-from helixqueue.store.migrate import migrate
+from helixqueue.engine.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

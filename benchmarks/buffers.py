@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from benchmarks.workload import Client
-from helixqueue.store.database import Database
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.arena import Arena
-    from helixqueue.store.hints import Hint
+    from helixqueue.records.claim_hints import Hint
 
 SAMPLES = 9
 # The first claims of a session read the catalogs and make plans; a worker does that once.

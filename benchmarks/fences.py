@@ -27,7 +27,7 @@ from helixqueue.fence.http import IdempotencyMiddleware
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
 
-    from helixqueue.store.calls import Call
+    from helixqueue.postgres.call import Call
 
     Message = MutableMapping[str, Any]
 

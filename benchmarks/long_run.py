@@ -14,7 +14,7 @@ from benchmarks import workload
 from benchmarks.arena import tenant
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from helixqueue.store.database import Database
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable

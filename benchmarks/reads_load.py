@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks.arena import EVERYTHING, TENANTS, requirement, tenant
 from benchmarks.workload import PROFILE, payload
+from helixqueue.engine import calls, fences, reads
 from helixqueue.identity import canonical_text, identity_texts
+from helixqueue.postgres.database import Database
+from helixqueue.records.rows import LeaseRef, LeaseRow, Settlement, SubmissionRow, Token
 from helixqueue.states import State
-from helixqueue.store import calls, fences, reads
-from helixqueue.store.database import Database
-from helixqueue.store.rows import Held, LeaseRow, Settlement, SubmissionRow, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,7 +230,7 @@ def _refused(store: Database) -> None:
     """Released and claimed again many times, each former holder trying to write."""
     for number in range(20):
         first = _claimed(store, f"frozen-{number:02}", ["align"], 20)
-        held = [Held(one.batch, one.token) for one in first]
+        held = [LeaseRef(one.batch, one.token) for one in first]
         store.run(calls.release(worker=f"frozen-{number:02}", held=held))
         store.run(calls.renew(worker=f"frozen-{number:02}", held=held))
         ends = [_end(one) for one in first]
@@ -266,9 +266,9 @@ def _fence(store: Database, count: int) -> None:
             )
             if told.epoch is None or told.number is None:
                 raise RuntimeError(f"expected to hold a new fence, got {told}")
-            hold = fences.Hold(told.key, Token(told.epoch, number, told.number))
+            hold = fences.FenceLease(told.key, Token(told.epoch, number, told.number))
             if number % 100:
-                answer = fences.Answer("json", b"{}", effect=f"re_{number}")
+                answer = fences.FenceResult("json", b"{}", effect=f"re_{number}")
                 store.run(fences.seal(hold, answer, fences.Times(), actor="shop"))
             else:
                 store.run(fences.doubt(hold, actor="shop", detail="timed out"))

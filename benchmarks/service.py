@@ -24,8 +24,8 @@ from urllib.request import urlopen
 from benchmarks.arena import QUEUE, Arena, arena, tenant
 from benchmarks.rounds import load_average
 from benchmarks.service_client import BULK_CONNECTIONS, CONNECTIONS
-from helixqueue.store import tokens
-from helixqueue.store.database import Database
+from helixqueue.engine import tokens
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ import orjson
 
 from benchmarks.workload import identity, payload
 from helixqueue import HelixQueue
-from helixqueue.client.answers import Submission, Submitted
+from helixqueue.records.submission import Submission, Submitted
 
 CONNECTIONS = 32
 BULK_CONNECTIONS = 2

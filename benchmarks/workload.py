@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.arena import EVERYTHING, QUEUE, TENANTS, requirement, tenant
+from helixqueue.engine import calls
 from helixqueue.identity import canonical_text, identity_texts
-from helixqueue.store import calls
-from helixqueue.store.database import Database
-from helixqueue.store.hints import Hints
-from helixqueue.store.rows import Claimed, LeaseRow, Settlement, SubmissionRow
+from helixqueue.postgres.database import Database
+from helixqueue.records.claim_hints import Hints
+from helixqueue.records.rows import ClaimResult, LeaseRow, Settlement, SubmissionRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import SpawnProcess
 
     from helixqueue.identity import Json
-    from helixqueue.store.hints import Hint
+    from helixqueue.records.claim_hints import Hint
 
 PROFILE = "text-v1"
 # Processes are started anew, not forked: a forked one would share the parent's connections.
@@ -87,7 +87,7 @@ class Client:
         self.held: tuple[LeaseRow, ...] = ()
         self._hinted = False  # the last claim had hints, and may have missed what is behind them
 
-    def claim(self, count: int, hints: Sequence[Hint] | None = None) -> calls.Call[Claimed]:
+    def claim(self, count: int, hints: Sequence[Hint] | None = None) -> calls.Call[ClaimResult]:
         """The call of the next round; `hints` are said in place of the client's own."""
         return calls.claim(
             worker=self.name,

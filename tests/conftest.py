@@ -16,13 +16,13 @@ import psycopg
 import pytest
 
 from helixqueue.embedded import Postgres
+from helixqueue.engine.migrate import migrate
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from helixqueue.store.migrate import migrate
-from tests.database import Database, copy_of
-from tests.lab import until
-from tests.ledger.traffic import busy_lab
-from tests.pooler import Pooler
+from tests.support.database import Database, copy_of
+from tests.support.lab import until
+from tests.support.ledger_traffic import busy_lab
+from tests.support.pooler import Pooler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

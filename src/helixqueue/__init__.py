@@ -8,7 +8,6 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as `typing` has it, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from helixqueue import errors as errors
-    from helixqueue.client.answers import Accepted, Submission, Submitted
     from helixqueue.client.asynchronous import AsyncHelixQueue
     from helixqueue.client.http import HelixClient
     from helixqueue.client.http_async import AsyncHelixClient
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from helixqueue.queues import Queue
+    from helixqueue.records.rows import Receipt, Settlement
+    from helixqueue.records.submission import Accepted, Submission, Submitted
     from helixqueue.states import State
-    from helixqueue.store.rows import Receipt, Settlement
     from helixqueue.worker.lease import AsyncLease, Lease
 
 __version__ = "0.1.0"
@@ -81,7 +81,7 @@ __all__ = [
 
 # Where each name lives, unless it is an error.
 _HOMES = {
-    "Accepted": "helixqueue.client.answers",
+    "Accepted": "helixqueue.records.submission",
     "AsyncHelixClient": "helixqueue.client.http_async",
     "AsyncHelixQueue": "helixqueue.client.asynchronous",
     "AsyncLease": "helixqueue.worker.lease",
@@ -89,11 +89,11 @@ _HOMES = {
     "HelixQueue": "helixqueue.client.sync",
     "Lease": "helixqueue.worker.lease",
     "Queue": "helixqueue.queues",
-    "Receipt": "helixqueue.store.rows",
-    "Settlement": "helixqueue.store.rows",
+    "Receipt": "helixqueue.records.rows",
+    "Settlement": "helixqueue.records.rows",
     "State": "helixqueue.states",
-    "Submission": "helixqueue.client.answers",
-    "Submitted": "helixqueue.client.answers",
+    "Submission": "helixqueue.records.submission",
+    "Submitted": "helixqueue.records.submission",
 }
 
 

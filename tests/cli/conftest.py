@@ -17,7 +17,7 @@ import pytest
 from typer.main import get_command
 
 from helixqueue.cli.main import VERBS, build, main
-from tests.lab import Lab, one_database
+from tests.support.lab import Lab, one_database
 
 HELIXQ = Path(sys.executable).with_name("helixq")
 _numbers = itertools.count(1)

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from helixqueue.cli.exits import Exit
-from helixqueue.store import calls
-from tests.lab import completed
+from helixqueue.engine import calls
+from tests.support.lab import completed
 
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from helixqueue.cli.main import VERBS
-from helixqueue.store import calls
+from helixqueue.engine import calls
 from tests.cli.conftest import HELIXQ
-from tests.lab import Lab, completed, until
+from tests.support.lab import Lab, completed, until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)

@@ -15,11 +15,11 @@ import pytest
 from helixqueue import HelixQueue
 from helixqueue.cli import pages
 from helixqueue.cli.exits import Exit
+from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
-from helixqueue.store import fences, tokens
 from tests.cli.conftest import Helixq
-from tests.lab import POOLED, Lab, failed
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import POOLED, Lab, failed
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helixqueue.cli import sheet
+from helixqueue.cli import submission_files
 
 NAMES = st.sampled_from(["identity", "payload", "payload.x", "priority", "run_at", "requires", "x"])
 JSON = st.recursive(
@@ -23,8 +23,8 @@ CELLS = st.text(alphabet='a1,";\n\r \t\x00{}[]\ud800ä', max_size=8)
 def rows(data, form):
     """What was read; a file that makes no sense as a whole gives nothing."""
     try:
-        return list(sheet.read(io.BytesIO(data), form))
-    except sheet.BadSheet:
+        return list(submission_files.read(io.BytesIO(data), form))
+    except submission_files.BadSheet:
         return []
 
 
@@ -33,7 +33,7 @@ def is_whole(row):
     return (row.submission is None) != (row.reason == "")
 
 
-@given(data=st.binary(max_size=200), form=st.sampled_from(sheet.FORMATS))
+@given(data=st.binary(max_size=200), form=st.sampled_from(submission_files.FORMATS))
 def test_no_bytes_are_a_surprise(data, form):
     assert all(is_whole(row) for row in rows(data, form))
 
@@ -67,10 +67,10 @@ def test_any_cells_are_read_or_told(header, cells):
     ],
 )
 def test_a_format_is_told_by_the_name_or_by_how_it_begins(name, start, form):
-    assert sheet.guess(name, start) == form
+    assert submission_files.guess(name, start) == form
 
 
 def test_json_that_is_too_large_is_sent_elsewhere(monkeypatch):
-    monkeypatch.setattr(sheet, "MAX_JSON_BYTES", 10)
-    with pytest.raises(sheet.BadSheet, match="JSONL"):
-        list(sheet.read(io.BytesIO(b"[" + b" " * 20 + b"]"), "json"))
+    monkeypatch.setattr(submission_files, "MAX_JSON_BYTES", 10)
+    with pytest.raises(submission_files.BadSheet, match="JSONL"):
+        list(submission_files.read(io.BytesIO(b"[" + b" " * 20 + b"]"), "json"))

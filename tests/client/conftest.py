@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helixqueue import AsyncHelixQueue, HelixQueue
-from tests.lab import one_database
+from tests.support.lab import one_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.database import Database
+    from tests.support.database import Database
 
 _numbers = itertools.count(1)
 

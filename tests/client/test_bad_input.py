@@ -22,7 +22,7 @@ from helixqueue import (
     Submission,
     Unavailable,
 )
-from helixqueue.worker.options import Options as WorkerOptions
+from helixqueue.worker.options import WorkerOptions
 
 
 class Basecall(BaseModel):

@@ -417,7 +417,7 @@ def test_lists_are_filtered_by_what_people_know(helix, name):
 
 
 def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
-    monkeypatch.setattr("helixqueue.client.desk.PAGE_ROWS", 7)
+    monkeypatch.setattr("helixqueue.operations.batches.PAGE_ROWS", 7)
     helix.submit_many(Queue(name), [Submission(f"s{n}", {}) for n in range(30)])
     seen = [one.identity for one in helix.batches(queue=name)]
     assert len(seen) == len(set(seen)) == 30

@@ -28,12 +28,12 @@ from helixqueue import (
     errors,
 )
 from helixqueue.fence.http.problem import PROBLEMS as FENCE_PROBLEMS
-from helixqueue.fence.http.problem import Problem as FenceProblem
+from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
 from helixqueue.service.problems import PROBLEMS, Problem, problem_of
 from helixqueue.transport.http.problem import error_of
-from tests.lab import Lab
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import Lab
 
 # As the engine and the client make them; each comes back as it was.
 RAISED = [
@@ -266,7 +266,7 @@ def test_many_tasks_share_few_connections(site, queue):
 
 
 def test_a_story_and_queues_are_read_as_the_store_reads_them(site, lab, name):
-    from helixqueue.store import reads as direct  # noqa: PLC0415
+    from helixqueue.engine import reads as direct  # noqa: PLC0415
     from helixqueue.transport.http import reads  # noqa: PLC0415
 
     [row] = lab.submit(("a", "b"), payload={"n": 1}, revision="2")

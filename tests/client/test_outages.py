@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
-from helixqueue.client.set_up import set_up
+from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Postgres
-from helixqueue.store.database import connect_options, is_fit
-from tests.lab import BATCHES, until
+from helixqueue.postgres.database import connect_options, is_fit
+from tests.support.lab import BATCHES, until
 
 pytestmark = [
     pytest.mark.xdist_group("client outages"),

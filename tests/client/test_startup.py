@@ -245,5 +245,5 @@ def test_importing_the_client_of_a_service_loads_no_driver_and_no_sql(fresh):
     code = "import sys\nfrom helixqueue import HelixClient\nprint(sorted(sys.modules))"
     loaded = run(fresh, "python", "-c", code).stdout
     assert "'helixqueue.client.http'" in loaded
-    heavy = ("psycopg", "pydantic", "typer", "helixqueue.store.calls", "helixqueue.store.reads")
+    heavy = ("psycopg", "pydantic", "typer", "helixqueue.engine.calls", "helixqueue.engine.reads")
     assert not [name for name in heavy if f"'{name}'" in loaded]

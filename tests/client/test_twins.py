@@ -10,11 +10,11 @@ import pytest
 
 import helixqueue
 from helixqueue import AsyncHelixClient, AsyncHelixQueue, HelixClient, HelixQueue
-from helixqueue.client import asynchronous, hands, hands_async, http, http_async, sync
+from helixqueue.client import async_base, asynchronous, base, http, http_async, sync
 
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 # Where their methods are written.
-FILES = [(sync, asynchronous), (hands, hands_async), (http, http_async)]
+FILES = [(sync, asynchronous), (base, async_base), (http, http_async)]
 # What a loop does otherwise.
 OTHERWISE = {"batches", "letters", "close", "embedded", "twin", "fences"}
 

@@ -35,8 +35,8 @@ from helixqueue import (
     Submission,
     Unavailable,
 )
-from tests.client.connections import ASYNC, SYNC, url
-from tests.lab import BATCHES
+from tests.support.connections import ASYNC, SYNC, url
+from tests.support.lab import BATCHES
 
 KINDS = {**SYNC, **ASYNC}
 

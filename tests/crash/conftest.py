@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from helixqueue.embedded import Postgres
-from helixqueue.store.migrate import migrate
-from tests.database import Database
+from helixqueue.engine.migrate import migrate
+from tests.support.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 
+from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
+from helixqueue.postgres.database import Database as Store
+from helixqueue.records.rows import SubmissionRow
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.database import Database as Store
-from helixqueue.store.rows import SubmissionRow
-from tests.traffic import completed, open_queue, operator, proven, together, until
+from tests.support.engine_traffic import completed, open_queue, operator, proven, together, until
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from helixqueue.store.rows import Answer
+    from helixqueue.records.rows import WriteResult
 
 T = TypeVar("T")
 SUBMITTERS, WORKERS = 2, 4
@@ -120,7 +120,7 @@ def everything_is_done(dsn: str) -> bool:
         return False
 
 
-def note(journal: Journal, answers: tuple[Answer, ...], results: dict[int, str]) -> None:
+def note(journal: Journal, answers: tuple[WriteResult, ...], results: dict[int, str]) -> None:
     for answer in answers:
         journal.answers[answer.answer] += 1
         # A repeat says that the call before it, whose answer was lost, did it.

@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from helixqueue.embedded import Postgres
+from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
+from helixqueue.postgres.database import Database as Store
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.database import Database as Store
 from tests.crash.conftest import new_server
-from tests.database import Database
-from tests.traffic import claim, completed, drain, held, open_queue, proven, submit, until
+from tests.support.database import Database
+from tests.support.engine_traffic import (
+    claim,
+    completed,
+    drain,
+    held,
+    open_queue,
+    proven,
+    submit,
+    until,
+)
 
 if TYPE_CHECKING:
-    from helixqueue.store.rows import LeaseRow, SubmittedRow
+    from helixqueue.records.rows import LeaseRow, SubmittedRow
 
 # PostgreSQL logs a sequence 32 numbers ahead: a shorter tail would show no number twice.
 TAIL = 80

@@ -11,8 +11,8 @@ import pytest
 from psycopg import sql
 
 from tests.cli.conftest import HELIXQ
-from tests.database import Database
-from tests.lab import Lab
+from tests.support.database import Database
+from tests.support.lab import Lab
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "backup.md"
 

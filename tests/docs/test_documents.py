@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.reader import blocks
+from tests.support.doc_reader import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -27,7 +27,7 @@ FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re
 
 def told(document, directory, **dsns):
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.docs.reader", document],
+        [sys.executable, "-W", "error", "-m", "tests.support.doc_reader", document],
         cwd=directory,
         env={
             **os.environ,

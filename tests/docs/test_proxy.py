@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from helixqueue import AsyncHelixClient, HelixClient, Queue, Refused, State, Unavailable
-from helixqueue.service import Settings
+from helixqueue.service import ServiceSettings
 from helixqueue.service.changes import QUIET_SECONDS
 from helixqueue.service.settings import MAX_WAIT_SECONDS
-from tests.lab import Lab, one_database, until
-from tests.nginx import GUIDE, Nginx, _program, block
 from tests.service.conftest import Site, serving, settings_for
 from tests.service.test_changes import events
 from tests.service.test_login import offered
+from tests.support.lab import Lab, one_database, until
+from tests.support.nginx import GUIDE, Nginx, _program, block
 
 NAME = "helix.example.org"
 MIB = 1024 * 1024
@@ -221,7 +221,7 @@ def test_a_request_has_one_id_in_both_logs_and_its_answer(proxy, http, caplog):
 def test_whoever_closes_first_and_waits_longest_is_the_proxy(site, http):
     [resting] = re.findall(r"keepalive_timeout (\d+)s;", block())
     [patience] = re.findall(r"proxy_read_timeout (\d+)s;", block())
-    settings = Settings("postgresql://db/lab")
+    settings = ServiceSettings("postgresql://db/lab")
     assert int(resting) < settings.idle_seconds
     assert int(patience) > max(MAX_WAIT_SECONDS, settings.check_seconds, QUIET_SECONDS) + 10
     assert http.get("/v1/token").status_code == 200

@@ -15,7 +15,7 @@ from helixqueue.embedded import Postgres, Valkey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from helixqueue.embedded.server import Server
+    from helixqueue.embedded.server import EmbeddedServer
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def user() -> Iterator[Callable[..., UserProcess]]:
 
 
 @pytest.fixture
-def running() -> Iterator[Callable[[Server], Server]]:
+def running() -> Iterator[Callable[[EmbeddedServer], EmbeddedServer]]:
     """Start a server that the test need not stop."""
     with ExitStack() as stack:
 
-        def start(server: Server) -> Server:
+        def start(server: EmbeddedServer) -> EmbeddedServer:
             stack.callback(server.stop)
             return server.start()
 

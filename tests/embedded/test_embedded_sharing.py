@@ -18,7 +18,7 @@ from helixqueue.embedded import Postgres
 from helixqueue.embedded.sharing import Sharing
 
 if TYPE_CHECKING:
-    from helixqueue.embedded.server import Server
+    from helixqueue.embedded.server import EmbeddedServer
 
 Start = Callable[..., UserProcess]
 KINDS = pytest.mark.parametrize("kind", ["postgres", "valkey"])
@@ -73,7 +73,7 @@ def test_when_the_only_user_is_killed_the_server_stops_cleanly(
 
 
 def test_whoever_is_left_restarts_a_server_that_another_process_started(
-    tmp_path: Path, user: Start, running: Callable[[Server], Server]
+    tmp_path: Path, user: Start, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     starter = user("postgres", tmp_path)
     pid = starter.server_pid
@@ -84,7 +84,7 @@ def test_whoever_is_left_restarts_a_server_that_another_process_started(
 
 
 def test_several_supervisors_restart_one_server(
-    tmp_path: Path, user: Start, running: Callable[[Server], Server]
+    tmp_path: Path, user: Start, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     others = [user("postgres", tmp_path, "supervised") for _ in range(2)]
     pid = others[0].server_pid

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from helixqueue.identity.characters import WHITE_SPACE
-from tests.lab import Lab, one_database
+from tests.support.lab import Lab, one_database
 
 
 @pytest.fixture(scope="module")

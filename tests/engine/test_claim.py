@@ -10,14 +10,14 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.errors import Refused
-from helixqueue.ledger.chain import Entry, entry_hash, microseconds
+from helixqueue.ledger.chain import LedgerEntry, entry_hash, microseconds
+from helixqueue.records.claim_hints import SWEEP_EVERY_SECONDS, Hint, Hints
+from helixqueue.records.rows import Settlement, Token
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.hints import SWEEP_EVERY_SECONDS, Hint, Hints
-from helixqueue.store.rows import Settlement, Token
-from tests.lab import Lab, completed, failed, one_database, until
-from tests.traffic import until_waiting
+from tests.support.engine_traffic import until_waiting
+from tests.support.lab import Lab, completed, failed, one_database, until
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
     ]
     first, second = (
         entry._replace(at=microseconds(entry.at))
-        for entry in (Entry(*row) for row in lab.rows(ENTRIES, lease.batch))
+        for entry in (LedgerEntry(*row) for row in lab.rows(ENTRIES, lease.batch))
     )
     assert first.hash == entry_hash([], first)
     assert second.hash == entry_hash([first.hash], second)

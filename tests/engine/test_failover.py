@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.states import State
-from helixqueue.store import calls
-from tests.lab import Lab, completed, failed, wrong_function
+from tests.support.lab import Lab, completed, failed, wrong_function
 
 SEQUENCES = ("batch_id", "entry_id", "fence_number")
 FENCE = """

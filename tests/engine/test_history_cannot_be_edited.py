@@ -16,7 +16,7 @@ from psycopg import sql
 
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from tests.ledger.traffic import lab
+from tests.support.ledger_traffic import lab
 
 # Who types: the login role, and what is said before the statement.
 HANDS = {

@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.errors import HelixError
-from helixqueue.store import calls
-from helixqueue.store.rows import SubmissionRow
-from tests.lab import Lab, one_database, wrong_function
+from helixqueue.records.rows import SubmissionRow
+from tests.support.lab import Lab, one_database, wrong_function
 
 LATER = timedelta(hours=1)
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helixqueue.store import calls
-from tests.lab import Lab, one_database, until
+from helixqueue.engine import calls
+from tests.support.lab import Lab, one_database, until
 
 
 @pytest.fixture(scope="module")

@@ -28,14 +28,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from helixqueue.ledger.chain import Entry, microseconds
+from helixqueue.engine import calls
+from helixqueue.ledger.chain import LedgerEntry, microseconds
 from helixqueue.ledger.fold import REASONS, fold
 from helixqueue.ledger.replay import replay
+from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow
 from helixqueue.states import FINISHED, State
-from helixqueue.store import calls
-from helixqueue.store.rows import Held, Settlement, SubmissionRow
-from tests.engine.model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
-from tests.lab import PLACE, Lab, one_database
+from tests.support.engine_model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
+from tests.support.lab import PLACE, Lab, one_database
 
 LONGER = 10 if os.environ.get("HELIX_PROOF") else 1
 EXAMPLES = 30 * LONGER
@@ -339,7 +339,7 @@ class Lives(RuleBasedStateMachine):
 
     def release(self, lease):
         batch, row, worker = lease
-        held = [Held(row.batch, self.token(row))]
+        held = [LeaseRef(row.batch, self.token(row))]
         answers = self.lab.run(calls.release(worker=worker, held=held))
         self.answered("release", lease, answers, self.model.release(batch, row.token))
 
@@ -409,7 +409,7 @@ class Lives(RuleBasedStateMachine):
     def the_ledger_folds_to_the_same_and_its_chain_holds(self):
         every = {b.number: b for b in self.model.batches.values()}
         folded = fold(
-            Entry(*row)._replace(at=microseconds(row[2]))
+            LedgerEntry(*row)._replace(at=microseconds(row[2]))
             for row in self.lab.rows(ENTRIES, self.first_entry)
         )
         assert folded.violations == []

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.states import State
-from helixqueue.store import calls
-from tests.lab import Lab, one_database
+from tests.support.lab import Lab, one_database
 
 LATER = timedelta(hours=1)
 

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from helixqueue.store import calls
-from helixqueue.store.hints import Hint
-from tests.lab import Lab, completed, wrong_function
+from helixqueue.engine import calls
+from helixqueue.records.claim_hints import Hint
+from tests.support.lab import Lab, completed, wrong_function
 
 SCANNED = """
   select coalesce(sum(seq_tup_read), 0)::integer from pg_stat_xact_user_tables

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from helixqueue.store.hints import Hints
-from tests.lab import Lab, completed, one_database
+from helixqueue.records.claim_hints import Hints
+from tests.support.lab import Lab, completed, one_database
 
 # The seventeenth is the one that makes 16 MiB full. Such payloads are compressed to a hundredth: it
 # is their size in the answer that counts, not that on disk.

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.states import State
-from helixqueue.store import calls
-from tests.lab import PLACE, Lab, one_database, until
+from tests.support.lab import PLACE, Lab, one_database, until
 
 LATER = timedelta(hours=1)
 EXPIRED = "select clock_timestamp() > expires_at from helix.batch where id = %s"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from helixqueue.engine import calls, duties
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import State
-from helixqueue.store import calls, duties
-from tests.lab import Lab, one_database, wrong_function
+from tests.support.lab import Lab, one_database, wrong_function
 
 
 @pytest.fixture(scope="module")

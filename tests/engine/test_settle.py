@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helixqueue.engine import calls
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.states import State
-from helixqueue.store import calls
-from tests.lab import Lab, completed, failed, one_database
+from tests.support.lab import Lab, completed, failed, one_database
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import ARROWS, State
-from tests.lab import Lab, wrong_function
+from tests.support.lab import Lab, wrong_function
 
 QUEUE = "q"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab import Lab, completed, until
+from tests.support.lab import Lab, completed, until
 
 ROUNDS, SIZE, RENEWALS = 5, 200, 2
 COUNTED = (

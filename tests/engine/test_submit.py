@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helixqueue.engine import calls
 from helixqueue.errors import InvalidPayload, NotPermitted, Refused
 from helixqueue.identity import (
     PART_SEPARATOR,
@@ -21,11 +22,10 @@ from helixqueue.identity import (
     public_id,
 )
 from helixqueue.identity.characters import WHITE_SPACE, flaw
+from helixqueue.postgres.database import Database
+from helixqueue.records.rows import SubmissionRow
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.database import Database
-from helixqueue.store.rows import SubmissionRow
-from tests.lab import POOLED, Lab, one_database, until
+from tests.support.lab import POOLED, Lab, one_database, until
 
 SOON = timedelta(hours=1)
 

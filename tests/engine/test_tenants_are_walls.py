@@ -16,10 +16,10 @@ import pytest
 from psycopg import sql
 
 from helixqueue.operate.check import check
-from tests.database import copy_of
-from tests.lab import PLACE, until
-from tests.lab import Lab as Client
-from tests.ledger.traffic import FAR, Held, Lab, fence_every_way, lab
+from tests.support.database import copy_of
+from tests.support.lab import PLACE, until
+from tests.support.lab import Lab as Client
+from tests.support.ledger_traffic import FAR, Held, Lab, fence_every_way, lab
 
 WORD = "zebra"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helixqueue.records.rows import lease_nonce
 from helixqueue.states import State
-from helixqueue.store.rows import lease_nonce
-from tests.lab import Lab, completed, failed, one_database
+from tests.support.lab import Lab, completed, failed, one_database
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from helixqueue.ledger.fold import REASONS
 from helixqueue.states import ARROWS, FINAL, FINISHED, State
-from tests.lab import Lab, one_database
+from tests.support.lab import Lab, one_database
 
 # Tables store how a batch ended as a number.
 ENDINGS = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}

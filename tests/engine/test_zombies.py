@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.states import State
-from helixqueue.store import calls
-from tests.traffic import (
+from tests.support.engine_traffic import (
     claim,
     completed,
     failed,
@@ -30,13 +30,13 @@ from tests.traffic import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helixqueue.store.database import Database as Store
-    from helixqueue.store.rows import Answer, LeaseRow
+    from helixqueue.postgres.database import Database as Store
+    from helixqueue.records.rows import LeaseRow, WriteResult
 
 SHORT_S = 0.05
 
 # Everything a worker can do with a lease.
-WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[Answer]]]] = {
+WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[WriteResult]]]] = {
     "start": lambda worker, lease: calls.start(worker=worker, held=held([lease])),
     "renew": lambda worker, lease: calls.renew(worker=worker, held=held([lease])),
     "complete": lambda worker, lease: calls.settle(worker=worker, settlements=[completed(lease)]),
@@ -75,7 +75,7 @@ def replaced(db: Store, stale: LeaseRow, worker: str = "B") -> LeaseRow:
     return lease
 
 
-def both(write: str, *leases: LeaseRow) -> calls.Call[list[Answer]]:
+def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
     """One call that names these leases."""
     if write in ("complete", "fail"):
         settled = [completed(one) if write == "complete" else failed(one) for one in leases]

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from helixqueue import HelixQueue
-from tests.fence.desk import Desk
-from tests.fence.passing import let_time_pass
-from tests.lab import POOLED, one_database
+from tests.support.fence_desk import Desk
+from tests.support.fence_passing import let_time_pass
+from tests.support.lab import POOLED, one_database
 
 _numbers = itertools.count(1)
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.engine import fences as calls
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, receipt_of
-from helixqueue.store import fences as calls
 from tests.cli.conftest import Helixq
-from tests.fence.looks import fence_of
-from tests.fence.passing import let_time_pass
+from tests.support.fence_looks import fence_of
+from tests.support.fence_passing import let_time_pass
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from helixqueue.engine import fences as calls
 from helixqueue.failpoints import FENCE_POINTS
-from helixqueue.store import fences as calls
-from tests.fence.looks import effects
-from tests.fence.passing import let_time_pass
-from tests.fence.victim import DOUBTED, RAN, REPEATED
+from tests.support.fence_looks import effects
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_victim import DOUBTED, RAN, REPEATED
 
 # One such process serves all; elsewhere each worker of the tests would start its own.
 pytestmark = pytest.mark.xdist_group("fence crashes")
@@ -58,7 +58,7 @@ CASES = [
 class Victims:
     def __init__(self, database):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fence.victim", database.dsn(direct=True)],
+            [sys.executable, "-m", "tests.support.fence_victim", database.dsn(direct=True)],
             cwd=Path(__file__).parents[2],
             env=os.environ,
             stdin=subprocess.PIPE,

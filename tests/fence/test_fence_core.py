@@ -8,12 +8,12 @@ import threading
 import psycopg
 import pytest
 
+from helixqueue.engine import calls, fences
+from helixqueue.engine.fences import FenceLease
 from helixqueue.errors import NotPermitted, Refused
+from helixqueue.records.rows import Token
 from helixqueue.states import FENCE_ARROWS, FenceState
-from helixqueue.store import calls, fences
-from helixqueue.store.fences import Hold
-from helixqueue.store.rows import Token
-from tests.fence.desk import TIMES, Desk
+from tests.support.fence_desk import TIMES, Desk
 
 
 def test_the_words_and_arrows_are_the_same(database):
@@ -122,7 +122,7 @@ def test_every_part_of_a_fences_token_is_compared(desk):
         (epoch, nonce + 1, number),
         (epoch, nonce, number + 1),
     ):
-        stranger = Hold(held.key, Token(*wrong))
+        stranger = FenceLease(held.key, Token(*wrong))
         assert desk.seal(stranger).decision == "fenced_out"
         assert desk.run(fences.renew([stranger])) == [held.key]
         assert desk.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"

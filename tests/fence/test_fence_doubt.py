@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from helixqueue.engine import fences
+from helixqueue.engine.fences import FenceLease, FenceResult
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.operate.recover import recover
+from helixqueue.records.rows import Token
 from helixqueue.states import FenceState
-from helixqueue.store import fences
-from helixqueue.store.fences import Answer, Hold
-from helixqueue.store.rows import Token
-from tests.fence.desk import TIMES, Desk
+from tests.support.fence_desk import TIMES, Desk
 
 
 def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
@@ -18,7 +18,7 @@ def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
     for attempt in (1, 2, 3):
         told = desk.claim(**options)
         assert (told.decision, told.attempt) == ("granted", attempt)
-        held = Hold(told.key, Token(told.epoch, desk.nonce, told.number))
+        held = FenceLease(told.key, Token(told.epoch, desk.nonce, told.number))
         desk.run(fences.doubt(held, actor="w1", detail="timeout"))
         if attempt == 2:  # the first comes at once, then there is a pause
             early = desk.claim(**options)
@@ -34,7 +34,7 @@ def test_a_probe_that_finds_it_seals_what_it_found(desk):
     held = desk.hold()
     desk.run(fences.doubt(held, actor="w1", detail="timeout"))
     doubted = desk.claim()
-    found = Answer("json", b'{"id":9}', effect="re_9")
+    found = FenceResult("json", b'{"id":9}', effect="re_9")
     told = desk.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=found))
     assert (told.decision, told.effect) == ("sealed", "re_9")
     assert desk.claim().answer == b'{"id":9}'
@@ -70,7 +70,7 @@ def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
     desk.run(fences.doubt(desk.hold(replayable=True), actor="w1", detail="timeout"))
     doubted = desk.claim()
     again = desk.hold(replayable=True)
-    found = Answer("json", b"2")
+    found = FenceResult("json", b"2")
     for _ in range(2):
         for finding in ("applied", "not_applied", "unknown"):
             answer = found if finding == "applied" else None
@@ -82,7 +82,7 @@ def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
     assert desk.claim().answer == b"1"
 
 
-@pytest.mark.parametrize("answer", [None, Answer("json", b'"found it"', effect="e1")])
+@pytest.mark.parametrize("answer", [None, FenceResult("json", b'"found it"', effect="e1")])
 def test_a_person_resolves_a_doubt_by_name_and_reason(database, desk, answer):
     held = desk.hold()
     doubted = desk.run(fences.doubt(held, actor="w1", detail="timeout"))

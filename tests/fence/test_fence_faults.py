@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.engine import fences as calls
+from helixqueue.engine.fences import FenceLease, FenceResult
 from helixqueue.errors import InDoubt, Refused, Retryable, Unavailable
-from helixqueue.fence import plan
-from helixqueue.fence.plan import Plan
-from helixqueue.store import fences as calls
-from helixqueue.store.fences import Answer, Hold
-from helixqueue.store.rows import Token
-from tests.faults import Faults
-from tests.fence.passing import let_time_pass
-from tests.lab import POOLED
+from helixqueue.fence import protocol
+from helixqueue.fence.protocol import FenceSteps
+from helixqueue.records.rows import Token
+from tests.support.faults import Faults
+from tests.support.fence_passing import let_time_pass
+from tests.support.lab import POOLED
 
 pytestmark = pytest.mark.skipif(POOLED, reason="the proxy speaks to PostgreSQL itself")
 
@@ -61,7 +61,7 @@ def test_without_a_database_nothing_runs(name):
 def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
     database, name, monkeypatch
 ):
-    monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0.05)
+    monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0.05)
     with HelixQueue(database.dsn(), tenant="a") as helix:
 
         @helix.fence(name, key=lambda: "k")
@@ -85,10 +85,12 @@ def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
 )
 def test_a_seal_without_an_answer_is_a_doubt_unless_the_effect_went_with_it(monkeypatch, fault):
     """Inside a caller's transaction the effect is undone: that is certain, and said as it is."""
-    monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0)
-    held = Hold(b"\x01" + bytes(32), Token(1, 2, 3))
+    monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0)
+    held = FenceLease(b"\x01" + bytes(32), Token(1, 2, 3))
     for alone, told in ((True, InDoubt), (False, type(fault))):
-        steps = plan.seal(Plan("a", "n", "me", alone=alone), held, Answer("json", b"1"))
+        steps = protocol.seal(
+            FenceSteps("a", "n", "me", alone=alone), held, FenceResult("json", b"1")
+        )
         next(steps)
         with pytest.raises(told):
             steps.throw(fault)

@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from helixqueue.engine import calls, fences
+from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.operate.check import check
-from helixqueue.store import calls, fences
-from helixqueue.store.database import Database as Store
-from helixqueue.store.fences import Answer, Hold, Times
-from helixqueue.store.rows import Token
-from tests.fence.passing import let_time_pass
-from tests.lab import POOLED, one_database
+from helixqueue.postgres.database import Database as Store
+from helixqueue.records.rows import Token
+from tests.support.fence_passing import let_time_pass
+from tests.support.lab import POOLED, one_database
 
 PROOF = bool(os.environ.get("HELIX_PROOF"))
 STEPS = 60 if PROOF else 40
@@ -70,7 +70,7 @@ class Lives(RuleBasedStateMachine):
         self.operator = Store.connect(self.database.dsn("operator"), pooled=POOLED)
         self.name = f"model{next(_numbers)}"
         self.model: dict[str, Fence] = {}
-        self.holds: list[tuple[str, Hold]] = []
+        self.holds: list[tuple[str, FenceLease]] = []
 
     def teardown(self):
         self.store.close()
@@ -90,7 +90,7 @@ class Lives(RuleBasedStateMachine):
         expected = self._expected_claim(key, body, start, replayable, nonce)
         assert told.decision == expected
         if expected == "granted":
-            hold = Hold(told.key, Token(told.epoch, nonce, told.number))
+            hold = FenceLease(told.key, Token(told.epoch, nonce, told.number))
             self.holds.append((key, hold))
             # The same claim sent again finds itself.
             again = self._claim(key, body, start, replayable, nonce)
@@ -160,7 +160,7 @@ class Lives(RuleBasedStateMachine):
         if (some := self._some(data)) is None:
             return
         key, hold = some
-        told = self.store.run(fences.seal(hold, Answer("json", answer), TIMES, actor="w"))
+        told = self.store.run(fences.seal(hold, FenceResult("json", answer), TIMES, actor="w"))
         fence = self._holds(key, hold)
         if fence is not None and fence.state in {"CLAIMED", "EFFECT_STARTED", "IN_DOUBT"}:
             assert told.decision == "sealed"
@@ -215,7 +215,7 @@ class Lives(RuleBasedStateMachine):
         if fence is None or row is None:
             return
         nonce = secrets.randbits(63)
-        answer = Answer("json", b"3") if found == "applied" else None
+        answer = FenceResult("json", b"3") if found == "applied" else None
         told = self.store.run(
             fences.probe(row, found, TIMES, actor="p", nonce=nonce, answer=answer)
         )
@@ -227,7 +227,7 @@ class Lives(RuleBasedStateMachine):
         elif found == "not_applied" and fence.quiet_over:
             assert told.decision == "granted"
             self._grant(fence, "EFFECT_STARTED", nonce, "probed")
-            self.holds.append((key, Hold(told.key, Token(told.epoch, nonce, told.number))))
+            self.holds.append((key, FenceLease(told.key, Token(told.epoch, nonce, told.number))))
         else:
             assert told.decision == "in_doubt"
 
@@ -237,7 +237,7 @@ class Lives(RuleBasedStateMachine):
         row = self._row(key)
         if fence is None or row is None:
             return
-        answer = Answer("json", b"4") if applied else None
+        answer = FenceResult("json", b"4") if applied else None
         told = self.operator.run(
             fences.resolve(row.key, row.version, TIMES, actor="ann", reason="x", answer=answer)
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from helixqueue.store import fences
-from helixqueue.store.fences import Answer, Hold
-from helixqueue.store.rows import Token
-from tests.fence.desk import TIMES, Desk
+from helixqueue.engine import fences
+from helixqueue.engine.fences import FenceLease, FenceResult
+from helixqueue.records.rows import Token
+from tests.support.fence_desk import TIMES, Desk
 
 
 def doubted(desk):
@@ -54,7 +54,9 @@ def unknown(desk):
 
 def fenced_out(desk):
     held = desk.hold()
-    stranger = Hold(held.key, Token(held.token.epoch, held.token.nonce + 1, held.token.number))
+    stranger = FenceLease(
+        held.key, Token(held.token.epoch, held.token.nonce + 1, held.token.number)
+    )
     desk.seal(stranger)
 
 
@@ -92,9 +94,9 @@ def probed(desk):
     """Both ways: not applied hands the fence on, applied seals it."""
     desk.pass_time(doubted(desk), quiet=True)
     told = desk.run(fences.probe(desk.claim(), "not_applied", TIMES, actor="p", nonce=7))
-    held = Hold(told.key, Token(told.epoch, 7, told.number))
+    held = FenceLease(told.key, Token(told.epoch, 7, told.number))
     desk.run(fences.doubt(held, actor="w1", detail="again"))
-    found = Answer("json", b"1")
+    found = FenceResult("json", b"1")
     desk.run(fences.probe(desk.claim(), "applied", TIMES, actor="p", nonce=8, answer=found))
 
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from helixqueue.engine import fences
 from helixqueue.errors import InProgress, ResultGone
 from helixqueue.states import FenceState
-from helixqueue.store import fences
-from tests.fence.looks import fence_of
-from tests.fence.passing import let_time_pass
+from tests.support.fence_looks import fence_of
+from tests.support.fence_passing import let_time_pass
 
 
 def test_the_body_goes_first_and_the_tombstone_stays(desk):
@@ -121,4 +121,4 @@ def test_the_lag_of_housekeeping_is_told(desk):
     assert min(behind.answers, behind.tombstones) >= 1
     while desk.run(fences.tend()).released:
         pass
-    assert desk.run(fences.lag()) == fences.Lag(0, 0, 0)
+    assert desk.run(fences.lag()) == fences.SealLag(0, 0, 0)

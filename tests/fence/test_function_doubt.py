@@ -15,9 +15,9 @@ from helixqueue.errors import (
     LeaseLost,
 )
 from helixqueue.fence import NOT_APPLIED, UNKNOWN, Applied, NotApplied, Times, current
-from tests.fence.looks import Refund, fence_of
-from tests.fence.passing import let_time_pass
-from tests.lab import POOLED, until
+from tests.support.fence_looks import Refund, fence_of
+from tests.support.fence_passing import let_time_pass
+from tests.support.lab import POOLED, until
 
 
 def test_an_exception_after_the_effect_began_leaves_a_doubt_and_no_second_run(
@@ -190,7 +190,7 @@ FORKED = """
 import os, sys, time
 from helixqueue import HelixQueue
 from helixqueue.fence import Times
-from helixqueue.store import fences
+from helixqueue.engine import fences
 with HelixQueue(sys.argv[1], tenant="a") as helix:
     def beats(key):
         with helix.fence(sys.argv[2], key=key, ttl=Times(lease=0.3)):

@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.engine import fences as calls
 from helixqueue.errors import (
     Conflict,
     InProgress,
@@ -20,9 +21,8 @@ from helixqueue.errors import (
     ResultGone,
 )
 from helixqueue.fence import Times, current
-from helixqueue.store import fences as calls
-from tests.fence.looks import Refund, counted, fence_of
-from tests.lab import POOLED
+from tests.support.fence_looks import Refund, counted, fence_of
+from tests.support.lab import POOLED
 
 
 def test_a_repeat_returns_the_first_result_without_the_expensive_call(helix, name):
@@ -102,7 +102,7 @@ def test_a_kept_result_that_cannot_be_read_is_not_run_again(helix, database, nam
         ask(Refund)
     row = fence_of(database, name)
     with HelixQueue(database.dsn("operator"), tenant="a", pooled=POOLED) as operator:
-        answer = calls.Answer(form, b'{"other": "shape"}')
+        answer = calls.FenceResult(form, b'{"other": "shape"}')
         operator.fences.run(
             calls.resolve(row.key, row.version, Times(), actor="ann", reason="x", answer=answer)
         )

@@ -11,8 +11,8 @@ from helixqueue.errors import (
     InDoubt,
 )
 from helixqueue.fence import Applied
-from tests.fence.looks import Refund, fence_of
-from tests.lab import POOLED
+from tests.support.fence_looks import Refund, fence_of
+from tests.support.lab import POOLED
 
 
 def test_two_surfaces_that_write_one_record_have_one_effect(database, helix, name):

@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 from helixqueue.embedded import Valkey
 from helixqueue.errors import Refused
 from helixqueue.fence.counters import Counters
-from helixqueue.fence.hint import PREFIX, Hint
-from tests.fence.passing import let_time_pass
-from tests.fence.shop import fences_of, fresh, kind_of, open_shop
-from tests.lab import until
+from helixqueue.fence.hint import PREFIX, SealedCache
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop
+from tests.support.lab import until
 
 SECRET = b"0123456789abcdef"
 
@@ -39,7 +39,7 @@ async def forget_in_postgres(database, door):
 def test_a_sealed_answer_is_repeated_from_the_hint(database, valkey):
     async def story():
         counters = Counters()
-        hint = Hint(valkey.url, SECRET, counters)
+        hint = SealedCache(valkey.url, SECRET, counters)
         async with open_shop(database, fresh(), hint=hint) as door:
             first = await door.post()
             await forget_in_postgres(database, door)
@@ -59,7 +59,7 @@ def test_a_sealed_answer_is_repeated_from_the_hint(database, valkey):
 
 def test_another_tenant_finds_nothing(database, valkey):
     async def story():
-        hint = Hint(valkey.url, SECRET)
+        hint = SealedCache(valkey.url, SECRET)
         policy = fresh()
 
         def tenant(scope):
@@ -79,7 +79,7 @@ def test_another_tenant_finds_nothing(database, valkey):
 def test_a_hint_that_lies_or_forgot_is_not_believed(database, valkey, lie):
     async def story():
         counters = Counters()
-        hint = Hint(valkey.url, SECRET, counters)
+        hint = SealedCache(valkey.url, SECRET, counters)
         redis = Redis.from_url(valkey.url)
         async with open_shop(database, fresh(), hint=hint) as door:
             await redis.flushall()
@@ -107,7 +107,7 @@ def test_a_hint_that_lies_or_forgot_is_not_believed(database, valkey, lie):
 def test_valkey_killed_and_frozen_costs_time_and_nothing_else(database, tmp_path):
     async def story(valkey):
         counters = Counters()
-        hint = Hint(valkey.url, SECRET, counters)
+        hint = SealedCache(valkey.url, SECRET, counters)
         pid = int((valkey.data / valkey.pid_file).read_text())
         async with open_shop(database, fresh(), hint=hint) as door:
             assert (await door.post()).status_code == 201
@@ -133,7 +133,7 @@ def test_valkey_killed_and_frozen_costs_time_and_nothing_else(database, tmp_path
 
 def test_what_is_not_sealed_is_never_in_the_hint(database, valkey):
     async def story():
-        hint = Hint(valkey.url, SECRET)
+        hint = SealedCache(valkey.url, SECRET)
         redis = Redis.from_url(valkey.url)
         await redis.flushall()
         async with open_shop(database, fresh(), hint=hint) as door:
@@ -150,7 +150,7 @@ def test_what_is_not_sealed_is_never_in_the_hint(database, valkey):
 
 def test_entries_do_not_outlive_the_answer_in_postgres(database, valkey):
     async def story():
-        hint = Hint(valkey.url, SECRET)
+        hint = SealedCache(valkey.url, SECRET)
         redis = Redis.from_url(valkey.url)
         await redis.flushall()
         policy = fresh()
@@ -166,4 +166,4 @@ def test_entries_do_not_outlive_the_answer_in_postgres(database, valkey):
 
 def test_a_short_secret_is_refused():
     with pytest.raises(Refused, match="16 bytes"):
-        Hint("redis://localhost", b"short")
+        SealedCache("redis://localhost", b"short")

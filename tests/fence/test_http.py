@@ -12,8 +12,8 @@ import pytest
 from helixqueue import AsyncHelixQueue
 from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.policy import OnConflict, Policy
-from tests.fence.passing import let_time_pass
-from tests.fence.shop import KEY, KINDS, fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_shop import KEY, KINDS, fences_of, fresh, kind_of, open_shop, run
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 
 from helixqueue import AsyncHelixQueue
-from helixqueue.store import fences as calls
-from helixqueue.store.fences import Answer, Times
-from tests.fence.passing import let_time_pass
-from tests.fence.shop import KEY, fences_of, fresh, kind_of, open_shop, run
+from helixqueue.engine import fences as calls
+from helixqueue.engine.fences import FenceResult, Times
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_shop import KEY, fences_of, fresh, kind_of, open_shop, run
 
 
 @pytest.mark.parametrize("status", [200, 204, 302, 400, 404, 409, 422])
@@ -177,7 +177,7 @@ def test_an_answer_that_cannot_be_read_is_a_doubt_and_not_run_again(database):
             await door.post()
             [row] = await fences_of(door)
             async with AsyncHelixQueue(database.dsn("operator"), tenant="a") as operator:
-                answer = Answer("json", b'"not an HTTP answer"')
+                answer = FenceResult("json", b'"not an HTTP answer"')
                 await operator.fences.run(
                     calls.resolve(
                         row.key, row.version, Times(), actor="ann", reason="x", answer=answer

@@ -16,7 +16,7 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fence.shop import KEY, fences_of, fresh, open_shop, run
+from tests.support.fence_shop import KEY, fences_of, fresh, open_shop, run
 
 BODY = json.dumps({"cents": 500}).encode()
 PATH = "/orders/o1/refunds"

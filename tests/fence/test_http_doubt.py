@@ -11,8 +11,8 @@ import pytest
 from helixqueue.fence import NOT_APPLIED, UNKNOWN, Applied
 from helixqueue.fence.http import Stored
 from helixqueue.fence.policy import Ttl
-from tests.fence.passing import let_time_pass
-from tests.fence.shop import fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop, run
 
 FOUND = Stored.of(201, [(b"location", b"/refunds/found")], b"found")
 
@@ -139,8 +139,8 @@ def swallowing(door, status):
 @pytest.mark.parametrize(("status", "then"), [(201, (409, "in-doubt")),
                                               (401, (503, "storage-unavailable"))])  # fmt: skip
 def test_an_answer_whose_store_went_away_is_not_sent(database, monkeypatch, status, then):
-    monkeypatch.setattr("helixqueue.fence.plan.SEAL_SECONDS", 0.05)
-    monkeypatch.setattr("helixqueue.fence.plan.CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0.05)
+    monkeypatch.setattr("helixqueue.fence.protocol.CLAIM_SECONDS", 0.05)
 
     async def story():
         async with open_shop(database, fresh()) as door:

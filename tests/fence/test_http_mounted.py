@@ -16,7 +16,7 @@ from starlette.routing import Route as StarletteRoute
 from helixqueue.fence.http import IdempotencyMiddleware, describe
 from helixqueue.fence.http.problem import PREFIX, PROBLEMS
 from helixqueue.fence.policy import Policy, Route
-from tests.fence.shop import KEY, fresh, kind_of, open_shop, run
+from tests.support.fence_shop import KEY, fresh, kind_of, open_shop, run
 
 
 def test_it_works_between_other_middleware(database):

@@ -11,7 +11,7 @@ import pytest
 
 from helixqueue.fence.http import request
 from helixqueue.fence.policy import Policy, Route
-from tests.fence.shop import KEY, fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_shop import KEY, fences_of, fresh, kind_of, open_shop, run
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from helixqueue import AsyncHelixQueue
+from helixqueue.engine import fences as calls
+from helixqueue.engine.fences import Times
 from helixqueue.fence.http.problem import PREFIX
-from helixqueue.store import fences as calls
-from helixqueue.store.fences import Times
-from tests.fence.shop import fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop, run
 
 PATH = "/idempotency"
 

@@ -18,8 +18,8 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.fence import NotApplied
-from tests.fence.looks import counted, effects
-from tests.lab import POOLED
+from tests.support.fence_looks import counted, effects
+from tests.support.lab import POOLED
 
 
 def test_a_local_effect_and_its_fence_commit_together_or_not_at_all(helix, database, name, table):

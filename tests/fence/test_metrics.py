@@ -6,14 +6,14 @@ import re
 
 import pytest
 
+from helixqueue.engine.fences import SealLag
 from helixqueue.errors import Conflict, LeaseLost
 from helixqueue.fence import NotApplied
 from helixqueue.fence.counters import Counters
 from helixqueue.fence.exposition import exposition
-from helixqueue.store.fences import Lag
-from tests.fence.looks import fence_of
-from tests.fence.passing import let_time_pass
-from tests.fence.shop import KEY, fresh, open_shop, run
+from tests.support.fence_looks import fence_of
+from tests.support.fence_passing import let_time_pass
+from tests.support.fence_shop import KEY, fresh, open_shop, run
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -91,6 +91,6 @@ def test_any_name_makes_a_label_that_can_be_read():
     counters = Counters()
     odd = 'a "b" \\ c\nd'
     counters.decided("function", odd, "executed")
-    text = exposition(counters.snapshot(), [], Lag(0, 0, 0))
+    text = exposition(counters.snapshot(), [], SealLag(0, 0, 0))
     labels = {"surface": "function", "fence": odd, "decision": "executed"}
     assert value(text, "decisions_total", **labels) == 1

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.engine import fences as calls
 from helixqueue.errors import Refused
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, fence_key, receipt_of, verify
-from helixqueue.store import fences as calls
-from helixqueue.store.database import Database as Store
-from tests.lab import POOLED
+from helixqueue.postgres.database import Database as Store
+from tests.support.lab import POOLED
 
 _numbers = itertools.count(1)
 

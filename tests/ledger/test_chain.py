@@ -13,7 +13,7 @@ from helixqueue.ledger.chain import (
     INT2,
     INT4,
     INT8,
-    Entry,
+    LedgerEntry,
     array_of,
     entry_hash,
     integers,
@@ -43,7 +43,7 @@ def arrays(kind, elements):
 
 hashes = st.binary(min_size=32, max_size=32)
 entries = st.builds(
-    Entry,
+    LedgerEntry,
     id=signed(64),
     part=signed(16),
     at=moments,
@@ -155,7 +155,7 @@ def connection(database):
         yield connection
 
 
-FIRST = Entry(
+FIRST = LedgerEntry(
     id=1,
     part=1,
     at=0,

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, Entry, array_of, entry_hash, integers
+from helixqueue.ledger.chain import (
+    BYTEA,
+    INT2,
+    INT4,
+    INT8,
+    LedgerEntry,
+    array_of,
+    entry_hash,
+    integers,
+)
 from helixqueue.ledger.fold import CLAIMED_AND_STARTED, REASONS, Kind, fold
 from helixqueue.states import ARROWS, FINAL, State
 
@@ -53,7 +62,7 @@ def life(*words):
         attempt = 0 if word == "retried" else attempt + claims - (word == "released")
         epoch = 1 if claims or (entries and entries[-1].epoch) else None
         entries.append(
-            Entry(
+            LedgerEntry(
                 id=number * 10,
                 part=1,
                 at=number * 1000,
@@ -134,7 +143,9 @@ def test_every_legal_walk_folds_without_violations(words):
 def test_no_edit_of_a_column_goes_unseen(words, data):
     entries = life(*words)
     at = data.draw(st.integers(0, len(entries) - 1))
-    column = data.draw(st.sampled_from([n for n in Entry._fields if n not in ("id", "sound")]))
+    column = data.draw(
+        st.sampled_from([n for n in LedgerEntry._fields if n not in ("id", "sound")])
+    )
     value = getattr(entries[at], column)
     if column in ("from_state", "to_state"):
         changed = "CANCELLED" if value != "CANCELLED" else "FAILED"
@@ -162,7 +173,7 @@ def test_no_loss_before_the_end_goes_unseen(words, data):
 
 
 def test_plain_tuples_of_the_driver_are_entries():
-    assert fold([Entry._make(tuple(entry)) for entry in life(*LIFE)]).violations == []
+    assert fold([LedgerEntry._make(tuple(entry)) for entry in life(*LIFE)]).violations == []
 
 
 def test_a_gap_names_its_batch_and_step():

@@ -9,8 +9,8 @@ from helixqueue.errors import SchemaMismatch
 from helixqueue.ledger import replay as module
 from helixqueue.ledger.fold import REASONS, Kind
 from helixqueue.ledger.replay import estimate, replay, sees_every_tenant
-from tests.ledger.damage import damaged, one
-from tests.ledger.traffic import lab
+from tests.support.ledger_damage import damaged, one
+from tests.support.ledger_traffic import lab
 
 
 def test_all_traffic_folds_to_where_it_stands(busy):

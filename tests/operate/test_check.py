@@ -13,8 +13,8 @@ import pytest
 
 from helixqueue.errors import SchemaMismatch
 from helixqueue.operate.check import check, invariants
-from tests.ledger.damage import damaged, one
-from tests.ledger.traffic import lab
+from tests.support.ledger_damage import damaged, one
+from tests.support.ledger_traffic import lab
 
 PROMISES = {f"G{number}" for number in range(1, 12)}
 

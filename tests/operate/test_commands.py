@@ -8,7 +8,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from tests.cli.conftest import Helixq
-from tests.ledger.damage import damaged, one
+from tests.support.ledger_damage import damaged, one
 
 
 def helixq(database, *arguments, role="helix_migrator"):

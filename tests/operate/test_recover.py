@@ -7,7 +7,7 @@ import pytest
 from helixqueue.errors import NotPermitted
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.recover import recover
-from tests.ledger.traffic import lab
+from tests.support.ledger_traffic import lab
 
 
 def test_every_lease_ends_and_its_token_is_refused(database):

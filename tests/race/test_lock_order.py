@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from helixqueue.store import calls
-from tests.traffic import (
+from helixqueue.engine import calls
+from tests.support.engine_traffic import (
     claim,
     completed,
     drain,

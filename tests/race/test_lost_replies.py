@@ -10,12 +10,11 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
+from helixqueue.records.rows import SubmissionRow
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.rows import SubmissionRow
-from tests.faults import Faults
-from tests.traffic import (
+from tests.support.engine_traffic import (
     PAYLOAD,
     claim,
     completed,
@@ -29,6 +28,7 @@ from tests.traffic import (
     submit,
     until_waiting,
 )
+from tests.support.faults import Faults
 
 
 @pytest.fixture

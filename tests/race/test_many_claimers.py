@@ -8,9 +8,9 @@ import uuid
 from collections import Counter
 from typing import NamedTuple
 
-from helixqueue.store import calls
-from helixqueue.store.hints import Hints
-from tests.traffic import (
+from helixqueue.engine import calls
+from helixqueue.records.claim_hints import Hints
+from tests.support.engine_traffic import (
     completed,
     meet,
     open_queue,

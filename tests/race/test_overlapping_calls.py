@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helixqueue.store import calls
-from helixqueue.store.rows import Held, Settlement, SubmissionRow, Token
-from tests.traffic import PAYLOAD, RESULT, claim, drain, open_queue, proven, store, together
+from helixqueue.engine import calls
+from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow, Token
+from tests.support.engine_traffic import (
+    PAYLOAD,
+    RESULT,
+    claim,
+    drain,
+    open_queue,
+    proven,
+    store,
+    together,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from helixqueue.store.database import Database as Store
+    from helixqueue.postgres.database import Database as Store
 
 SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 5.0
 MIXERS, KEEPERS = 6, 2
@@ -92,12 +101,12 @@ class Mixer:
         self.report.slowest_s[verb] = max(self.report.slowest_s[verb], took)
         return answer
 
-    def some(self, most: int = 12, *, kept: bool = True) -> list[tuple[Held, UUID]]:
+    def some(self, most: int = 12, *, kept: bool = True) -> list[tuple[LeaseRef, UUID]]:
         """Some leases from the board, in any order; `kept` includes those that keepers renew."""
         rows = self.db.connection.execute(SOME, (kept, self.chance.randint(1, most))).fetchall()
         self.chance.shuffle(rows)
         return [
-            (Held(batch, Token(epoch, nonce, number)), batch_id)
+            (LeaseRef(batch, Token(epoch, nonce, number)), batch_id)
             for batch, epoch, nonce, number, batch_id in rows
         ]
 
@@ -219,15 +228,15 @@ class Keeper(Mixer):
     """Renews a few leases at a heart's pace while the others do to them what they like."""
 
     def work(self, seconds: float) -> Report:
-        kept: dict[int, Held] = {}
-        busy: dict[Held, int] = defaultdict(int)
+        kept: dict[int, LeaseRef] = {}
+        busy: dict[LeaseRef, int] = defaultdict(int)
         finish = time.monotonic() + seconds
         while time.monotonic() < finish:
             if len(kept) < 5:
                 # A batch that comes a second time was lost in between: the newer token counts.
                 leases = claim(self.db, 5 - len(kept), self.name)
                 self.pin(leases)
-                kept |= {one.batch: Held(one.batch, one.token) for one in leases}
+                kept |= {one.batch: LeaseRef(one.batch, one.token) for one in leases}
             if kept:
                 renewals = calls.renew(worker=self.name, held=list(kept.values()))
                 told = {answer.batch: answer.answer for answer in self.run("renew", renewals)}

@@ -5,8 +5,17 @@ from __future__ import annotations
 import os
 import time
 
-from helixqueue.store import calls
-from tests.traffic import claim, drain, held, open_queue, proven, store, submit, together
+from helixqueue.engine import calls
+from tests.support.engine_traffic import (
+    claim,
+    drain,
+    held,
+    open_queue,
+    proven,
+    store,
+    submit,
+    together,
+)
 
 SECONDS = 20.0 if os.environ.get("HELIX_PROOF") else 3.0
 BATCHES = 200

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from helixqueue.store import calls
-from tests.traffic import (
+from helixqueue.engine import calls
+from tests.support.engine_traffic import (
     UNFINISHED,
     claim,
     completed,

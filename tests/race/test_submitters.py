@@ -8,12 +8,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
+from helixqueue.engine import calls
 from helixqueue.errors import Retryable
 from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.records.rows import SubmissionRow
 from helixqueue.states import State
-from helixqueue.store import calls
-from helixqueue.store.rows import SubmissionRow
-from tests.traffic import (
+from tests.support.engine_traffic import (
     PAYLOAD,
     claim,
     completed,

@@ -13,10 +13,10 @@ import httpx
 import pytest
 import uvicorn
 
-from helixqueue.service import Settings
+from helixqueue.engine import tokens
+from helixqueue.service import ServiceSettings
 from helixqueue.service.run import config_of
-from helixqueue.store import tokens
-from tests.lab import POOLED, Lab, one_database, until
+from tests.support.lab import POOLED, Lab, one_database, until
 
 ALL = ("submit", "work", "read", "payloads", "operate", "admin")
 # Reading all certificates for each client took most of a test's time.
@@ -78,7 +78,7 @@ class Site:
 def settings_for(database, **options):
     # The tests are strangers more often than anybody should be.
     options.setdefault("strangers_burst", 100_000)
-    return Settings(database.dsn("service"), pooled=POOLED, poll_seconds=0.05, **options)
+    return ServiceSettings(database.dsn("service"), pooled=POOLED, poll_seconds=0.05, **options)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from helixqueue.service import Settings, create_app
-from helixqueue.store import tokens
-from tests.lab import Lab
+from helixqueue.engine import tokens
+from helixqueue.service import ServiceSettings, create_app
 from tests.service.conftest import ALL, TLS
+from tests.support.lab import Lab
 
-DOCUMENT = create_app(Settings("postgresql://nobody@/nowhere")).app.openapi()
+DOCUMENT = create_app(ServiceSettings("postgresql://nobody@/nowhere")).app.openapi()
 OPERATIONS = [
     (method.upper(), path, told["x-scope"])
     for path, methods in DOCUMENT["paths"].items()

@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.engine import tenant_session as serving_calls
 from helixqueue.errors import Unavailable
 from helixqueue.operate.check import LATE, invariants
 from helixqueue.service.service import Service
-from helixqueue.store import serving as serving_calls
 from tests.cli.conftest import Helixq
-from tests.lab import Lab, until
-from tests.ledger.damage import damaged
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import Lab, until
+from tests.support.ledger_damage import damaged
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from helixqueue.store import calls, reads
-from tests.lab import completed, until
+from helixqueue.engine import calls, reads
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import completed, until
 
 PROBLEM = "urn:helixqueue:problem:"
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"

@@ -12,17 +12,17 @@ from threading import Barrier
 
 import pytest
 
+from helixqueue.engine import calls, tenant_session, tokens
+from helixqueue.engine.tenant_session import Cursor, TenantSessions
 from helixqueue.identity import canonical_text
+from helixqueue.postgres.database import Database as Store
+from helixqueue.records.rows import SubmissionRow
 from helixqueue.service import changes
-from helixqueue.service.marks import Marks
+from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.states import State
-from helixqueue.store import calls, serving, tokens
-from helixqueue.store.database import Database as Store
-from helixqueue.store.rows import SubmissionRow
-from helixqueue.store.serving import Cursor, Served
-from tests.lab import POOLED, until
 from tests.service.conftest import Site, settings_for
 from tests.service.conftest import serving as service_on
+from tests.support.lab import POOLED, until
 
 READ = """
     select (seq_tup_read + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables
@@ -120,7 +120,7 @@ def test_who_comes_back_from_far_behind_is_told_all_in_many_looks(http, lab, mon
 def looked_at(database, xid, span, tenant="a"):
     """How many entries of the ledger a look reads, and how many changes it finds."""
     since = datetime.now(UTC) - timedelta(hours=1)
-    look = serving.changes(Cursor(xid, 0, 0, since), span=span)
+    look = tenant_session.changes(Cursor(xid, 0, 0, since), span=span)
     with database.connect("service") as connection, connection.transaction():
         connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
         found = look.read(connection.execute(look.sql, look.args).fetchall())
@@ -143,7 +143,7 @@ def test_a_look_at_few_transactions_reads_little_of_the_ledger(database, lab):
             "select min(xid), percentile_disc(0.5) within group (order by xid) from helix.entry"
         )
     few, _ = looked_at(database, one, span=1)
-    assert 0 < few * 5 < looked_at(database, first, span=serving.SPAN_MAX)[0]
+    assert 0 < few * 5 < looked_at(database, first, span=tenant_session.SPAN_MAX)[0]
 
 
 def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
@@ -151,8 +151,8 @@ def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
     for n in range(50):
         lab.submit(f"theirs-{n}")
     [(first,)] = database.rows("select min(xid) from helix.entry")
-    of_a, changes_of_a = looked_at(database, first, span=serving.SPAN_MAX)
-    of_b, changes_of_b = looked_at(database, first, span=serving.SPAN_MAX, tenant="b")
+    of_a, changes_of_a = looked_at(database, first, span=tenant_session.SPAN_MAX)
+    of_b, changes_of_b = looked_at(database, first, span=tenant_session.SPAN_MAX, tenant="b")
     assert (changes_of_a > 0, changes_of_b) == (True, 0)
     # Each entry once, to see whose it is; those with steps of the tenant once more.
     entries = database.value("select count(*) from helix.entry")
@@ -165,12 +165,12 @@ def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
     rows = [SubmissionRow("slow", canonical_text({}))]
 
     async def story():
-        served = Served(
+        served = TenantSessions(
             database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
             wait_seconds=5, pooled=POOLED,
         )  # fmt: skip
         begin = Cursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1))
-        look = serving.changes(begin, queue=lab.q)
+        look = tenant_session.changes(begin, queue=lab.q)
         with Store(database.connect("pool", autocommit=False)) as slow:
             call = calls.submit(tenant="a", queue=lab.q, profile="text-v1", rows=rows)
             [late] = slow.run(call)
@@ -190,7 +190,7 @@ def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
 def test_a_reader_that_looks_all_the_time_misses_nothing(database, lab, monkeypatch):
     """Whatever is under way during a look is told by a later one, however narrow its window."""
     monkeypatch.setattr(changes, "SLACK", timedelta(0))
-    monkeypatch.setattr(Marks.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(ChangeMarks.__init__, "__defaults__", (0.0,))
     settings = replace(settings_for(database), poll_seconds=0.0001)
     with (
         service_on(settings) as url,

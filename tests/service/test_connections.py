@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from helixqueue.service import connection
-from helixqueue.service.connection import MAX_HEAD_BYTES
+from helixqueue.service import slow_clients
 from helixqueue.service.run import OWN_FILES, config_of
-from tests.lab import until
+from helixqueue.service.slow_clients import MAX_HEAD_BYTES
 from tests.service.conftest import TLS, Site, serving, settings_for
+from tests.support.lab import until
 
 HEAD_SECONDS = 0.3
 IDLE_SECONDS = 1
@@ -233,7 +233,7 @@ def test_there_are_never_more_connections_than_files(database, few_files):
 def test_what_was_sent_before_the_end_was_known_is_answered(database, monkeypatch):
     """On a connection that rests; to close it at once would make a proxy answer 502."""
     patience = 60  # in which nothing is cut
-    monkeypatch.setattr(connection, "LAST_SECONDS", patience)
+    monkeypatch.setattr(slow_clients, "LAST_SECONDS", patience)
     with ExitStack() as service, ThreadPoolExecutor(1) as pool:
         settings = settings_for(database)
         site = Site(database, service.enter_context(serving(settings, grace_seconds=patience)))

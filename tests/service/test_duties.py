@@ -5,9 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from helixqueue.store import duties
-from tests.lab import Lab, until
+from helixqueue.engine import duties
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import Lab, until
 
 NAMES = {"reap", "promote", "expire", "fences", "retire", "archive", "sweep"}
 
@@ -68,7 +68,7 @@ def test_who_acts_for_some_tenants_takes_no_turn_that_is_everybodys(database, ro
 @pytest.fixture
 def scratch(server, template):
     """A database of one test, where functions may be broken."""
-    from tests.lab import one_database  # noqa: PLC0415 - the module's fixture has its name
+    from tests.support.lab import one_database  # noqa: PLC0415 - the module's fixture has its name
 
     yield from one_database(server, template, None)
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 
 from helixqueue import HelixQueue, NotPermitted
+from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
-from helixqueue.store import fences, tokens
-from tests.lab import POOLED, Lab
+from tests.support.lab import POOLED, Lab
 
 BODY = {"identity": "S-1", "payload": {"pod5": "a.pod5"}}
 

@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helixqueue.engine import calls, tokens
+from helixqueue.engine.tenant_session import TenantSessions
 from helixqueue.errors import InvalidIdentity, NotPermitted, Refused, Unavailable
-from helixqueue.service.gathering import MAX_CHARS, MAX_ROWS, Gathering, Single
-from helixqueue.store import calls, tokens
-from helixqueue.store.rows import SubmissionRow
-from helixqueue.store.serving import Served
-from tests.faults import Faults
-from tests.lab import POOLED, Lab, until
+from helixqueue.records.rows import SubmissionRow
+from helixqueue.service.submit_coalescer import MAX_CHARS, MAX_ROWS, Single, SubmitCoalescer
+from tests.support.faults import Faults
+from tests.support.lab import POOLED, Lab, until
 
 
 def transactions(database, queue, prefix):
@@ -84,7 +84,7 @@ class Sending:
     @asynccontextmanager
     async def open(self, fault=None):
         """Submits one identity; `fault` is awaited before each call."""
-        served = Served(
+        served = TenantSessions(
             self.dsn, connections=2, connect_seconds=5, statement_seconds=10, wait_seconds=5,
             pooled=POOLED,
         )  # fmt: skip
@@ -96,7 +96,7 @@ class Sending:
                 await fault(names)
             return await served.run(self.token.hash, call)
 
-        gathering = Gathering(run)
+        gathering = SubmitCoalescer(run)
 
         async def submit(identity, payload="1"):
             row = SubmissionRow(identity, payload)

@@ -7,10 +7,10 @@ import uuid
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.engine import fences
 from helixqueue.identity import key_text
-from helixqueue.store import fences
-from tests.lab import POOLED
 from tests.service.test_access import DOCUMENT
+from tests.support.lab import POOLED
 
 WRITES = {
     told["operationId"]: (method.upper(), path, told["x-fenced"])

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from helixqueue.store import calls
-from tests.lab import Lab, failed
+from helixqueue.engine import calls
 from tests.service.test_batches import kind, submit
+from tests.support.lab import Lab, failed
 
 
 def listed(http, lab, **filters):

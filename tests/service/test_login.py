@@ -8,9 +8,9 @@ import httpx
 import psycopg
 import pytest
 
-from helixqueue.store import tokens
-from tests.lab import Lab
+from helixqueue.engine import tokens
 from tests.service.conftest import TLS
+from tests.support.lab import Lab
 
 
 def offered(database, tenant="a", **options):

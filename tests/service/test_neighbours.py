@@ -8,13 +8,13 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx
 import pytest
 
+from helixqueue.postgres.fair_semaphore import FairSemaphore
 from helixqueue.service import work
 from helixqueue.service.app import create_app
-from helixqueue.service.places import Places
 from helixqueue.service.problems import Problem
-from helixqueue.store.turns import Turns
-from tests.lab import PATIENCE_S, until
+from helixqueue.service.tenant_limits import TenantLimits
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import PATIENCE_S, until
 
 WAIT = {"worker": "w", "queues": ["held"], "seconds": 30}
 
@@ -206,7 +206,7 @@ def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
             await asyncio.sleep(0)
 
     async def crowd():
-        turns = Turns(1)
+        turns = FairSemaphore(1)
         assert turns.take_at_once("a")
         waiting = [asyncio.create_task(take(turns, whose)) for whose in "aaab"]
         leaving = asyncio.create_task(take(turns, "c"))
@@ -225,7 +225,7 @@ def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
 
 
 def test_a_tenant_that_is_alone_has_three_quarters_and_others_share_what_it_leaves():
-    places = Places(64, "streams", kind="too-many-streams", retry_after=10)
+    places = TenantLimits(64, "streams", kind="too-many-streams", retry_after=10)
 
     def taken(tenant):
         for number in range(65):
@@ -242,7 +242,7 @@ def test_a_tenant_that_is_alone_has_three_quarters_and_others_share_what_it_leav
 
 
 def test_who_has_none_because_others_have_all_is_told_so():
-    places = Places(2, "checks and replays", kind="check-under-way", retry_after=1)
+    places = TenantLimits(2, "checks and replays", kind="check-under-way", retry_after=1)
     places.take("a")
     places.take("b")
     with pytest.raises(Problem) as refused:

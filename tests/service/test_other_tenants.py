@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
-from helixqueue.store import fences, tokens
-from tests.lab import POOLED, Lab
 from tests.service.test_access import DOCUMENT, GUARDED, filled, ids
+from tests.support.lab import POOLED, Lab
 
 WORD = "okapi"  # in whatever is theirs
 # Of the stream, which does not end by itself, test_changes.py shows it.

@@ -17,14 +17,14 @@ import httpx
 import pytest
 
 from helixqueue.embedded import Postgres
+from helixqueue.engine import tokens
+from helixqueue.engine.migrate import migrate
 from helixqueue.ledger.replay import replay
-from helixqueue.store import tokens
-from helixqueue.store.migrate import migrate
-from helixqueue.up.home import admit
+from helixqueue.up.databases import admit
 from tests.cli.conftest import HELIXQ
-from tests.database import Database
-from tests.lab import Lab, one_database, until
 from tests.service.conftest import TLS, Site, serving, settings_for
+from tests.support.database import Database
+from tests.support.lab import Lab, one_database, until
 
 ROOT = Path(__file__).parents[2]
 AWAY_SECONDS = 30 if os.environ.get("HELIX_PROOF") else 8

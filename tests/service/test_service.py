@@ -20,17 +20,17 @@ import httpx
 import psycopg
 import pytest
 
-from helixqueue.service import Settings
-from helixqueue.service.journal import Journal, MaskingFormatter
+from helixqueue.service import ServiceSettings
 from helixqueue.service.problems import PROBLEMS
+from helixqueue.service.request_log import MaskingFormatter, RequestLog
 from helixqueue.service.run import demand_fit
 from helixqueue.service.service import Service
 from tests.cli.conftest import HELIXQ
-from tests.database import Database
-from tests.faults import Faults
-from tests.lab import until
-from tests.pooler import Pooler
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.database import Database
+from tests.support.faults import Faults
+from tests.support.lab import until
+from tests.support.pooler import Pooler
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -64,7 +64,7 @@ def test_a_flood_of_looks_at_health_is_one_question_a_second(database, monkeypat
 
 
 def test_a_login_that_sees_too_much_is_not_ready(database):
-    with serving(Settings(database.dsn("pool"))) as url:
+    with serving(ServiceSettings(database.dsn("pool"))) as url:
         told = httpx.get(f"{url}/health/ready")
         assert told.status_code == 503
         assert "bound by setting" in told.json()["detail"]
@@ -92,7 +92,7 @@ def test_a_database_that_is_gone_costs_time_and_no_restart(database, lab, tmp_pa
     first = Faults(dsn, tmp_path)
     first.__enter__()
     with (
-        serving(Settings(first.dsn, statement_seconds=1, connect_seconds=2)) as url,
+        serving(ServiceSettings(first.dsn, statement_seconds=1, connect_seconds=2)) as url,
         Site(database, url).client() as http,
     ):
         path = f"/v1/queues/{lab.q}/batches"
@@ -123,7 +123,7 @@ def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path
     said = []  # by the service to somebody who may not read payloads, and by the command line
     with (
         caplog.at_level(logging.DEBUG),
-        serving(Settings(dsn, statement_seconds=2)) as url,
+        serving(ServiceSettings(dsn, statement_seconds=2)) as url,
     ):
         site = Site(database, url)
         token = site.token()
@@ -198,7 +198,7 @@ def test_whatever_anybody_logs_loses_its_secrets(secret):
 
 def test_no_name_hides_what_stands_behind_it_in_the_log(caplog):
     """A worker may call itself as a secret begins; its refused write stays on record whole."""
-    journal = Journal("r", "POST")
+    journal = RequestLog("r", "POST")
     journal.know(worker="://:", fault="x" * 290 + "hx_" + "y" * 43)
     for begin in ("://:", "password='"):
         known = {"queue": begin, "batch": uuid.uuid4(), "conflicting_worker": "bo'@gpu"}
@@ -235,7 +235,7 @@ def test_a_request_is_logged_under_the_id_that_its_client_gave(http, caplog):
 def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
     with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
         behind = Database(server, database.name, pooler)
-        settings = Settings(behind.dsn("service"), pooled=True, connections=2)
+        settings = ServiceSettings(behind.dsn("service"), pooled=True, connections=2)
         warned = []
         for pooled in (True, False):
             demand_fit(replace(settings, pooled=pooled), warn=warned.append, away=pytest.fail)
@@ -256,7 +256,7 @@ def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
 
 def test_waiting_workers_are_woken_behind_a_pooler(server, database, lab, tmp_path_factory):
     with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
-        settings = Settings(
+        settings = ServiceSettings(
             Database(server, database.name, pooler).dsn("service"),
             pooled=True,
             listen_dsn=database.dsn("service", direct=True),

@@ -7,12 +7,12 @@ import asyncio
 import httpx
 import pytest
 
-from helixqueue.service.allowance import PLACES_MAX, Strangers
+from helixqueue.engine import tokens
 from helixqueue.service.problems import Problem
+from helixqueue.service.rate_limit import PLACES_MAX, AnonymousRateLimit
 from helixqueue.service.service import Service
-from helixqueue.store import tokens
-from tests.lab import until
 from tests.service.conftest import TLS, Site, serving, settings_for
+from tests.support.lab import until
 
 GUESSES = 20
 
@@ -92,7 +92,7 @@ def test_a_flood_of_guesses_is_one_question_at_a_time(site, database):
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"])
 def test_an_address_is_counted_for_itself_and_a_network_for_all_its_addresses(host):
-    strangers = Strangers(0.01, 1)
+    strangers = AnonymousRateLimit(0.01, 1)
     strangers.take({"client": (host, 1)})
     with pytest.raises(Problem):
         strangers.take({"client": (host, 2)})
@@ -107,7 +107,7 @@ def test_an_address_is_counted_for_itself_and_a_network_for_all_its_addresses(ho
 
 
 def test_strangers_from_everywhere_take_no_more_than_so_much_memory():
-    strangers = Strangers(0.01, 1)
+    strangers = AnonymousRateLimit(0.01, 1)
     for number in range(PLACES_MAX + 10):
         strangers.take({"client": (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1)})
     assert len(strangers._places) == PLACES_MAX

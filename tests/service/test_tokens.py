@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.engine import calls, reads, tenant_session, tokens
+from helixqueue.engine.tenant_session import InvalidToken, TenantSessions
 from helixqueue.errors import NotPermitted, Refused
-from helixqueue.store import calls, reads, serving, tokens
-from helixqueue.store.serving import InvalidToken, Served
 from tests.cli.conftest import Helixq
-from tests.lab import POOLED, Lab, one_database
+from tests.support.lab import POOLED, Lab, one_database
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def asked(database, token_hash, *work, role="service"):
     """Run calls as the service does, and give their answers or errors."""
 
     async def ask():
-        served = Served(
+        served = TenantSessions(
             database.dsn(role),
             connections=1,
             connect_seconds=5,
@@ -101,7 +101,7 @@ def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
     token = made(lab, "forgotten")
 
     async def ask():
-        served = Served(
+        served = TenantSessions(
             database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
             wait_seconds=5, pooled=POOLED,
         )  # fmt: skip
@@ -224,10 +224,10 @@ def test_a_programs_login_gives_itself_no_rights_by_a_token(database, lab, role)
 def test_workers_of_two_tenants_do_not_meet(database, lab):
     one, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
     for token, tenant in ((one, "a"), (two, "b")):
-        name = serving.worker_name(tenant, f"gpu-{tenant}")
+        name = tenant_session.worker_name(tenant, f"gpu-{tenant}")
         asked(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
         [listed, forged] = asked(
-            database, token.hash, serving.workers(tenant=tenant), calls.hello(worker="c/gpu")
+            database, token.hash, tenant_session.workers(tenant=tenant), calls.hello(worker="c/gpu")
         )
         assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from helixqueue.store import revision
+from helixqueue.engine import revision
 from tests.cli.conftest import HELIXQ
-from tests.lab import one_database, until
 from tests.service.conftest import Site, serving, settings_for
 from tests.service.test_replicas import Load, code, proven, queue_of, replica
+from tests.support.lab import one_database, until
 
 KNOWN = {"identity": "S-0", "payload": 1}
 PACKAGE = Path(__file__).parents[2] / "src" / "helixqueue"
@@ -40,7 +40,7 @@ $$;
 create function helix.colour_v1() returns text language sql as $f$ select 'none' $f$;
 """
 REVISION = """
-from helixqueue.store.migrations import steps
+from helixqueue.engine.migrations import steps
 
 revision = "0002"
 down_revision = "0001"

@@ -6,9 +6,9 @@ import json
 import logging
 import uuid
 
-from helixqueue.store import calls
-from tests.lab import until
+from helixqueue.engine import calls
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import until
 
 
 def claimed(http, lab, worker="gpu-1", **more):

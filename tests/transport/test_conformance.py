@@ -11,14 +11,14 @@ import uuid
 import pytest
 
 from helixqueue import Queue, Refused, State, Unavailable
-from helixqueue.client import working
-from helixqueue.transport import told as telling
-from helixqueue.transport.protocol import Ask, Held, Settlement
-from helixqueue.transport.specs import transport_of
-from helixqueue.worker.options import Options
+from helixqueue.client import run_worker
+from helixqueue.transport import operation_log as telling
+from helixqueue.transport.factory import transport_of
+from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
+from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
-from tests.lab import until
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.lab import until
 
 
 class Way:
@@ -31,13 +31,13 @@ class Way:
         self.worker = self.transport.worker
 
     async def _made(self, helix):
-        return helix.transport(Options(slots=4, name="gpu"))
+        return helix.transport(WorkerOptions(slots=4, name="gpu"))
 
     def do(self, coroutine):
         return self.loop.run_until_complete(coroutine)
 
     def ask(self, count=1, **options):
-        return Ask(uuid.uuid4(), [self.queue], count, **options)
+        return ClaimRequest(uuid.uuid4(), [self.queue], count, **options)
 
     def claim(self, count=1, **options):
         return list(self.do(self.transport.claim(self.ask(count, **options))).leases)
@@ -57,7 +57,7 @@ class Way:
 
 
 def held(lease):
-    return Held(lease.batch, lease.token)
+    return LeaseRef(lease.batch, lease.token)
 
 
 def completed(lease, result='{"reads":7}'):
@@ -147,7 +147,7 @@ def test_large_payloads_come_in_portions_and_the_worker_knows(way, lab):
 
 def test_repeated_settle_with_another_result_is_a_mismatch(way, lab, caplog):
     [row] = lab.submit("s")
-    way.transport = telling.Told(way.transport)
+    way.transport = telling.LoggedTransport(way.transport)
     [lease] = way.claim()
     [first] = way.settle(completed(lease, '{"reads":7}'))
     with caplog.at_level(logging.INFO, telling.LOG.name):
@@ -184,10 +184,10 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     lab.submit("s")
 
     async def answered():
-        options = Options(slots=1, name="gpu")
+        options = WorkerOptions(slots=1, name="gpu")
         transport = helix.transport(options)
         worker = Worker(transport, {}, options, helix.submit, None, renews=False)
-        [row] = (await transport.claim(Ask(uuid.uuid4(), [lab.q], 1))).leases
+        [row] = (await transport.claim(ClaimRequest(uuid.uuid4(), [lab.q], 1))).leases
         worker.received([row], time.monotonic())
         await transport.settle([completed(row, "1")])
         [answer] = await transport.settle([completed(row, "2")])
@@ -530,10 +530,10 @@ def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
         started[lease.identity] = time.monotonic()
 
     async def watch():
-        options = Options(slots=2, poll_seconds=20)
+        options = WorkerOptions(slots=2, poll_seconds=20)
         transport = await asyncio.to_thread(helix.transport, options)
         worker = Worker(
-            transport, working.jobs_of(helix, queue), options, helix.submit, None, renews=False
+            transport, run_worker.jobs_of(helix, queue), options, helix.submit, None, renews=False
         )
         running = asyncio.create_task(worker.run())
         await asyncio.to_thread(

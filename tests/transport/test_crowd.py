@@ -11,10 +11,10 @@ import time
 import pytest
 
 from helixqueue import AsyncHelixClient, HelixClient, Submission, Unavailable
-from helixqueue.service import Settings
-from tests.faults import Faults
-from tests.lab import BATCHES, until
+from helixqueue.service import ServiceSettings
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.faults import Faults
+from tests.support.lab import BATCHES, until
 
 CLIENTS = 200
 IDENTITIES = 1_000
@@ -66,7 +66,7 @@ def behind(database, tmp_path_factory):
     with (
         Faults(database.dsn("service"), tmp_path_factory.mktemp("f")) as faults,
         serving(
-            Settings(faults.dsn, connect_seconds=1, statement_seconds=1, wait_seconds=1)
+            ServiceSettings(faults.dsn, connect_seconds=1, statement_seconds=1, wait_seconds=1)
         ) as url,
     ):
         yield faults, Site(database, url)

@@ -14,7 +14,7 @@ import pytest
 
 from helixqueue import HelixClient, Queue, State
 from helixqueue.cli.exits import Exit
-from tests.lab import until
+from tests.support.lab import until
 
 ROOT = Path(__file__).parents[2]
 LAB = """
@@ -26,7 +26,7 @@ queue = Queue({queue!r}, lease={lease}, run_in={run_in!r})
 @queue.handler
 def run(lease):
     time.sleep(lease.payload.get("seconds", 0))
-    drivers = [name for name in ("psycopg", "helixqueue.store.database") if name in sys.modules]
+    drivers = [name for name in ("psycopg", "helixqueue.postgres.database") if name in sys.modules]
     return {{"n": lease.payload["n"], "attempt": lease.attempt, "drivers": drivers}}
 """
 

@@ -21,11 +21,11 @@ from helixqueue import (
     Submission,
     Unavailable,
 )
-from helixqueue.transport.http.link import Where
-from helixqueue.transport.http.transport import Http
-from helixqueue.transport.protocol import Ask, Transport
-from tests.cutting import Cutting
-from tests.lab import BATCHES, until
+from helixqueue.transport.http.connection import ServiceAddress
+from helixqueue.transport.http.transport import HttpTransport
+from helixqueue.transport.protocol import ClaimRequest, Transport
+from tests.support.lab import BATCHES, until
+from tests.support.network_cuts import Cutting
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, n
     [row] = lab.submit("s")
 
     async def tried():
-        way = Http(Where(cutting.url, site.token()), "gpu-1")
-        way.asked = Ask(uuid.uuid4(), [lab.q], 1)
+        way = HttpTransport(ServiceAddress(cutting.url, site.token()), "gpu-1")
+        way.asked = ClaimRequest(uuid.uuid4(), [lab.q], 1)
         cutting.lose_each = False
         lease = None if name == "claim" else (await way.claim(way.asked)).leases[0]
         cutting.lose_each = True
@@ -219,7 +219,7 @@ def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, n
 
 def test_a_worker_that_cannot_be_told_looks_by_itself(cutting, site, lab):
     async def wait():
-        way = Http(Where(cutting.url, site.token()), "gpu-1")
+        way = HttpTransport(ServiceAddress(cutting.url, site.token()), "gpu-1")
         cutting.lose_each = False
         await way.expect([lab.q], 60)
         cutting.lose_each = True

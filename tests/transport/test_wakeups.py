@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from psycopg import sql
 
-from helixqueue.store import bell, calls
-from tests.lab import POOLED, Lab
+from helixqueue.engine import calls
+from helixqueue.postgres import wakeups
+from tests.support.lab import POOLED, Lab
 
 _numbers = itertools.count(1)
 
@@ -106,10 +107,10 @@ def test_service_wakes_no_worker_for_the_work_of_another_tenant(site, database, 
 
 
 def test_tenant_with_many_queues_displaces_its_own_channels_only(monkeypatch):
-    monkeypatch.setattr(bell, "TENANT_CHANNELS_MAX", 3)
-    monkeypatch.setattr(bell.Bell, "_listen", lambda _: None)
-    monkeypatch.setattr(bell.asyncio, "create_task", lambda _: None)
-    made = bell.Bell(None)
+    monkeypatch.setattr(wakeups, "TENANT_CHANNELS_MAX", 3)
+    monkeypatch.setattr(wakeups.Wakeups, "_listen", lambda _: None)
+    monkeypatch.setattr(wakeups.asyncio, "create_task", lambda _: None)
+    made = wakeups.Wakeups(None)
     made.listen("b", {"q": "helix_b"})
     made.listen("a", {f"q{n}": f"helix_{n}" for n in range(3)})
     made.listen("a", {"q3": "helix_3"})

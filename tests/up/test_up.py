@@ -25,11 +25,11 @@ from helixqueue.cli.main import main
 from helixqueue.embedded.account import why_not
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
-from helixqueue.up.children import Child, Children
-from helixqueue.up.place import LOCK, taken, url_of
+from helixqueue.up.directory_lock import LOCK, taken, url_of
+from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.cli.conftest import HELIXQ
-from tests.lab import until
 from tests.service.conftest import TLS
+from tests.support.lab import until
 
 ROOT = Path(__file__).parents[2]
 RESIDENT_MB = 150
@@ -353,11 +353,11 @@ def test_the_word_of_one_that_was_killed_sends_nobody_to_a_stranger(tmp_path):
 
 def test_a_child_that_cannot_be_started_is_tried_again(monkeypatch):
     """A machine without a process or a file to spare has one later; it is said meanwhile."""
-    monkeypatch.setattr("helixqueue.up.children.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("helixqueue.up.processes.sys.executable", "/nowhere/python")
     said = asyncio.Queue()
 
     async def story():
-        children = Children([Child("up-1", "none")], said.put_nowait)
+        children = Processes([SupervisedProcess("up-1", "none")], said.put_nowait)
         children.start()
         told = [await asyncio.wait_for(said.get(), 10) for _ in range(2)]
         await children.stop()

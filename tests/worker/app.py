@@ -16,7 +16,7 @@ import sys
 import time
 
 from helixqueue import HelixClient, HelixQueue, Lease, Queue, Settlement
-from helixqueue.store.rows import Held
+from helixqueue.records.rows import LeaseRef
 
 queue = Queue(
     os.environ.get("HELIX_APP_QUEUE", "app"), run_in=os.environ.get("HELIX_APP_RUN_IN", "thread")
@@ -43,7 +43,7 @@ def meddle(lease: Lease, reach):
     own = lease.held
     others = [n for n in range(own.batch - reach, own.batch + reach + 1) if n != own.batch]
     with HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
-        held = [Held(batch, own.token) for batch in others]
+        held = [LeaseRef(batch, own.token) for batch in others]
         ends = [Settlement(batch, own.token, "completed", result="{}") for batch in others]
         answers = [
             *helix.renew(lease.worker, held),

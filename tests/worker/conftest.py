@@ -13,8 +13,8 @@ import pytest
 from helixqueue import HelixQueue, Queue
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from tests.lab import one_database
-from tests.processes import Module
+from tests.support.lab import one_database
+from tests.support.processes import Module
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -67,15 +67,15 @@ class Shift:
     def _run(self, helix, queues, options):
         import asyncio  # noqa: PLC0415
 
-        from helixqueue.client import working  # noqa: PLC0415
-        from helixqueue.worker.options import Options  # noqa: PLC0415
+        from helixqueue.client import run_worker  # noqa: PLC0415
+        from helixqueue.worker.options import WorkerOptions  # noqa: PLC0415
         from helixqueue.worker.worker import Worker  # noqa: PLC0415
 
         async def run():
-            jobs = working.jobs_of(helix, queues)
+            jobs = run_worker.jobs_of(helix, queues)
             for job in jobs.values():
                 await asyncio.to_thread(helix.know, job.queue)
-            made = Options(**options)
+            made = WorkerOptions(**options)
             worker = Worker(helix.transport(made), jobs, made, helix.submit, None)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(worker.stop)

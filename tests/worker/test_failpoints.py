@@ -18,8 +18,8 @@ import pytest
 
 from helixqueue import Queue, State
 from helixqueue.failpoints import POINTS
-from tests.faults import Faults
-from tests.lab import until
+from tests.support.faults import Faults
+from tests.support.lab import until
 from tests.worker import app
 from tests.worker.conftest import Process, effects, proven
 

@@ -26,8 +26,8 @@ from helixqueue import (
     Retry,
     State,
 )
-from helixqueue.transport.protocol import Claimed
-from tests.lab import pass_time, until
+from helixqueue.transport.protocol import ClaimResult
+from tests.support.lab import pass_time, until
 from tests.worker.conftest import effects, proven
 
 
@@ -478,7 +478,7 @@ def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, sh
             answers = await worker._transport.settle(ask.settle)
             other = await claim(dataclasses.replace(ask, request=uuid.uuid4(), settle=()))
             worker.received(other.leases, time.monotonic())
-            return Claimed((), tuple(answers))
+            return ClaimResult((), tuple(answers))
 
         worker._transport.claim = overtaken
         one = helix.submit(queue, identity="s", payload={})

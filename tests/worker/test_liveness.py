@@ -12,8 +12,8 @@ import time
 import pytest
 
 from helixqueue import AsyncLease, HelixQueue, Lease, NoResult, Queue, State
-from tests.faults import Faults
-from tests.lab import until
+from tests.support.faults import Faults
+from tests.support.lab import until
 from tests.worker import app
 from tests.worker.conftest import effects, is_still_leased, proven
 

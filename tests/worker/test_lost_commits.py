@@ -22,8 +22,8 @@ from helixqueue import (
     State,
     Unavailable,
 )
-from helixqueue.transport import told
-from tests.faults import Faults
+from helixqueue.transport import operation_log
+from tests.support.faults import Faults
 from tests.worker.conftest import effects, proven
 
 WRITE = "insert into public.effect (queue, identity) values (%s, %s)"
@@ -57,11 +57,11 @@ def lines(caplog):
     """The operation log, as (operation, decision)."""
 
     def read():
-        found = [one for one in caplog.records if one.name == told.LOG.name]
+        found = [one for one in caplog.records if one.name == operation_log.LOG.name]
         read = [json.loads(one.message) for one in found]
         return [(one["operation"], one["decision"]) for one in read]
 
-    with caplog.at_level(logging.INFO, told.LOG.name):
+    with caplog.at_level(logging.INFO, operation_log.LOG.name):
         yield read
 
 

@@ -14,10 +14,10 @@ import pytest
 from helixqueue import HelixQueue, Lease, Queue, State
 from helixqueue.embedded import Postgres
 from helixqueue.errors import LeaseLost, Retryable, Unavailable
-from helixqueue.worker import patience
+from helixqueue.worker import retry
 from tests.crash.conftest import new_server
-from tests.database import Database
-from tests.lab import until
+from tests.support.database import Database
+from tests.support.lab import until
 from tests.worker.conftest import effects, make_effects, proven
 
 LONG = 60.0  # on a busy machine
@@ -129,10 +129,10 @@ def test_repeats_are_bounded_and_end_with_the_error():
 
     began = time.monotonic()
     with pytest.raises(Unavailable):
-        asyncio.run(patience.repeated(ask, seconds=0.4))
+        asyncio.run(retry.retried(ask, seconds=0.4))
     assert tries[-1] - began < 5  # a busy machine is late, and no new patience
     assert len(tries) > 2
-    assert patience.PATIENCE_S == 15 * 60
+    assert retry.PATIENCE_S == 15 * 60
 
 
 def test_what_may_be_repeated_is_and_what_is_refused_is_not():
@@ -144,7 +144,7 @@ def test_what_may_be_repeated_is_and_what_is_refused_is_not():
             raise errors.pop()
         return "answered"
 
-    assert asyncio.run(patience.repeated(ask)) == "answered"
+    assert asyncio.run(retry.retried(ask)) == "answered"
     tries = []
 
     async def refused():
@@ -152,5 +152,5 @@ def test_what_may_be_repeated_is_and_what_is_refused_is_not():
         raise LeaseLost("not yours")
 
     with pytest.raises(LeaseLost):
-        asyncio.run(patience.repeated(refused))
+        asyncio.run(retry.retried(refused))
     assert tries == [1]

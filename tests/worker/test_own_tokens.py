@@ -9,8 +9,8 @@ import random
 import pytest
 
 from helixqueue import Queue
-from helixqueue.store.rows import lease_nonce
-from tests.lab import Lab
+from helixqueue.records.rows import lease_nonce
+from tests.support.lab import Lab
 from tests.worker.conftest import proven
 
 

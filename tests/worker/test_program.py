@@ -12,8 +12,8 @@ import time
 import pytest
 
 from helixqueue import NoResult, Queue, State
-from tests.faults import Faults
-from tests.lab import until
+from tests.support.faults import Faults
+from tests.support.lab import until
 from tests.worker.conftest import ROOT, is_still_leased, proven
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from helixqueue import AsyncLease, Lease, LeaseLost, NotInTransaction, Queue, State
-from tests.client.connections import ASYNC, SYNC
+from tests.support.connections import ASYNC, SYNC
 from tests.worker.conftest import effects, proven
 from tests.worker.test_handlers import take_over
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from helixqueue.cli import pages, refs, shapes, show, spelling, story, target, times
+from helixqueue.cli import (
+    batch_ref,
+    batch_report,
+    connection,
+    pages,
+    shapes,
+    show,
+    times,
+    unicode_diff,
+)
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.states import State  # noqa: TC001 - Typer reads it
 
@@ -15,8 +24,8 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.store.read_rows import BatchRow
-    from helixqueue.store.rows import Verdict
+    from helixqueue.records.read_rows import BatchRow
+    from helixqueue.records.rows import ActionResult
 
 app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
 
@@ -39,7 +48,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
     queue: InQueue = None,
@@ -77,20 +86,20 @@ def _list(
         str | None,
         typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
     ] = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List batches, newest first.
 
     Finished states are ordered by when the batch finished, all else by when it was submitted;
     --since and --until mean that time. A page ends with the cursor of the next.
     """
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         read = partial(
             there.reads.batches,
-            tenant=target.tenant_to_read(there, tenant),
+            tenant=connection.tenant_to_read(there, tenant),
             queue=queue,
             state=state,
             identity=identity,
@@ -123,13 +132,13 @@ def _row(row: BatchRow) -> tuple[str, ...]:
             failure and f": {failure}"
         )
     return (
-        str(row.batch_id), row.queue, spelling.shown(row.raw, row.revision), row.state,
+        str(row.batch_id), row.queue, unicode_diff.shown(row.raw, row.revision), row.state,
         str(row.attempt), times.seconds(row.created_at), what,
     )  # fmt: skip
 
 
 @app.command("show")
-@target.over_http
+@connection.over_http
 def _show(
     batch: Ref,
     *,
@@ -138,17 +147,17 @@ def _show(
     payload: Annotated[
         bool, typer.Option("--payload", help="Also the payload and the result.")
     ] = False,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Tell everything on record about one batch.
 
     Attempts and leases, events with their reasons and actors, refused writes with both workers,
     duplicates, and the identity in both spellings. Ends with 1 when there is no such batch.
     """
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         found = _found(there, batch, tenant, queue, revision)
         told = there.run(there.reads.story(found, payload=payload))
     if told is None:
@@ -156,33 +165,33 @@ def _show(
     if as_json:
         show.as_json(shapes.story(told, payload=payload))
     else:
-        story.tell(told)
+        batch_report.tell(told)
 
 
 def _found(
-    there: target.Reached, ref: str, tenant: str | None, queue: str | None, revision: str | None
+    there: connection.Reached, ref: str, tenant: str | None, queue: str | None, revision: str | None
 ) -> uuid.UUID:
-    of = target.tenant_to_read(there, tenant)
-    return refs.find(there, ref, tenant=of, queue=queue, revision=revision)
+    of = connection.tenant_to_read(there, tenant)
+    return batch_ref.find(there, ref, tenant=of, queue=queue, revision=revision)
 
 
 def _decision(name: str, told: str, *, call: str | None = None) -> None:
     """A command by which a person decides about batches; all of them take the same options."""
 
     @app.command(name, help=told)
-    @target.over_http
+    @connection.over_http
     def decide(
         batches: Refs,
         *,
-        reason: target.Reason,
-        actor: target.Actor = None,
+        reason: connection.Reason,
+        actor: connection.Actor = None,
         queue: InQueue = None,
-        tenant: target.Tenant = None,
-        dsn: target.Dsn = None,
-        data: target.Data = None,
-        as_json: target.AsJson = False,
+        tenant: connection.Tenant = None,
+        dsn: connection.Dsn = None,
+        data: connection.Data = None,
+        as_json: connection.AsJson = False,
     ) -> None:
-        with target.reached(dsn, data) as there:
+        with connection.reached(dsn, data) as there:
             ids = [_found(there, ref, tenant, queue, None) for ref in batches]
             build = getattr(there.calls, call or name)
             # A service is asked about one batch at a time; a database about all at once.
@@ -229,7 +238,7 @@ _decision(
 
 
 def tell_verdicts(
-    verdicts: Sequence[Verdict], *, as_json: bool, more: Mapping[str, Any] | None = None
+    verdicts: Sequence[ActionResult], *, as_json: bool, more: Mapping[str, Any] | None = None
 ) -> NoReturn:
     """And end with what they amount to; `more` stands beside them in JSON."""
     if as_json:
@@ -244,7 +253,7 @@ def tell_verdicts(
     raise typer.Exit(_code({verdict.answer for verdict in verdicts}))
 
 
-def _note(verdict: Verdict) -> str:
+def _note(verdict: ActionResult) -> str:
     if verdict.answer == "illegal" and verdict.note is None:
         return f"not possible for a batch that is {verdict.state}"
     return verdict.note or ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import Result, check
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check")(target.over_http(_check))
+    app.command("check")(connection.over_http(_check))
 
 
 def _check(
     *,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Check every invariant, with witnesses.
 
@@ -55,11 +55,11 @@ def _check(
 
 def _asked(dsn: str | None, data: Path | None) -> tuple[bool, list[Result]]:
     """Whether these are the rows of every tenant, and what was found."""
-    chosen = target.chosen_service()
+    chosen = connection.chosen_service()
     if chosen is None:
-        with target.opened(dsn, data, as_owner=True) as database:
+        with connection.opened(dsn, data, as_owner=True) as database:
             return sees_every_tenant(database.connection), check(database.connection)
-    with target.client_of(chosen) as client:
+    with connection.client_of(chosen) as client:
         told = client.run(audits.check())
         return told["every_tenant"], [_in_time(client, _read(one)) for one in told["results"]]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from helixqueue.cli import show, story, target
+from helixqueue.cli import batch_report, connection, show
 from helixqueue.cli.exits import Exit
-from helixqueue.client.set_up import set_up
+from helixqueue.client.embedded_setup import set_up
 from helixqueue.demo.run import FROZEN, KILLED, run
 from helixqueue.embedded import Servers
 from helixqueue.identity import escaped
@@ -25,10 +25,10 @@ WHY = "demo runs on servers of its own, in a directory that it removes"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo")(target.without_service(WHY)(_demo))
+    app.command("demo")(connection.without_service(WHY)(_demo))
 
 
-def _demo(*, as_json: target.AsJson = False) -> None:
+def _demo(*, as_json: connection.AsJson = False) -> None:
     """Watch a lab's samples take effect once, though workers die.
 
     Runs on embedded servers in a temporary directory, in under a minute, and leaves nothing behind.
@@ -94,7 +94,7 @@ def _tell(shown: Shown) -> None:
         ["yellow"] * len(shown.refusals),
     )
     show.line("\nThe story of that sample, as `helixq batch show` tells it", "bold")
-    story.tell(shown.story)
+    batch_report.tell(shown.story)
     good = "bold green" if shown.proven else "bold red"
     show.line(
         f"\nReplay  {facts['events_replayed']} events folded: "

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.operate.doctor import examine
 
@@ -19,20 +19,20 @@ WHY = (
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(target.without_service(WHY)(_doctor))
+    app.command("doctor")(connection.without_service(WHY)(_doctor))
 
 
 def _doctor(
     *,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Tell whether a database is set up so that the guarantees hold.
 
     Ask with the DSN that your programs use. Ends with 1 when anything is bad, warnings aside.
     """
-    with target.target(dsn, data) as found:
+    with connection.target(dsn, data) as found:
         findings = examine(found.dsn)
     well = all(finding.verdict != "bad" for finding in findings)
     if as_json:

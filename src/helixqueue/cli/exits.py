@@ -13,7 +13,7 @@ from helixqueue.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from helixqueue.up.place import AlreadyUp
+from helixqueue.up.directory_lock import AlreadyUp
 
 
 class Exit(IntEnum):

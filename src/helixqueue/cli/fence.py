@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import pages, show, target, times
+from helixqueue.cli import connection, pages, show, times
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.cli.rehearse import rehearse
+from helixqueue.engine.fences import Times
 from helixqueue.errors import Refused
 from helixqueue.fence.receipt import fence_key, receipt_of
 from helixqueue.fence.resolution import answer_of
@@ -22,10 +23,9 @@ from helixqueue.identity import (
     loads,
 )
 from helixqueue.states import FenceState
-from helixqueue.store.fences import Times
 
 if TYPE_CHECKING:
-    from helixqueue.store.fence_rows import FenceRow, Told
+    from helixqueue.records.fence import FenceEventRow, FenceRow
 
 app = typer.Typer(no_args_is_help=True, help="Fences: list, show, explain, rehearse, resolve.")
 
@@ -62,7 +62,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
     name: Name = None,
@@ -76,18 +76,18 @@ def _list(
         str | None,
         typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
     ] = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List fences, newest first.
 
     `--state IN_DOUBT` shows what waits for a person. A page ends with the cursor of the next; it
     may be short, or empty, and have one.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
         read = partial(there.fences.listed, tenant=of, name=name, state=state)
         rows, onward = pages.as_many(there, read, limit, after)
     if as_json:
@@ -102,21 +102,21 @@ def _list(
 
 
 @app.command("show")
-@target.over_http
+@connection.over_http
 def _show(
     fence: Fence,
     *,
     name: Name = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Tell everything on record about one fence, with its receipt.
 
     Ends with 1 when there is no such fence.
     """
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         row = _found(there, fence, name, tenant)
         story = there.run(there.fences.story(row.key))
     if as_json:
@@ -126,18 +126,18 @@ def _show(
 
 
 @app.command("explain")
-@target.over_http
+@connection.over_http
 def _explain(
     fence: Fence,
     *,
     name: Name = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Say why a fence stands where it does, and what comes next."""
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         row = _found(there, fence, name, tenant)
     told = {
         "state": row.state,
@@ -154,7 +154,7 @@ def _explain(
 
 
 @app.command("resolve")
-@target.over_http
+@connection.over_http
 def _resolve(
     fence: Fence,
     *,
@@ -179,10 +179,10 @@ def _resolve(
         typer.Option("--http-status", min=200, max=499, help="Of a request.", show_default=False),
     ] = None,
     name: Name = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Decide a doubt, by name and for a reason, which are kept.
 
@@ -194,11 +194,11 @@ def _resolve(
         raise typer.BadParameter("--effect, --result and --http-status go with --applied")
     if not reason.strip() or (actor is not None and not actor.strip()):
         raise typer.BadParameter("--reason and --actor must say something: they are kept")
-    if actor is None and target.chosen_service() is None:
+    if actor is None and connection.chosen_service() is None:
         raise typer.BadParameter("--actor: expected who decides; it is kept")
     text = None if result is None else canonical_text(loads(result))
     said: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
-    with target.reached(dsn, data, as_owner=True) as there:
+    with connection.reached(dsn, data, as_owner=True) as there:
         row = _found(there, fence, name, tenant)
         if there.is_service:
             asked = there.fences.resolve(
@@ -221,7 +221,7 @@ def _resolve(
     raise typer.Exit(Exit.OK if resolved else Exit.NO)
 
 
-def _found(there: target.Reached, ref: str, name: str | None, tenant: str | None) -> FenceRow:
+def _found(there: connection.Reached, ref: str, name: str | None, tenant: str | None) -> FenceRow:
     try:
         key = key_bytes(ref)
     except ValueError:
@@ -229,7 +229,7 @@ def _found(there: target.Reached, ref: str, name: str | None, tenant: str | None
             raise Refused(
                 f"expected a key such as v1:..., or --name with an identity; got {ref!r}"
             ) from None
-        of = target.tenant_named(there, tenant)
+        of = connection.tenant_named(there, tenant)
         key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
     found: FenceRow | None = there.run(there.fences.one(key))
     if found is None:
@@ -279,7 +279,7 @@ def _receipt(row: FenceRow) -> dict[str, Any] | None:
     return receipt_of(row).document()
 
 
-def _step(told: Told) -> dict[str, Any]:
+def _step(told: FenceEventRow) -> dict[str, Any]:
     return {
         "at": told.at,
         "what": told.what,
@@ -299,7 +299,7 @@ def _clocks(row: FenceRow) -> str:
     return f"lease until {times.full(row.deadline)}, quiet {row.quiet_seconds:g} s more"
 
 
-def _tell(row: FenceRow, story: list[Told]) -> None:
+def _tell(row: FenceRow, story: list[FenceEventRow]) -> None:
     show.line(f"{key_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
     receipt = "" if row.receipt is None else f"; receipt r1:{row.receipt.hex()}"
     show.line(f"{row.state} since {times.shown(row.changed_at)}; {_clocks(row)}{receipt}")

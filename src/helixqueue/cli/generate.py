@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from helixqueue import __version__
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.command import command
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
@@ -49,7 +49,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("systemd")
-@target.without_service(WHY)
+@connection.without_service(WHY)
 def _systemd(
     *,
     helixq: Annotated[
@@ -85,7 +85,7 @@ def _systemd(
 
 
 @app.command("kubernetes")
-@target.without_service(WHY)
+@connection.without_service(WHY)
 def _kubernetes(
     *,
     image: Annotated[str, typer.Option("--image", help="An image that has helixq in its PATH.")],

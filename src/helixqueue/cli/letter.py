@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import batch, pages, refs, shapes, show, spelling, story, target, times
+from helixqueue.cli import (
+    batch,
+    batch_ref,
+    batch_report,
+    connection,
+    pages,
+    shapes,
+    show,
+    times,
+    unicode_diff,
+)
 from helixqueue.cli.exits import NoSuchBatch
-from helixqueue.store.cursors import PAGE_ROWS_MAX
-from helixqueue.store.read_rows import Letter
+from helixqueue.engine.cursors import PAGE_ROWS_MAX
+from helixqueue.records.read_rows import Letter
 
 if TYPE_CHECKING:
-    from helixqueue.store.rows import Verdict
+    from helixqueue.records.rows import ActionResult
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive.")
 DRIVEN_UNLESS_SAID = 100
@@ -37,7 +47,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
     queue: batch.InQueue = None,
@@ -53,20 +63,20 @@ def _list(
         int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
     ] = 50,
     after: After = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List what nobody tries any more, newest first.
 
     Batches that failed for good, or as often as their queue lets them try. A page ends with the
     cursor of the next; it may be short, or empty, and have one.
     """
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         read = partial(
             there.reads.letters,
-            tenant=target.tenant_to_read(there, tenant),
+            tenant=connection.tenant_to_read(there, tenant),
             queue=queue,
             failure=failure,
             since=None if since is None else times.moment(since),
@@ -86,31 +96,32 @@ def _list(
 
 def _row(row: Letter) -> tuple[str, ...]:
     return (
-        str(row.batch_id), row.queue, spelling.shown(row.identity, row.revision), str(row.attempt),
+        str(row.batch_id), row.queue, unicode_diff.shown(row.identity, row.revision),
+        str(row.attempt),
         times.seconds(row.failed_at), row.worker or "",
         f"{row.failure} {row.detail or ''}".strip(),
     )  # fmt: skip
 
 
 @app.command("show")
-@target.over_http
+@connection.over_http
 def _show(
     letter: batch.Ref,
     *,
     queue: batch.InQueue = None,
     revision: batch.Revision = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Tell how one dead letter came to be, try by try.
 
     Ends with 1 when there is no such batch, or it is no dead letter (any more).
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
-        batch_id = refs.find(there, letter, tenant=of, queue=queue, revision=revision)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
+        batch_id = batch_ref.find(there, letter, tenant=of, queue=queue, revision=revision)
         told = there.run(there.reads.story(batch_id))
     found = None if told is None else Letter.of(told)
     if found is None:
@@ -121,11 +132,11 @@ def _show(
             shapes.letter(found) | {"attempts": shapes.story(told, payload=False)["leases"]}
         )
     else:
-        story.tell(told)
+        batch_report.tell(told)
 
 
 @app.command("redrive")
-@target.over_http
+@connection.over_http
 def _redrive(
     letters: Annotated[
         list[str] | None,
@@ -134,7 +145,7 @@ def _redrive(
         ),
     ] = None,
     *,
-    reason: target.Reason,
+    reason: connection.Reason,
     queue: batch.InQueue = None,
     failure: Failure = None,
     before: Before = None,
@@ -149,11 +160,11 @@ def _redrive(
             show_default=False,
         ),
     ] = None,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Give dead letters all their tries again.
 
@@ -167,10 +178,10 @@ def _redrive(
             "--failure, --before, --after and --limit are for all of a --queue; name no BATCH"
         )
     onward = None
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
         if letters:
-            ids = [refs.find(there, name, tenant=of, queue=queue) for name in letters]
+            ids = [batch_ref.find(there, name, tenant=of, queue=queue) for name in letters]
             verdicts = there.run(there.calls.redrive(ids=ids, reason=reason, actor=actor))
         else:
             asked = {
@@ -187,15 +198,15 @@ def _redrive(
 
 
 def _of_queue(
-    there: target.Reached,
+    there: connection.Reached,
     tenant: str | None,
     asked: dict[str, Any],
     reason: str,
     actor: str | None,
-) -> tuple[list[Verdict], str | None]:
+) -> tuple[list[ActionResult], str | None]:
     """What became of each, and where to go on. A service does it in one request."""
     if there.is_service:
-        driven: tuple[list[Verdict], str | None] = there.run(
+        driven: tuple[list[ActionResult], str | None] = there.run(
             there.calls.redrive_queue(reason=reason, **asked)
         )
         return driven

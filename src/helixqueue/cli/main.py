@@ -21,7 +21,7 @@ import typer
 from helixqueue import __version__
 from helixqueue.cli import leave_quietly
 from helixqueue.cli.exits import Exit, exit_for
-from helixqueue.cli.plain import plain
+from helixqueue.cli.sanitize import plain
 from helixqueue.errors import HelixError, NotInstalled
 
 if TYPE_CHECKING:

@@ -6,21 +6,21 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import show, target
-from helixqueue.client.set_up import set_up
-from helixqueue.store.migrate import migrate, print_sql
+from helixqueue.cli import connection, show
+from helixqueue.client.embedded_setup import set_up
+from helixqueue.engine.migrate import migrate, print_sql
 
 WHY = "migrate changes the schema of a database, as its owner: run it with --dsn or --data"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("migrate")(target.without_service(WHY)(_migrate))
+    app.command("migrate")(connection.without_service(WHY)(_migrate))
 
 
 def _migrate(
     *,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
     sql: Annotated[
         bool, typer.Option("--print-sql", help="Print the script for psql; needs no database.")
     ] = False,
@@ -31,7 +31,7 @@ def _migrate(
     wait: Annotated[
         float, typer.Option("--wait", min=0, help="Seconds to wait for another migration.")
     ] = 120.0,
-    as_json: target.AsJson = False,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Bring a database to the schema this release needs.
 
@@ -46,7 +46,7 @@ def _migrate(
         return
     if since is not None:
         raise typer.BadParameter("--since goes with --print-sql")
-    with target.target(dsn, data, create=True) as found:
+    with connection.target(dsn, data, create=True) as found:
         if found.postgres is None:
             done = migrate(found.owner_dsn, say=show.progress, wait_s=wait)
         else:

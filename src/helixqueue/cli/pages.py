@@ -9,7 +9,7 @@ from helixqueue.cli import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from helixqueue.cli.target import Reached
+    from helixqueue.cli.connection import Reached
 
 PAGE_ROWS: Final = 500
 LIMIT_MAX: Final = 100_000

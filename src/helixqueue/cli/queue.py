@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import pages, shapes, show, target, times
+from helixqueue.cli import connection, pages, shapes, show, times
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.resources import resources
 from helixqueue.identity import PROFILES, check_name
@@ -15,7 +15,7 @@ from helixqueue.identity import PROFILES, check_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from helixqueue.store.read_rows import QueueSight
+    from helixqueue.records.read_rows import QueueSummary
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume.")
 
@@ -97,20 +97,20 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List queues, and how much of their work stands where.
 
     Nothing is counted past 10,000.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
         sights = list(pages.every(there, partial(there.reads.queues, tenant=of)))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
@@ -130,27 +130,27 @@ def _list(
     )
 
 
-def _open(sight: QueueSight) -> str:
+def _open(sight: QueueSummary) -> str:
     words = [word for word in ("paused", "closed") if getattr(sight.settings, word)]
     return ", ".join(words) or "yes"
 
 
 @app.command("show")
-@target.over_http
+@connection.over_http
 def _show(
     queue: Name,
     *,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Show a queue's settings and how much stands where.
 
     Without a tenant, every tenant's queue of that name. Ends with 1 when there is none.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
         sights = list(pages.every(there, partial(there.reads.queues, tenant=of, queue=queue)))
     if as_json:
         show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
@@ -162,7 +162,7 @@ def _show(
     raise typer.Exit(Exit.OK if sights else Exit.NO)
 
 
-def _tell(sight: QueueSight) -> None:
+def _tell(sight: QueueSummary) -> None:
     facts = shapes.settings(sight.settings) | {
         name: str(getattr(sight, name)) for name in shapes.COUNTS
     }
@@ -176,7 +176,7 @@ def _value(value: object) -> str:
 
 
 @app.command("set")
-@target.over_http
+@connection.over_http
 def _set(
     queue: Name,
     *,
@@ -193,12 +193,12 @@ def _set(
     keep_failed: KeepFailed = None,
     keep_cancelled: KeepCancelled = None,
     keep_decisions: KeepDecisions = None,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Declare a queue, or change the settings that are named.
 
@@ -230,16 +230,16 @@ def _set(
 
 
 @app.command("pause")
-@target.over_http
+@connection.over_http
 def _pause(
     queue: Name,
     *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Hand out no more work of a queue; what is leased goes on."""
     _change(
@@ -249,16 +249,16 @@ def _pause(
 
 
 @app.command("resume")
-@target.over_http
+@connection.over_http
 def _resume(
     queue: Name,
     *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Hand out a paused queue's work again."""
     _change(
@@ -279,8 +279,8 @@ def _change(
     as_json: bool,
 ) -> None:
     check_name("queue", queue)
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_change(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_change(there, tenant)
         # Pausing is of a queue that is there; `set` is what declares one.
         if "paused" in settings and there.run(there.calls.queue(tenant=of, queue=queue)) is None:
             show.progress(

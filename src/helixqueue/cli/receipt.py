@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.errors import NotInstalled, Refused
 from helixqueue.fence.receipt import HmacSigner, verify
@@ -57,11 +57,11 @@ def _verify(
         bool,
         typer.Option("--recorded", help="Also look whether it is on record, at --url or another."),
     ] = False,
-    url: target.Url = None,
-    token: target.Token = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    url: connection.Url = None,
+    token: connection.Token = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Verify that a receipt proves what it says.
 
@@ -80,7 +80,7 @@ def _verify(
         answer=None if answer is None else answer.read_bytes(),
     )
     if recorded and not faults:
-        with target.use(target.service(url, token, dsn, data)):
+        with connection.use(connection.service(url, token, dsn, data)):
             faults = _not_on_record(document, dsn, data)
     if as_json:
         show.as_json({"ok": not faults, "id": document.get("id"), "faults": faults})
@@ -94,7 +94,7 @@ def _verify(
 
 def _not_on_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
     """What a database or a service says of the fence that the receipt is about."""
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         row = there.run(there.fences.one(key_bytes(document["key"])))
     if row is None:
         return ["no fence has this key, among those that may be seen there: forgotten, or never"]

@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.sheet import MAX_LINE_BYTES
+from helixqueue.cli.submission_files import MAX_LINE_BYTES
 from helixqueue.errors import Refused
 from helixqueue.fence.rehearsal import MEANS, WORDS, call_of
 from helixqueue.identity import key_text, loads
-from helixqueue.store.fence_rows import Foreseen
+from helixqueue.records.fence import FencePreview
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ class Rehearsed(NamedTuple):
 class Rehearsal:
     """Calls in the order of the file: what one would do counts for those behind it."""
 
-    def __init__(self, there: target.Reached, tenant: str) -> None:
+    def __init__(self, there: connection.Reached, tenant: str) -> None:
         self._there = there
         self._tenant = tenant
         # Keys that would run, and what they would stand for then; digests, for files may be long.
@@ -47,11 +47,11 @@ class Rehearsal:
 
     def of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Rehearsed]:
         """Asks for many at a time; the answers come in the order of the lines."""
-        chunk: list[tuple[int, Foreseen | Refused]] = []
+        chunk: list[tuple[int, FencePreview | Refused]] = []
         weight = 0
         for number, line in lines:
             try:
-                one: Foreseen | Refused = _call(line)
+                one: FencePreview | Refused = _call(line)
             except Refused as error:
                 one = error
             if chunk and (len(chunk) == CHUNK_LINES or weight + len(line) > CHUNK_BYTES):
@@ -61,8 +61,8 @@ class Rehearsal:
             weight += len(line)
         yield from self._told(chunk)
 
-    def _told(self, chunk: list[tuple[int, Foreseen | Refused]]) -> Iterator[Rehearsed]:
-        asked = [one for _, one in chunk if isinstance(one, Foreseen)]
+    def _told(self, chunk: list[tuple[int, FencePreview | Refused]]) -> Iterator[Rehearsed]:
+        asked = [one for _, one in chunk if isinstance(one, FencePreview)]
         told = iter(
             self._there.run(self._there.fences.foresee(tenant=self._tenant, asked=asked))
             if asked
@@ -87,7 +87,7 @@ class Rehearsal:
         return "refused" if None not in {first, asked} and first != asked else "repeats"
 
 
-def _call(line: bytes) -> Foreseen:
+def _call(line: bytes) -> FencePreview:
     if len(line) > MAX_LINE_BYTES:
         raise Refused(f"expected at most {MAX_LINE_BYTES} bytes a line, got more")
     return call_of(loads(line))
@@ -105,7 +105,7 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         raise Refused(f"expected a file of calls, got {error}") from error
 
 
-@target.over_http
+@connection.over_http
 def rehearse(
     file: Annotated[
         str,
@@ -117,10 +117,10 @@ def rehearse(
     may_run: Annotated[
         bool, typer.Option("--may-run", help="Calls that nothing is known of are fine, too.")
     ] = False,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Say what would happen if these calls came again.
 
@@ -132,8 +132,8 @@ def rehearse(
     safe = {"repeats", "done", *(["runs"] if may_run else [])}
     counts: Counter[str] = Counter()
     unsafe: list[Rehearsed] = []
-    with target.reached(dsn, data) as there, _opened(file) as stream:
-        rehearsal = Rehearsal(there, target.tenant_to_change(there, tenant))
+    with connection.reached(dsn, data) as there, _opened(file) as stream:
+        rehearsal = Rehearsal(there, connection.tenant_to_change(there, tenant))
         read = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
         for told in rehearsal.of(line for line in read if line[1].strip()):
             counts[told.what] += 1

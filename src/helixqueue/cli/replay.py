@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import document, estimate, replay, sees_every_tenant
-from helixqueue.store.plans import Pause, carry_out, repeated
+from helixqueue.operations.steps import Sleep, retried, run_steps
 from helixqueue.transport.http import audits
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from helixqueue.client.http import HelixClient
-    from helixqueue.store.plans import Step
+    from helixqueue.operations.steps import Step
 
 # For a service that has another check or replay under way, stretch by stretch.
 PATIENCE_SECONDS = 60.0
@@ -28,15 +28,15 @@ _COUNTS = ("events", "batches", "retired", "violated")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay")(target.over_http(_replay))
+    app.command("replay")(connection.over_http(_replay))
 
 
 def _replay(
     *,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Violations to show.")] = 100,
-    as_json: target.AsJson = False,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Prove that the ledger gives the current state.
 
@@ -76,15 +76,14 @@ def _replay(
 
 
 def _replayed(dsn: str | None, data: Path | None, limit: int) -> dict[str, Any]:
-    chosen = target.chosen_service()
+    chosen = connection.chosen_service()
     if chosen is not None:
-        with target.client_of(chosen) as client, show.bar("replaying", "events", None) as told:
+        with connection.client_of(chosen) as client, show.bar("replaying", "events", None) as told:
             return _in_stretches(client, limit, told)
-    with target.opened(dsn, data, as_owner=True) as database:
-        connection = database.connection
-        everything = sees_every_tenant(connection)
-        with show.bar("replaying", "events", estimate(connection)) as told:
-            found = replay(connection, progress=lambda done: told(done, done), limit=limit)
+    with connection.opened(dsn, data, as_owner=True) as database:
+        everything = sees_every_tenant(database.connection)
+        with show.bar("replaying", "events", estimate(database.connection)) as told:
+            found = replay(database.connection, progress=lambda done: told(done, done), limit=limit)
     counts = {name: getattr(found, name) for name in _COUNTS}
     violations = [document(one) for one in found.violations]
     return counts | {"every_tenant": everything, "violations": violations}
@@ -94,15 +93,15 @@ def _in_stretches(
     client: HelixClient, limit: int, told: Callable[[int, int], None]
 ) -> dict[str, Any]:
     def perform(step: Step) -> Any:  # noqa: ANN401 - the answer of any call
-        return time.sleep(step.seconds) if isinstance(step, Pause) else client.run(step.call)
+        return time.sleep(step.seconds) if isinstance(step, Sleep) else client.run(step.call)
 
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
     violations: list[dict[str, Any]] = []
     behind: int | None = 0
     while behind is not None:
         call = audits.replay(behind=behind, limit=limit - len(violations))
-        page = carry_out(
-            repeated(call, seconds=PATIENCE_SECONDS if behind else FIRST_SECONDS), perform
+        page = run_steps(
+            retried(call, seconds=PATIENCE_SECONDS if behind else FIRST_SECONDS), perform
         )
         counts.update({name: page[name] for name in _COUNTS})
         violations += page["violations"]

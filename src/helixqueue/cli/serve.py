@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.errors import NotInstalled
 
 WHY = "serve is a service itself, and is about the database behind it: run it with --dsn"
@@ -29,7 +29,7 @@ ListenDsn = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve")(target.without_service(WHY)(_serve))
+    app.command("serve")(connection.without_service(WHY)(_serve))
 
 
 def _serve(
@@ -77,7 +77,7 @@ def _serve(
     try:
         from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - not in every
         from helixqueue.service.run import serve  # noqa: PLC0415 - installation
-        from helixqueue.service.settings import Settings  # noqa: PLC0415
+        from helixqueue.service.settings import ServiceSettings  # noqa: PLC0415
     except ImportError as error:
         raise NotInstalled(error.name, "service") from error
 
@@ -88,7 +88,7 @@ def _serve(
             show.line(f"serving {url}")
         sys.stdout.flush()
 
-    settings = Settings(
+    settings = ServiceSettings(
         dsn,
         pooled=pooled,
         listen_dsn=listen_dsn,

@@ -10,11 +10,18 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.cli.spelling import differences
+from helixqueue.cli.unicode_diff import differences
 
 if TYPE_CHECKING:
-    from helixqueue.store.read_rows import BatchRow, Count, Letter, QueueSight, Story, WorkerRow
-    from helixqueue.store.rows import QueueRow, Verdict
+    from helixqueue.records.read_rows import (
+        BatchDetail,
+        BatchRow,
+        BoundedCount,
+        Letter,
+        QueueSummary,
+        WorkerRow,
+    )
+    from helixqueue.records.rows import ActionResult, QueueRow
 
 
 def identity(parts: tuple[str, ...]) -> str | list[str] | None:
@@ -32,7 +39,7 @@ def letter(one: Letter) -> dict[str, Any]:
     return _plain_members(one._asdict()) | {"identity": identity(one.identity)}
 
 
-def story(told: Story, *, payload: bool) -> dict[str, Any]:
+def story(told: BatchDetail, *, payload: bool) -> dict[str, Any]:
     shape = _plain_members(asdict(told)) | {
         "identity": identity(told.identity),
         "raw": identity(told.raw),
@@ -49,7 +56,7 @@ def worker(row: WorkerRow) -> dict[str, Any]:
     return _plain_members(asdict(row))
 
 
-def verdict(one: Verdict) -> dict[str, Any]:
+def verdict(one: ActionResult) -> dict[str, Any]:
     return _plain_members(asdict(one))
 
 
@@ -57,8 +64,8 @@ def settings(row: QueueRow) -> dict[str, Any]:
     return asdict(row)
 
 
-def queue(sight: QueueSight) -> dict[str, Any]:
-    counts: dict[str, Count] = {name: getattr(sight, name) for name in COUNTS}
+def queue(sight: QueueSummary) -> dict[str, Any]:
+    counts: dict[str, BoundedCount] = {name: getattr(sight, name) for name in COUNTS}
     return settings(sight.settings) | {
         "counts": {name: {"number": c.number, "more": c.more} for name, c in counts.items()}
     }

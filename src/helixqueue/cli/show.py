@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from helixqueue.cli.plain import plain
+from helixqueue.cli.sanitize import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import sheet, show, target, times
+from helixqueue.cli import connection, show, submission_files, times
 from helixqueue.cli.exits import Exit
 from helixqueue.client.sync import HelixQueue
+from helixqueue.engine import calls
 from helixqueue.errors import Conflict, HelixError, InvalidPayload, Refused
 from helixqueue.identity import check_name, loads
-from helixqueue.store import calls
-from helixqueue.store.database import Database
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helixqueue.client.answers import Accepted, Options
     from helixqueue.client.http import HelixClient
+    from helixqueue.records.submission import Accepted, SubmitOptions
 
 CHUNK_ROWS = 2_000
 PROBLEMS_SHOWN = 100  # on a terminal; `--json` has ten times as many
@@ -60,7 +60,7 @@ Create = Annotated[bool, typer.Option("--create", help="Declare the queue if the
 
 
 def register(app: typer.Typer) -> None:
-    app.command("submit")(target.over_http(_submit))
+    app.command("submit")(connection.over_http(_submit))
 
 
 def _submit(
@@ -78,11 +78,11 @@ def _submit(
     limit_key: LimitKey = None,
     requires: Requires = None,
     create: Create = False,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Submit one batch, or many from JSON, JSONL or CSV.
 
@@ -93,7 +93,7 @@ def _submit(
     """
     check_name("queue", queue)
     needed = None if create else queue
-    options: Options = {
+    options: SubmitOptions = {
         "revision": revision,
         "priority": priority,
         "run_at": None if run_at is None else times.moment(run_at),
@@ -132,18 +132,18 @@ def _helix(
     dsn: str | None, data: Path | None, tenant: str | None, actor: str | None, needed: str | None
 ) -> Iterator[HelixQueue | HelixClient]:
     """A client of the target; where the queue that is `needed` is missing, this says so first."""
-    service = target.chosen_service()
+    service = connection.chosen_service()
     if service is not None:
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
 
-        with target.client_of(service) as client:
+        with connection.client_of(service) as client:
             if needed and client.run(http_calls.queue(tenant="", queue=needed)) is None:
                 raise _no_queue("the token's tenant", needed)
             yield client
         return
-    with target.target(dsn, data) as found:
+    with connection.target(dsn, data) as found:
         with Database.connect(found.dsn) as database:
-            of = target.tenant_to_change(database, tenant)
+            of = connection.tenant_to_change(database, tenant)
             if needed and database.run(calls.queue(tenant=of, queue=needed)) is None:
                 raise _no_queue(f"tenant {of}", needed)
         with HelixQueue(found.dsn, of, actor=actor) as helix:
@@ -208,13 +208,13 @@ def _many(
 ) -> None:
     source, stream = given
     tally = _Tally()
-    rows = sheet.read(stream, _format(source, form, stream.peek(_PEEK_BYTES)))
+    rows = submission_files.read(stream, _format(source, form, stream.peek(_PEEK_BYTES)))
     with show.bar("submitting", "rows", _size(source)) as told:
         try:
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 _send(helix, queue, chunk, tally, create=create)
                 told(stream.tell() if stream.seekable() else tally.rows, tally.rows)
-        except sheet.BadSheet as error:
+        except submission_files.BadSheet as error:
             tally.problem("bad", 1, str(error))
         except (HelixError, KeyboardInterrupt):
             show.progress(
@@ -228,13 +228,13 @@ def _many(
     raise typer.Exit(Exit.NO if tally.failed else Exit.OK)
 
 
-def _format(source: str, form: str | None, start: bytes) -> sheet.Format:
-    for known in sheet.FORMATS:
+def _format(source: str, form: str | None, start: bytes) -> submission_files.Format:
+    for known in submission_files.FORMATS:
         if form == known:
             return known
     if form is not None:
         raise typer.BadParameter(f"--format: expected json, jsonl or csv, got {form[:80]!r}")
-    return sheet.guess(source, start)
+    return submission_files.guess(source, start)
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def _size(source: str) -> int | None:
 def _send(
     helix: HelixQueue | HelixClient,
     queue: str,
-    chunk: list[sheet.Read],
+    chunk: list[submission_files.Read],
     tally: _Tally,
     *,
     create: bool,

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from helixqueue.cli import pages, show, target, times
+from helixqueue.cli import connection, pages, show, times
 from helixqueue.cli.exits import Exit
+from helixqueue.engine import tokens
 from helixqueue.identity import check_name
-from helixqueue.store import tokens
 from helixqueue.transport.http import tokens as http_tokens
-from helixqueue.transport.http.tokens import Login, Made
-from helixqueue.up.place import url_of
+from helixqueue.transport.http.tokens import CreatedToken, Login
+from helixqueue.up.directory_lock import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helixqueue.store.token_rows import TokenRow
+    from helixqueue.records.token import TokenRow
 
 app = typer.Typer(
     no_args_is_help=True, help="Tokens of a service: create, list, rotate, revoke, link."
@@ -36,7 +36,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command("create")
-@target.over_http
+@connection.over_http
 def _create(
     name: Name,
     *,
@@ -53,18 +53,18 @@ def _create(
         ),
     ] = None,
     days: Days = tokens.DAYS,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Make a token and show it, this once.
 
     Ends with 1 when the name was ever used: it stands for somebody in the ledger.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_change(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_change(there, tenant)
         made = _created(
             there, of, check_name("token", name), scopes=scope, queues=queue, days=days, actor=actor
         )
@@ -75,7 +75,7 @@ def _create(
 
 
 def _created(
-    there: target.Reached,
+    there: connection.Reached,
     of: str,
     name: str,
     *,
@@ -83,10 +83,10 @@ def _created(
     queues: list[str] | None,
     days: int,
     actor: str | None,
-) -> Made | None:
+) -> CreatedToken | None:
     if there.is_service:
         asked = http_tokens.create(name=name, scopes=scopes, queues=queues, days=days)
-        return cast("Made | None", there.run(asked))
+        return cast("CreatedToken | None", there.run(asked))
     made = tokens.fresh()
     created = there.run(
         tokens.create(
@@ -101,21 +101,21 @@ def _created(
     )
     if not created:
         return None
-    return Made(made.token, there.run(tokens.listed(tenant=of, name=name))[-1])
+    return CreatedToken(made.token, there.run(tokens.listed(tenant=of, name=name))[-1])
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List tokens: what they allow, until when, when last used."""
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_read(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_read(there, tenant)
         rows = list(_all(there, of))
     if as_json:
         show.as_json({"tokens": [asdict(row) for row in rows]})
@@ -127,7 +127,7 @@ def _list(
     )
 
 
-def _all(there: target.Reached, of: str | None) -> Iterator[TokenRow]:
+def _all(there: connection.Reached, of: str | None) -> Iterator[TokenRow]:
     """Page by page."""
     listed: Any = http_tokens.listed if there.is_service else tokens.listed
     after = None
@@ -141,7 +141,7 @@ def _all(there: target.Reached, of: str | None) -> Iterator[TokenRow]:
 
 
 @app.command("rotate")
-@target.over_http
+@connection.over_http
 def _rotate(
     name: Name,
     *,
@@ -155,18 +155,18 @@ def _rotate(
         ),
     ] = 86_400.0,
     days: Days = tokens.DAYS,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Make the next token of a name, and show it, this once.
 
     It has the same rights. Ends with 1 when there is none to rotate.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_to_change(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_to_change(there, tenant)
         made = _rotated(
             there, of, check_name("token", name), overlap=overlap, days=days, actor=actor
         )
@@ -177,11 +177,11 @@ def _rotate(
 
 
 def _rotated(
-    there: target.Reached, of: str, name: str, *, overlap: float, days: int, actor: str | None
-) -> Made | None:
+    there: connection.Reached, of: str, name: str, *, overlap: float, days: int, actor: str | None
+) -> CreatedToken | None:
     if there.is_service:
         asked = http_tokens.rotate(name=name, days=days, overlap_seconds=overlap)
-        return cast("Made | None", there.run(asked))
+        return cast("CreatedToken | None", there.run(asked))
     made = tokens.fresh()
     generation = there.run(
         tokens.rotate(
@@ -196,27 +196,27 @@ def _rotated(
     if generation is None:
         return None
     rows = there.run(tokens.listed(tenant=of, name=name))
-    return Made(made.token, next(row for row in rows if row.generation == generation))
+    return CreatedToken(made.token, next(row for row in rows if row.generation == generation))
 
 
 @app.command("revoke")
-@target.over_http
+@connection.over_http
 def _revoke(
     name: Name,
     *,
-    reason: target.Reason,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """End every token of a name, at once.
 
     Ends with 1 when none was good.
     """
-    with target.reached(dsn, data) as there:
-        of = target.tenant_named(there, tenant)
+    with connection.reached(dsn, data) as there:
+        of = connection.tenant_named(there, tenant)
         ended = there.run(
             http_tokens.revoke(name=name, reason=reason)
             if there.is_service
@@ -230,7 +230,7 @@ def _revoke(
 
 
 @app.command("link")
-@target.over_http
+@connection.over_http
 def _link(
     *,
     at: Annotated[
@@ -242,29 +242,29 @@ def _link(
             show_default=False,
         ),
     ] = None,
-    actor: target.Actor = None,
-    tenant: target.Tenant = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    actor: connection.Actor = None,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Make a link that logs a person in, once, within 15 minutes.
 
     Its token has every scope of the tenant and is good for 12 hours.
     """
-    chosen = target.chosen_service()
+    chosen = connection.chosen_service()
     if at is None and chosen is not None:
         at = chosen.url
     elif at is None and dsn is None:
-        at = url_of(target.data_directory(data))
+        at = url_of(connection.data_directory(data))
     if at is None:
         raise typer.BadParameter("--at: expected the service's URL; no `helixq up` serves here")
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         if there.is_service:
             login = there.run(http_tokens.offer_login())
         else:
             code = tokens.fresh("hl_")
-            of = target.tenant_to_change(there, tenant)
+            of = connection.tenant_to_change(there, tenant)
             until = there.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
             login = Login(code.token, of, until)
     link = f"{at.rstrip('/')}/login?code={login.code}"
@@ -283,7 +283,7 @@ def _whose(tenant: str) -> str:
     return f"tenant {tenant}" if tenant else "the tenant"
 
 
-def _tell(made: Made, *, as_json: bool) -> None:
+def _tell(made: CreatedToken, *, as_json: bool) -> None:
     if as_json:
         show.as_json({"token": made.token, **asdict(made.row)})
         return

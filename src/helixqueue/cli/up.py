@@ -18,27 +18,27 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.embedded.account import why_not
+from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.identity import check_name
+from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
 from helixqueue.service.run import PortTaken, demand_fit, listener_on, log_to
-from helixqueue.service.settings import Settings
-from helixqueue.store import tokens
-from helixqueue.store.database import Database
-from helixqueue.up import home
-from helixqueue.up.children import Child, Children
-from helixqueue.up.place import taken
+from helixqueue.service.settings import ServiceSettings
+from helixqueue.up import databases
+from helixqueue.up.directory_lock import taken
+from helixqueue.up.processes import Processes, SupervisedProcess
 from helixqueue.up.run import run
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-    from helixqueue.up.home import Home
-    from helixqueue.up.place import Place
+    from helixqueue.up.databases import Databases
+    from helixqueue.up.directory_lock import DirectoryLock
 
 PORT: Final = 8080
 WORKERS: Final = 2
@@ -121,7 +121,7 @@ WHY = "up runs a service of its own, on embedded servers or on --dsn"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("up")(target.without_service(WHY)(_up))
+    app.command("up")(connection.without_service(WHY)(_up))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Wanted:
 
 def _up(
     *,
-    data: target.Data = None,
+    data: connection.Data = None,
     dsn: ServiceDsn = None,
     owner_dsn: OwnerDsn = None,
     work_dsn: WorkDsn = None,
@@ -154,10 +154,10 @@ def _up(
     port: Port = None,
     app: App = None,
     workers: Workers = None,
-    tenant: target.Tenant = None,
+    tenant: connection.Tenant = None,
     demo: Demo = False,
     seconds: Seconds = None,
-    as_json: target.AsJson = False,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Run everything until Ctrl-C: databases, service, workers.
 
@@ -180,13 +180,13 @@ def _up(
         dsn=dsn,
         owner_dsn=owner_dsn,
         work_dsn=work_dsn,
-        data=target.data_directory(data).resolve(),
+        data=connection.data_directory(data).resolve(),
         redis=redis,
         host=host,
         port=port,
         app=app,
         workers=WORKERS if workers is None and app is not None else workers or 0,
-        tenant=check_name("tenant", tenant or (LAB if demo else target.DEFAULT_TENANT)),
+        tenant=check_name("tenant", tenant or (LAB if demo else connection.DEFAULT_TENANT)),
         demo=demo,
         seconds=seconds,
         as_json=as_json,
@@ -213,7 +213,7 @@ def _run(wanted: Wanted) -> Exit:
         place = stack.enter_context(taken(wanted.data)) if wanted.dsn is None else None
         listener = stack.enter_context(_listener(wanted))
         found = stack.enter_context(_home(wanted))
-        settings = Settings(found.dsn)
+        settings = ServiceSettings(found.dsn)
         # Of a database that is away, the making of the link says more.
         demand_fit(settings, warn=show.progress, away=lambda _: None)
         _log(found)
@@ -223,7 +223,7 @@ def _run(wanted: Wanted) -> Exit:
             run(
                 settings,
                 listener,
-                Children(children, show.progress),
+                Processes(children, show.progress),
                 ready=lambda: _tell(facts, place, as_json=wanted.as_json),
                 stopping=lambda: show.progress("stopping; everything is kept"),
                 seconds=wanted.seconds,
@@ -236,8 +236,8 @@ def _run(wanted: Wanted) -> Exit:
 def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either kind
     if wanted.dsn is None:
         show.progress(f"embedded servers in {wanted.data}")
-        return home.embedded(wanted.data, wanted.redis, show.progress)
-    return home.given(
+        return databases.embedded(wanted.data, wanted.redis, show.progress)
+    return databases.given(
         wanted.dsn,
         redis=wanted.redis,
         owner_dsn=wanted.owner_dsn,
@@ -246,7 +246,7 @@ def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either 
     )
 
 
-def _log(found: Home) -> None:
+def _log(found: Databases) -> None:
     """A line a request would bury the words for people; beside the data it can be read later."""
     if found.data is None:
         log_to(logging.StreamHandler(sys.stderr))
@@ -280,7 +280,7 @@ def _listener(wanted: Wanted) -> socket.socket:
         return listener_on(wanted.host, 0, show.progress)
 
 
-def _children(wanted: Wanted, found: Home) -> Sequence[Child]:
+def _children(wanted: Wanted, found: Databases) -> Sequence[SupervisedProcess]:
     children = []
     if wanted.app is not None and found.work_dsn is not None:
         environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": wanted.tenant}
@@ -289,17 +289,17 @@ def _children(wanted: Wanted, found: Home) -> Sequence[Child]:
             arguments = ["work", "--app", wanted.app, "--name", name, "--grace", "5"]
             if found.data is not None:
                 arguments += ["--log", str(found.data / f"{name}.log")]
-            children.append(Child(name, "helixqueue.cli.main", arguments, environment))
+            children.append(SupervisedProcess(name, "helixqueue.cli.main", arguments, environment))
     if wanted.demo and found.postgres is not None:
         from helixqueue.demo.run import create_effects  # noqa: PLC0415 - most runs have no lab
 
         create_effects(found.postgres)
         environment = {"HELIX_DSN": found.postgres.dsn}
-        children.append(Child(LAB, "helixqueue.demo.live", environment=environment))
+        children.append(SupervisedProcess(LAB, "helixqueue.demo.live", environment=environment))
     return children
 
 
-def _facts(wanted: Wanted, found: Home, url: str) -> dict[str, Any]:
+def _facts(wanted: Wanted, found: Databases, url: str) -> dict[str, Any]:
     """What the banner tells; the link is made here and is good once."""
     code = tokens.fresh("hl_")
     with Database.connect(found.dsn, tenant=wanted.tenant) as database:
@@ -323,7 +323,7 @@ def _without_password(url: str) -> str:
     return re.sub(r"//[^/]*@", "//", url, count=1)
 
 
-def _tell(facts: dict[str, Any], place: Place | None, *, as_json: bool) -> None:
+def _tell(facts: dict[str, Any], place: DirectoryLock | None, *, as_json: bool) -> None:
     if place is not None:
         place.tell(facts["url"])
     if as_json:

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from helixqueue.cli import show, target
+from helixqueue.cli import connection, show
 from helixqueue.cli.command import command
 from helixqueue.cli.resources import resources
-from helixqueue.client.hands import Client
-from helixqueue.client.hands_async import AsyncClient
-from helixqueue.client.working import jobs_of, work
+from helixqueue.client.async_base import AsyncBaseClient
+from helixqueue.client.base import BaseClient
+from helixqueue.client.run_worker import jobs_of, work
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.transport import told
-from helixqueue.worker.handlers import Job
+from helixqueue.transport import operation_log
+from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from helixqueue.worker.health import Summary
+    from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
 
 
@@ -112,12 +112,12 @@ def _work(
     logs: Logs = None,
     name: Name = None,
     log: Log = None,
-    url: target.Url = None,
-    token: target.Token = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    tenant: target.Tenant = None,
-    as_json: target.AsJson = False,
+    url: connection.Url = None,
+    token: connection.Token = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    tenant: connection.Tenant = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """Do the work of a queue, by Python handlers or any program.
 
@@ -141,7 +141,7 @@ def _work(
     with _client(None if named else client, (url, token), (dsn, data, tenant)) as helix:
         if program is not None:
             run = Program(shlex.split(program), logs).run
-            jobs = {one: Job(one, None, run, time_limit) for one in queues or ()}
+            jobs = {one: QueueHandler(one, None, run, time_limit) for one in queues or ()}
         else:
             jobs = jobs_of(helix, declared)
         done = work(helix, jobs, options)
@@ -156,11 +156,11 @@ def _log(file: Path | None) -> None:
     if file is not None:
         lines = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     lines.setFormatter(logging.Formatter("%(message)s"))
-    told.LOG.addHandler(lines)
-    told.LOG.propagate = False
+    operation_log.LOG.addHandler(lines)
+    operation_log.LOG.propagate = False
 
 
-def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Client | None]:
+def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseClient | None]:
     """The queues of these names, or all, in a module; and its client, if one was named."""
     module_name, _, client_name = app.partition(":")
     sys.path.insert(0, str(Path.cwd()))
@@ -183,9 +183,9 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Clien
             f"it has {', '.join(sorted(queues)) or 'none'}"
         )
     client = getattr(module, client_name, None) if client_name else None
-    if client_name and not isinstance(client, Client | AsyncClient):
+    if client_name and not isinstance(client, BaseClient | AsyncBaseClient):
         raise Refused(f"--app: expected a HelixQueue in {app}, got {type(client).__name__}")
-    if isinstance(client, AsyncClient):
+    if isinstance(client, AsyncBaseClient):
         client = client.twin()
     return [queues[name] for name in names or queues], client
 
@@ -201,22 +201,22 @@ def _client(
         with given:
             yield given
         return
-    reached = target.service(*service, dsn, data, tenant)
+    reached = connection.service(*service, dsn, data, tenant)
     if reached is not None:
-        with target.client_of(reached) as client:
+        with connection.client_of(reached) as client:
             yield client
         return
     from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - a service needs no driver
-    from helixqueue.store.database import Database  # noqa: PLC0415
+    from helixqueue.postgres.database import Database  # noqa: PLC0415
 
-    with target.target(dsn, data) as found:
-        with Database.connect(found.dsn) as connection:
-            whose = target.tenant_to_change(connection, tenant)
+    with connection.target(dsn, data) as found:
+        with Database.connect(found.dsn) as opened:
+            whose = connection.tenant_to_change(opened, tenant)
         with HelixQueue(found.dsn, whose) as helix:
             yield helix
 
 
-def _tell(done: Summary, *, as_json: bool) -> None:
+def _tell(done: WorkSummary, *, as_json: bool) -> None:
     if as_json:
         show.as_json(asdict(done))
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helixqueue.cli import pages, shapes, show, target, times
+from helixqueue.cli import connection, pages, shapes, show, times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ def _workers() -> None:
 
 
 @app.command("list")
-@target.over_http
+@connection.over_http
 def _list(
     *,
     since: Annotated[
@@ -37,16 +37,16 @@ def _list(
             show_default=False,
         ),
     ] = None,
-    dsn: target.Dsn = None,
-    data: target.Data = None,
-    as_json: target.AsJson = False,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
 ) -> None:
     """List workers as they last said hello, and their leases.
 
     A database shows the workers of your login, an operator those of all; a service those of the
     token's tenant. Whoever was not heard of for 30 days is forgotten.
     """
-    with target.reached(dsn, data) as there:
+    with connection.reached(dsn, data) as there:
         moment = None if since is None else times.moment(since)
         rows = list(pages.every(there, partial(there.reads.workers, since=moment)))
     if as_json:

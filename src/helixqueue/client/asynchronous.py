@@ -6,31 +6,30 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from helixqueue.client import submitting
-from helixqueue.client.answers import Submission
-from helixqueue.client.desk import Desk
-from helixqueue.client.hands_async import AsyncClient
-from helixqueue.client.home import Embedded, Home, Server
-from helixqueue.client.settings import Chosen
-from helixqueue.client.store_book import BOOK
-from helixqueue.store.database import AsyncDatabase
-from helixqueue.store.plans import Pause, Step
-from helixqueue.store.pool import AsyncPool
-from helixqueue.store.within import run_within_async
+from helixqueue.client.async_base import AsyncBaseClient
+from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
+from helixqueue.client.postgres_backend import BACKEND
+from helixqueue.client.settings import ResolvedSettings
+from helixqueue.operations import submit
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.steps import Sleep, Step
+from helixqueue.postgres.caller_transaction import run_within_async
+from helixqueue.postgres.database import AsyncDatabase
+from helixqueue.postgres.pool import AsyncPool
+from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from helixqueue.client.answers import Accepted, Options, Submitted
-    from helixqueue.client.settings import Settings
-    from helixqueue.fence import AsyncFence, AsyncFences
-    from helixqueue.fence import Options as FenceOptions
+    from helixqueue.client.settings import ClientSettings
+    from helixqueue.fence import AsyncFence, AsyncFences, FenceOptions
+    from helixqueue.postgres.call import Call
     from helixqueue.queues import Queue
-    from helixqueue.store.calls import Call
-    from helixqueue.store.rows import Answer, Settlement
+    from helixqueue.records.rows import Settlement, WriteResult
+    from helixqueue.records.submission import Accepted, SubmitOptions, Submitted
     from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.options import Options as WorkerOptions
+    from helixqueue.worker.options import WorkerOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -39,7 +38,7 @@ R = TypeVar("R")
 MORE_CONNECTIONS = 2
 
 
-class AsyncHelixQueue(AsyncClient):
+class AsyncHelixQueue(AsyncBaseClient):
     """A client of one database and one tenant; tasks share it, and event loops take turns.
 
     ```python
@@ -49,15 +48,15 @@ class AsyncHelixQueue(AsyncClient):
     """
 
     def __init__(
-        self, dsn: str | Embedded, tenant: str = "default", **settings: Unpack[Settings]
+        self, dsn: str | EmbeddedSource, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> None:
-        chosen = Chosen.of(settings)
+        chosen = ResolvedSettings.of(settings)
         self.origin, self.settings = (dsn, tenant), settings
         self._chosen = chosen
-        home: Home = dsn if isinstance(dsn, Embedded) else Server(dsn)
+        home: DatabaseSource = dsn if isinstance(dsn, EmbeddedSource) else ServerSource(dsn)
         self._home = home
-        self._desk = Desk(
-            BOOK, tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
+        self._desk = Operations(
+            BACKEND, tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
         )
 
         async def connect() -> AsyncDatabase:
@@ -73,10 +72,10 @@ class AsyncHelixQueue(AsyncClient):
 
     @classmethod
     def embedded(
-        cls, directory: str | Path, tenant: str = "default", **settings: Unpack[Settings]
+        cls, directory: str | Path, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> Self:
         """A client of a PostgreSQL in `directory`: created, started or joined when first used."""
-        return cls(Embedded(directory), tenant, **settings)
+        return cls(EmbeddedSource(directory), tenant, **settings)
 
     async def close(self) -> None:
         """Close the connections and leave the embedded servers; closing twice is closing once."""
@@ -99,7 +98,7 @@ class AsyncHelixQueue(AsyncClient):
         payload: P | Mapping[str, Any],
         create: bool = False,
         within: object = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[R]: ...
     @overload
     async def submit(
@@ -110,7 +109,7 @@ class AsyncHelixQueue(AsyncClient):
         payload: Any,
         create: bool = False,
         within: object = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]: ...
     async def submit(
         self,
@@ -120,7 +119,7 @@ class AsyncHelixQueue(AsyncClient):
         payload: Any,
         create: bool = False,
         within: object = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]:
         """Submit work once, however often this is called: new or duplicate, with equal receipts.
 
@@ -128,9 +127,7 @@ class AsyncHelixQueue(AsyncClient):
         what is refused. With `within`, it commits or vanishes with the caller's transaction.
         """
         one = Submission(identity, payload, **options)
-        return await self._do(
-            submitting.submit(self._desk, queue, one, create=create, within=within)
-        )
+        return await self._do(submit.submit(self._desk, queue, one, create=create, within=within))
 
     @overload
     async def submit_many(
@@ -164,12 +161,12 @@ class AsyncHelixQueue(AsyncClient):
         database go away half-way, submit all of it again: what is there answers as a duplicate.
         """
         return await self._do(
-            submitting.submit_many(self._desk, queue, submissions, create=create, within=within)
+            submit.submit_many(self._desk, queue, submissions, create=create, within=within)
         )
 
     async def settle(
         self, worker: str, settlements: Sequence[Settlement], *, within: object = None
-    ) -> list[Answer]:
+    ) -> list[WriteResult]:
         """End attempts; within a caller's transaction this is its last statement."""
         return await self._do(self._desk.settle(worker, settlements, within))
 
@@ -196,9 +193,9 @@ class AsyncHelixQueue(AsyncClient):
 
     def transport(self, options: WorkerOptions) -> Transport:
         """A worker's way to the engine."""
-        from helixqueue.transport.direct import Direct  # noqa: PLC0415 - loaded when used
+        from helixqueue.transport.direct import PostgresTransport  # noqa: PLC0415 - loaded when used
 
-        return Direct(
+        return PostgresTransport(
             self._home.open(),
             worker=options.worker,
             connections=options.rounds + MORE_CONNECTIONS,
@@ -229,7 +226,7 @@ class AsyncHelixQueue(AsyncClient):
             return await database.run(call)
 
     async def _perform(self, step: Step) -> Any:
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             await asyncio.sleep(step.seconds)
             return None
         if step.within is not None:

@@ -6,26 +6,26 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from helixqueue.client import submitting
-from helixqueue.client.answers import Submission
-from helixqueue.client.desk import Desk
-from helixqueue.client.hands import Client
-from helixqueue.client.http_book import BOOK
-from helixqueue.client.settings import HttpChosen
-from helixqueue.store.plans import Pause, Step
-from helixqueue.transport.http.link import Link, Where
-from helixqueue.transport.http.transport import Http
+from helixqueue.client.base import BaseClient
+from helixqueue.client.http_backend import BACKEND
+from helixqueue.client.settings import ResolvedHttpSettings
+from helixqueue.operations import submit
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.steps import Sleep, Step
+from helixqueue.records.submission import Submission
+from helixqueue.transport.http.connection import HttpConnection, ServiceAddress
+from helixqueue.transport.http.transport import HttpTransport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from helixqueue.client.answers import Accepted, Options, Submitted
     from helixqueue.client.settings import HttpSettings
     from helixqueue.queues import Queue
-    from helixqueue.store.rows import Answer, Settlement
+    from helixqueue.records.rows import Settlement, WriteResult
+    from helixqueue.records.submission import Accepted, SubmitOptions, Submitted
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.options import Options as WorkerOptions
+    from helixqueue.worker.options import WorkerOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -34,7 +34,7 @@ R = TypeVar("R")
 MORE_CONNECTIONS = 3
 
 
-class HelixClient(Client):
+class HelixClient(BaseClient):
     """A client of one service; its token says for which tenant.
 
     ```python
@@ -46,10 +46,12 @@ class HelixClient(Client):
     """
 
     def __init__(self, url: str, token: str, **settings: Unpack[HttpSettings]) -> None:
-        chosen = HttpChosen.of(settings)
+        chosen = ResolvedHttpSettings.of(settings)
         self.origin, self.settings = (url, token), settings
-        self._desk = Desk(BOOK, tenant=None, actor=None, patience_seconds=chosen.patience_seconds)
-        self._link = Link(Where(**chosen.where(url, token)))
+        self._desk = Operations(
+            BACKEND, tenant=None, actor=None, patience_seconds=chosen.patience_seconds
+        )
+        self._link = HttpConnection(ServiceAddress(**chosen.where(url, token)))
 
     def __repr__(self) -> str:
         return f"HelixClient({self.origin[0]!r})"
@@ -72,7 +74,7 @@ class HelixClient(Client):
         identity: str | tuple[str, ...] | None,
         payload: P | Mapping[str, Any],
         create: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[R]: ...
     @overload
     def submit(
@@ -82,7 +84,7 @@ class HelixClient(Client):
         identity: str | tuple[str, ...] | None,
         payload: Any,
         create: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]: ...
     def submit(
         self,
@@ -91,7 +93,7 @@ class HelixClient(Client):
         identity: str | tuple[str, ...] | None,
         payload: Any,
         create: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]:
         """Submit work once, however often this is called: new or duplicate, with equal receipts.
 
@@ -99,7 +101,7 @@ class HelixClient(Client):
         what is refused.
         """
         one = Submission(identity, payload, **options)
-        return self._do(submitting.submit(self._desk, queue, one, create=create, within=None))
+        return self._do(submit.submit(self._desk, queue, one, create=create, within=None))
 
     @overload
     def submit_many(
@@ -130,10 +132,10 @@ class HelixClient(Client):
         service go away half-way, submit all of it again: what is there answers as a duplicate.
         """
         return self._do(
-            submitting.submit_many(self._desk, queue, submissions, create=create, within=None)
+            submit.submit_many(self._desk, queue, submissions, create=create, within=None)
         )
 
-    def settle(self, worker: str, settlements: Sequence[Settlement]) -> list[Answer]:
+    def settle(self, worker: str, settlements: Sequence[Settlement]) -> list[WriteResult]:
         """End attempts: durable before it is answered."""
         return self._do(self._desk.settle(worker, settlements, None))
 
@@ -144,7 +146,7 @@ class HelixClient(Client):
     def transport(self, options: WorkerOptions) -> Transport:
         """A worker's way to the engine."""
         where = replace(self._link.where, connections=options.rounds + MORE_CONNECTIONS)
-        return Http(where, options.worker)
+        return HttpTransport(where, options.worker)
 
     def spec(self) -> dict[str, Any]:
         """What another process needs to make this client, as JSON; it may hold a secret."""
@@ -161,7 +163,7 @@ class HelixClient(Client):
         self._link.close()
 
     def _perform(self, step: Step) -> Any:
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             time.sleep(step.seconds)
             return None
         return self._link.run(step.call)

@@ -18,7 +18,7 @@ _LEAST_SECONDS = {
 }
 
 
-class Settings(TypedDict, total=False):
+class ClientSettings(TypedDict, total=False):
     actor: str | None  # who submits, for the record; the login role unless said
     connections: int  # at most so many at a time: 10
     connect_seconds: float  # to reach a server, each of several: 10
@@ -29,7 +29,7 @@ class Settings(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ResolvedSettings:
     actor: str | None = None
     connections: int = 10
     connect_seconds: float = 10.0
@@ -39,7 +39,7 @@ class Chosen:
     pooled: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: ClientSettings) -> Self:
         known = [field.name for field in fields(cls)]
         unknown = next((name for name in settings if name not in known), None)
         if unknown is not None:
@@ -73,7 +73,7 @@ class HttpSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class HttpChosen:
+class ResolvedHttpSettings:
     connections: int = 10
     connect_seconds: float = 10.0
     answer_seconds: float = 30.0

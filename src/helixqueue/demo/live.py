@@ -19,11 +19,11 @@ import psycopg
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, BROKEN, TENANT
+from helixqueue.engine import calls
+from helixqueue.engine.statements import statements
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import replay
-from helixqueue.store import calls
-from helixqueue.store.database import Database
-from helixqueue.store.statements import statements
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ class Hands:
 
     def _run(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "helixqueue.tether", module, *arguments],
+            [sys.executable, "-m", "helixqueue.parent_watch", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"HELIX_DSN": self._dsn},

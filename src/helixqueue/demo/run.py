@@ -14,18 +14,18 @@ import psycopg
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import TENANT, Row, submit_sheet
+from helixqueue.engine import reads
+from helixqueue.engine.statements import statements
 from helixqueue.errors import HelixError
-from helixqueue.ledger.replay import Replayed, replay
+from helixqueue.ledger.replay import ReplayResult, replay
 from helixqueue.operate.check import Result, check
-from helixqueue.store import reads
-from helixqueue.store.database import Database
-from helixqueue.store.statements import statements
+from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helixqueue.embedded import Postgres
-    from helixqueue.store.read_rows import Story
+    from helixqueue.records.read_rows import BatchDetail
 
 KILLED, FROZEN = "ada", "bo"
 WORKERS = (KILLED, FROZEN, "cem", "dita")
@@ -57,8 +57,8 @@ class Shown:
     sheet: list[Row]
     samples: list[Sample]
     refusals: list[Refusal]
-    story: Story  # of the frozen worker's batch
-    replayed: Replayed
+    story: BatchDetail  # of the frozen worker's batch
+    replayed: ReplayResult
     checked: list[Result]
 
     @property

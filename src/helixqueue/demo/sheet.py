@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from helixqueue.queues import Queue
 
 if TYPE_CHECKING:
-    from helixqueue.client.answers import Submitted
     from helixqueue.client.sync import HelixQueue
+    from helixqueue.records.submission import Submitted
 
 TENANT = "lab"
 LEASE_SECONDS = 2.0

@@ -15,12 +15,12 @@ import psycopg
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, TENANT
+from helixqueue.engine.statements import statements
 from helixqueue.errors import LeaseLost
-from helixqueue.store.rows import Settlement
-from helixqueue.store.statements import statements
+from helixqueue.records.rows import Settlement
 
 if TYPE_CHECKING:
-    from helixqueue.store.rows import LeaseRow
+    from helixqueue.records.rows import LeaseRow
 
 WORK_SECONDS = 0.35
 IDLE_SECONDS = 0.05

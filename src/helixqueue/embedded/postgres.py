@@ -17,7 +17,7 @@ from psycopg import pq
 from helixqueue.embedded import binaries
 from helixqueue.embedded.account import Account
 from helixqueue.embedded.postgres_conf import HBA, helix_conf
-from helixqueue.embedded.server import CLEAN_ENVIRONMENT, Server
+from helixqueue.embedded.server import CLEAN_ENVIRONMENT, EmbeddedServer
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ CREATE DATABASE {DATABASE} OWNER {MIGRATOR}
 """
 
 
-class Postgres(Server):
+class Postgres(EmbeddedServer):
     """A PostgreSQL in `data_dir`; `start()` creates it, launches it or joins it.
 
     `bin_dir` runs another PostgreSQL (15 or newer) than the wheel's, `settings` adds to

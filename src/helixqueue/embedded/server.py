@@ -54,7 +54,7 @@ LOG_BYTES = 10_000_000
 _children: set[tuple[int, int]] = set()
 
 
-class Server(ABC):
+class EmbeddedServer(ABC):
     """One server in one directory, shared by all processes that start it there."""
 
     title: ClassVar[str]

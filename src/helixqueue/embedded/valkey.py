@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
 from helixqueue.embedded import binaries
-from helixqueue.embedded.server import Server
+from helixqueue.embedded.server import EmbeddedServer
 from helixqueue.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-class Valkey(Server):
+class Valkey(EmbeddedServer):
     """A Valkey in `data_dir`; `start()` creates it, launches it or joins it."""
 
     title = "Valkey"

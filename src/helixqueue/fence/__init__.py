@@ -7,11 +7,11 @@ claim, seal and doubt, `drive` holds the hands that perform them, `pulse` keeps 
 
 from __future__ import annotations
 
-from helixqueue.fence.block import Held, current
-from helixqueue.fence.call import NOT_APPLIED, UNKNOWN, Applied, NotApplied
-from helixqueue.fence.guard import AsyncFence, AsyncFences, Fence, Fences, Options, Outcome
+from helixqueue.engine.fences import Times
+from helixqueue.fence.encoding import NOT_APPLIED, UNKNOWN, Applied, NotApplied
+from helixqueue.fence.fence import AsyncFence, AsyncFences, Fence, FenceOptions, Fences, Outcome
+from helixqueue.fence.guarded_call import HeldFence, current
 from helixqueue.fence.receipt import EffectReceipt, HmacSigner, verify
-from helixqueue.store.fences import Times
 
 __all__ = [
     "NOT_APPLIED",
@@ -21,11 +21,11 @@ __all__ = [
     "AsyncFences",
     "EffectReceipt",
     "Fence",
+    "FenceOptions",
     "Fences",
-    "Held",
+    "HeldFence",
     "HmacSigner",
     "NotApplied",
-    "Options",
     "Outcome",
     "Times",
     "current",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from helixqueue.engine.fences import FenceCount, SealLag
     from helixqueue.fence.counters import Counted
-    from helixqueue.store.fences import Count, Lag
 
 _Sample = tuple["Mapping[str, str]", float]
 
 
-def exposition(counted: Counted, standing: list[Count], behind: Lag) -> str:
+def exposition(counted: Counted, standing: list[FenceCount], behind: SealLag) -> str:
     """What this process counted, and how the database's fences stand."""
 
     def labelled(keys: Iterable[tuple[str, ...]], names: tuple[str, ...]) -> list[dict[str, str]]:

@@ -24,12 +24,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from helixqueue.errors import Refused
-from helixqueue.fence.call import receipt_text
+from helixqueue.fence.encoding import receipt_text
 
 if TYPE_CHECKING:
+    from helixqueue.engine.fences import Fenced
     from helixqueue.fence.counters import Counters
-    from helixqueue.fence.plan import Plan
-    from helixqueue.store.fences import Fenced
+    from helixqueue.fence.protocol import FenceSteps
 
 log = logging.getLogger("helixqueue.fence.hint")
 
@@ -48,7 +48,7 @@ class Hinted:
     sealed_at: str
 
 
-class Hint:
+class SealedCache:
     """`secret` is shared by the processes that share the cache: 16 random bytes or more."""
 
     def __init__(self, url: str, secret: bytes, counters: Counters | None = None) -> None:
@@ -62,7 +62,7 @@ class Hint:
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
         )
 
-    async def get(self, plan: Plan, identity: str, request: str) -> Hinted | None:
+    async def get(self, plan: FenceSteps, identity: str, request: str) -> Hinted | None:
         """A sealed answer to this very request, or None."""
         name = self._name(plan, identity, request)
         entry = await self._guarded(lambda: self._redis.get(name))
@@ -80,7 +80,7 @@ class Hint:
         self._count("hit")
         return Hinted(answer, told["receipt"], told["sealed_at"])
 
-    async def put(self, plan: Plan, identity: str, request: str, told: Fenced) -> None:
+    async def put(self, plan: FenceSteps, identity: str, request: str, told: Fenced) -> None:
         """Keep a sealed answer; failing is harmless."""
         if told.answer is None or told.sealed_at is None:
             return
@@ -116,7 +116,7 @@ class Hint:
         self._faults = 0
         return answer
 
-    def _name(self, plan: Plan, identity: str, request: str) -> str:
+    def _name(self, plan: FenceSteps, identity: str, request: str) -> str:
         parts = [part.encode() for part in (plan.tenant, plan.name, identity, request)]
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return PREFIX + self._mac(framed).hex()

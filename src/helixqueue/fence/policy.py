@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, get_args
 
-from helixqueue.store.fences import Times
+from helixqueue.engine.fences import Times
 
 DAY: Final = 86_400.0
 Kind = Literal["api", "webhook", "batch"]

@@ -25,7 +25,7 @@ from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from helixqueue.store.fence_rows import FenceRow
+    from helixqueue.records.fence import FenceRow
 
 _MEMBERS = ("tenant", "name", "key", "fingerprint", "form", "digest", "id")
 

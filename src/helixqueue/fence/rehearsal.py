@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused
-from helixqueue.fence.call import identity_text
+from helixqueue.fence.encoding import identity_text
 from helixqueue.identity import canonical_text
-from helixqueue.store.fence_rows import Foreseen
+from helixqueue.records.fence import FencePreview
 
 if TYPE_CHECKING:
-    from helixqueue.store.fences import DecisionWord
+    from helixqueue.engine.fences import DecisionWord
 
 MEANS: Final = {
     "repeats": "it was done, and its kept answer is given again",
@@ -28,7 +28,7 @@ WORDS: Final[dict[DecisionWord, str]] = {
 _MEMBERS: Final = {"name", "key", "payload"}
 
 
-def call_of(told: object) -> Foreseen:
+def call_of(told: object) -> FencePreview:
     """One call, from JSON; raises `Refused`. Without `payload`, none is compared."""
     if not isinstance(told, dict) or not isinstance(told.get("name"), str) or "key" not in told:
         raise Refused('expected {"name": "refund", "key": "order-7", "payload": ...}')
@@ -42,4 +42,4 @@ def call_of(told: object) -> Foreseen:
         raise Refused(str(error)) from error
     assert identity is not None  # noqa: S101 - refused above
     request = canonical_text(told["payload"]) if "payload" in told else None
-    return Foreseen(told["name"], identity, request)
+    return FencePreview(told["name"], identity, request)

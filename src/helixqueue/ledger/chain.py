@@ -30,7 +30,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """One row of `helix.entry`.
 
     A named tuple, because a replay uses rows exactly as the driver returns them. Arrays are the
@@ -67,7 +67,7 @@ def microseconds(when: datetime) -> int:
     return (when - _EPOCH) // _MICROSECOND
 
 
-def entry_hash(before: Sequence[bytes], entry: Entry) -> bytes:
+def entry_hash(before: Sequence[bytes], entry: LedgerEntry) -> bytes:
     """Return what `entry.hash` must be; `before`: the hashes of the distinct entries before it."""
     (number, part, at, xid, epoch, from_state, to_state, reason, late, _, actor, batch, queue,
      version, attempt, links, content, _) = entry  # fmt: skip

@@ -16,7 +16,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from helixqueue.ledger.chain import INT2, INT4, INT8, Entry, entry_hash, integers
+from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, entry_hash, integers
 from helixqueue.states import ARROWS, FINAL, State
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class Head:
         "version",
     )
 
-    def __init__(self, entry: Entry, given: Given, hashes: Hashes, before: Head | None) -> None:
+    def __init__(
+        self, entry: LedgerEntry, given: Given, hashes: Hashes, before: Head | None
+    ) -> None:
         _, self.version, self.attempt, self.queue = given
         self.entry: int | None = entry.id
         self.state: str | None = entry.to_state
@@ -135,7 +137,7 @@ class Head:
 
 def _unborn() -> Head:
     """The head of batches that have no step yet."""
-    nothing = Entry(
+    nothing = LedgerEntry(
         id=0, part=0, at=0, xid=0, epoch=None, from_state=None, to_state="", reason="", late=False,
         hash=b"", actor="", batch=None, queue=None, version=None, attempt=None, before=None,
         content=None,
@@ -161,7 +163,7 @@ class Fold:
         self._hashes: WeakValueDictionary[int, Hashes] = WeakValueDictionary()
         self._last: tuple[int, Hashes] = (0, Hashes())  # keeps the hashes of the entry at hand
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         hashes = self._note_hash(entry)
         if entry.batch is None:
             self.archived[entry.id] = hashes
@@ -190,7 +192,7 @@ class Fold:
             else:
                 heads[batch] = self._examine(head, entry, batch, own, hashes)
 
-    def _note_hash(self, entry: Entry) -> Hashes:
+    def _note_hash(self, entry: LedgerEntry) -> Hashes:
         number, hashes = self._last
         if number != entry.id:
             hashes = Hashes()
@@ -199,7 +201,7 @@ class Fold:
         hashes.append(entry.hash or b"")
         return hashes
 
-    def _follows(self, entry: Entry, given: list[Given]) -> bool:
+    def _follows(self, entry: LedgerEntry, given: list[Given]) -> bool:
         """Whether the hash of the entry is right."""
         if entry.sound is not None:
             return entry.sound
@@ -212,7 +214,9 @@ class Fold:
                 before += hashes
         return entry_hash(before, entry) == entry.hash
 
-    def _examine(self, head: Head, entry: Entry, batch: int, given: Given, hashes: Hashes) -> Head:
+    def _examine(
+        self, head: Head, entry: LedgerEntry, batch: int, given: Given, hashes: Hashes
+    ) -> Head:
         """Name everything that is wrong with one step; the loop only knows that something is."""
         after = Head(entry, given, hashes, head)
         if given[0] in self.archived and head.entry != given[0]:
@@ -228,14 +232,14 @@ class Fold:
         self.violations.append(Violation(kind, step.batch, f"{where}: {message}", step))
 
 
-def fold(entries: Iterable[Entry]) -> Fold:
+def fold(entries: Iterable[LedgerEntry]) -> Fold:
     folded = Fold()
     for entry in entries:
         folded.add(entry)
     return folded
 
 
-def _right_step(head: Head, entry: Entry, given: Given) -> Given | None:
+def _right_step(head: Head, entry: LedgerEntry, given: Given) -> Given | None:
     """What an entry says of batches at this head when it is right; none: it cannot be right."""
     if (
         _arrow(entry) not in _STEPS
@@ -247,7 +251,7 @@ def _right_step(head: Head, entry: Entry, given: Given) -> Given | None:
     return head.entry, head.version + _count(entry), _attempt(head, entry), queue
 
 
-def _faults(head: Head, entry: Entry, given: Given) -> Iterator[tuple[Kind, str]]:
+def _faults(head: Head, entry: LedgerEntry, given: Given) -> Iterator[tuple[Kind, str]]:
     before, version, attempt, queue = given
     arrow = f"{entry.from_state or '(new)'} -> {entry.to_state}"
     follows = head.version + _count(entry)
@@ -269,7 +273,7 @@ def _faults(head: Head, entry: Entry, given: Given) -> Iterator[tuple[Kind, str]
         yield Kind.TOKEN, f"expected the epoch of its claim, {head.epoch}, got {entry.epoch}"
 
 
-def _steps(entry: Entry) -> tuple[tuple[int, ...], list[Given]]:
+def _steps(entry: LedgerEntry) -> tuple[tuple[int, ...], list[Given]]:
     """The batches of an entry, and what its arrays say of each; ValueError if they are uneven."""
     if entry.batch is None or not (entry.queue and entry.version and entry.attempt):
         raise ValueError("an array is missing")
@@ -284,7 +288,7 @@ def _steps(entry: Entry) -> tuple[tuple[int, ...], list[Given]]:
     return batches, given
 
 
-def _step(entry: Entry, batch: int, given: Given) -> Step:
+def _step(entry: LedgerEntry, batch: int, given: Given) -> Step:
     before, version, attempt, queue = given
     return Step(
         batch, version, queue, entry.from_state, entry.to_state, entry.at, attempt, entry.epoch,
@@ -292,20 +296,20 @@ def _step(entry: Entry, batch: int, given: Given) -> Step:
     )  # fmt: skip
 
 
-def _arrow(entry: Entry) -> tuple[str | None, str, str]:
+def _arrow(entry: LedgerEntry) -> tuple[str | None, str, str]:
     return entry.from_state, entry.to_state, entry.reason
 
 
-def _count(entry: Entry) -> int:
+def _count(entry: LedgerEntry) -> int:
     """How many steps each batch of this entry takes."""
     return 2 if _arrow(entry) == CLAIMED_AND_STARTED else 1
 
 
-def _claims(entry: Entry) -> bool:
+def _claims(entry: LedgerEntry) -> bool:
     return entry.reason == "claimed" or _arrow(entry) == CLAIMED_AND_STARTED
 
 
-def _attempt(head: Head, entry: Entry) -> int:
+def _attempt(head: Head, entry: LedgerEntry) -> int:
     """What the count of attempts is after this entry."""
     if entry.reason == "retried":
         return 0

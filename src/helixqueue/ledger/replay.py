@@ -24,10 +24,10 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
-from helixqueue.ledger.chain import INT2, INT4, INT8, Entry, integers, moment
+from helixqueue.engine.statements import statements
+from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, integers, moment
 from helixqueue.ledger.fold import Fold, Head, Kind, Step, Violation
-from helixqueue.store.snapshot import snapshot
-from helixqueue.store.statements import statements
+from helixqueue.postgres.snapshot import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ CHAIN_BATCHES = 1_000
 _ARRAY_OIDS = {"int8[]": 1016, "int4[]": 1007, "int2[]": 1005, "bytea[]": 1001}
 
 
-class Standing(NamedTuple):
+class StoredState(NamedTuple):
     """Batches of one state, as parallel arrays."""
 
     reached: int  # the last batch of this page
@@ -60,7 +60,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What a replay read and what was wrong. `violations` keeps the first `limit` of `violated`."""
 
     events: int = 0
@@ -102,7 +102,7 @@ def replay(
     batches: int | None = None,
     seconds: float = math.inf,
     enter: Callable[[Connection[Any]], None] | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Fold the ledger; `progress` is called with the number of events read, page by page.
 
     Batches of tenants that the connection's role may not see are not replayed: use an operator's
@@ -110,7 +110,7 @@ def replay(
     between two pages, when `seconds` have passed. `enter` begins the transaction, for connections
     that serve many tenants.
     """
-    replayed = Replayed()
+    replayed = ReplayResult()
     with snapshot(connection, enter):
         if batches is None and _sees_every_tenant(connection):
             _replay_whole(connection, replayed, progress, limit)
@@ -123,7 +123,7 @@ def replay(
 
 def _replay_whole(
     connection: Connection[Any],
-    replayed: Replayed,
+    replayed: ReplayResult,
     progress: Callable[[int], None] | None,
     limit: int,
 ) -> None:
@@ -144,7 +144,7 @@ def _replay_whole(
 
 def _replay_pages(
     connection: Connection[Any],
-    replayed: Replayed,
+    replayed: ReplayResult,
     progress: Callable[[int], None] | None,
     limit: int,
     stretch: tuple[int, float, float],
@@ -170,7 +170,7 @@ def _replay_pages(
             return
 
 
-def _ledger(connection: Connection[Any]) -> Iterator[list[Entry]]:
+def _ledger(connection: Connection[Any]) -> Iterator[list[LedgerEntry]]:
     """The whole ledger in pages of about as many steps."""
     place = {"id": 0, "part": 0, "limit": FIRST_PAGE}
     while page := _entries(connection, "entries", place):
@@ -180,19 +180,19 @@ def _ledger(connection: Connection[Any]) -> Iterator[list[Entry]]:
         place = {"id": page[-1].id, "part": page[-1].part, "limit": size}
 
 
-def _chains(connection: Connection[Any], after: int, size: int) -> list[Entry]:
+def _chains(connection: Connection[Any], after: int, size: int) -> list[LedgerEntry]:
     return _entries(connection, "chains", {"after": after, "limit": size})
 
 
-def _entries(connection: Connection[Any], name: str, place: dict[str, int]) -> list[Entry]:
+def _entries(connection: Connection[Any], name: str, place: dict[str, int]) -> list[LedgerEntry]:
     with _raw_cursor(connection) as cursor:
-        return list(map(Entry._make, cursor.execute(_sql(name), place, binary=True)))
+        return list(map(LedgerEntry._make, cursor.execute(_sql(name), place, binary=True)))
 
 
-def _standing(connection: Connection[Any], after: int, size: int) -> list[Standing]:
+def _standing(connection: Connection[Any], after: int, size: int) -> list[StoredState]:
     with _raw_cursor(connection) as cursor:
         rows = cursor.execute(_sql("standing"), {"after": after, "limit": size}, binary=True)
-        return list(map(Standing._make, rows))
+        return list(map(StoredState._make, rows))
 
 
 class _RawLoader(Loader):
@@ -222,7 +222,7 @@ def _sql(name: str) -> bytes:
     return statements("helixqueue.ledger", "replay.sql")[name].sql.encode()
 
 
-def _compare(folded: Fold, page: list[Standing], replayed: Replayed) -> list[Violation]:
+def _compare(folded: Fold, page: list[StoredState], replayed: ReplayResult) -> list[Violation]:
     """Compare heads with where their batches stand, and drop them."""
     found: list[Violation] = []
     for rows in page:
@@ -258,7 +258,7 @@ def _compare(folded: Fold, page: list[Standing], replayed: Replayed) -> list[Vio
 
 
 def _examine(
-    folded: Fold, batch: int, head: Head | None, rows: Standing, stand: tuple[int, ...]
+    folded: Fold, batch: int, head: Head | None, rows: StoredState, stand: tuple[int, ...]
 ) -> Iterator[Violation]:
     """Name everything that is wrong with where one batch stands."""
     entry, version, attempt, *_ = stand
@@ -300,7 +300,7 @@ def _examine(
         )
 
 
-def _known(rows: Standing) -> int:
+def _known(rows: StoredState) -> int:
     """How many numbers of `Head.standing` these rows have; a tombstone has no token."""
     return 4 if rows.retired else 6
 

@@ -1,7 +1,7 @@
 """Every invariant as a query: damage that the guards could not prevent is detected here.
 
-The invariants of rows are functions of the database (store/sql/85_check.sql and the two files after
-it), asked set by set through `helix.read_check_v1`: so one text serves operators, for every
+The invariants of rows are functions of the database (engine/sql/85_check.sql and the two files
+after it), asked set by set through `helix.read_check_v1`: so one text serves operators, for every
 row, and tenants, for their own. Those that rest on secrets or on the catalogues are in
 `check_secrets.sql` and `check_schema.sql`. Each has its promise, its meaning and its remedy beside
 it. They read one snapshot, so traffic need not stop.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
+from helixqueue.engine.statements import statements
+from helixqueue.engine.tenant_session import bound
 from helixqueue.operate import release
-from helixqueue.store.serving import bound
-from helixqueue.store.snapshot import snapshot
-from helixqueue.store.statements import statements
+from helixqueue.postgres.snapshot import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg.rows import dict_row
 
-from helixqueue.store.database import connect_options
-from helixqueue.store.failures import unreached
-from helixqueue.store.revision import fits, head, schema_of
-from helixqueue.store.statements import statements
+from helixqueue.engine.revision import fits, head, schema_of
+from helixqueue.engine.statements import statements
+from helixqueue.postgres.database import connect_options
+from helixqueue.postgres.sqlstate import unreached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from helixqueue.store.failures import translate
+from helixqueue.postgres.sqlstate import translate
 
 if TYPE_CHECKING:
     from psycopg import Connection

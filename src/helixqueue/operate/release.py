@@ -1,7 +1,7 @@
 """What this release says the database contains, for `check` to compare with.
 
 Functions and the sets of invariants come from the files that create them. Triggers and policies
-come from `store/schema.sql`, where PostgreSQL wrote them down: the conditions of triggers have
+come from `engine/schema.sql`, where PostgreSQL wrote them down: the conditions of triggers have
 another text in the database than in the file that creates them.
 """
 
@@ -13,7 +13,7 @@ from importlib.resources import files
 from textwrap import dedent
 from typing import Any
 
-from helixqueue.store.statements import notes_of
+from helixqueue.engine.statements import notes_of
 
 _FUNCTION = re.compile(
     r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
@@ -55,7 +55,7 @@ def definitions() -> dict[str, list[Any]]:
             for setting, value in _SETTING.findall(plain)
         )
         functions.append((name, body, "security definer" in plain, ";".join(settings)))
-    schema = (files("helixqueue.store") / "schema.sql").read_text(encoding="utf-8")
+    schema = (files("helixqueue.engine") / "schema.sql").read_text(encoding="utf-8")
     triggers = _TRIGGER.findall(schema)
     policies = [
         (name, table, _one_line(f"{kind}TO {_sorted(roles)}{conditions}"))
@@ -77,7 +77,7 @@ def definitions() -> dict[str, list[Any]]:
 
 def _functions() -> list[tuple[str, str, str]]:
     """Name, head and body of every function of the engine, in the order of the files."""
-    scripts = (files("helixqueue.store") / "sql").iterdir()
+    scripts = (files("helixqueue.engine") / "sql").iterdir()
     return [
         function
         for script in sorted(scripts, key=lambda script: script.name)

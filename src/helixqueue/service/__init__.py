@@ -8,6 +8,6 @@ is who asks, `problems` how it is told no, `journal` and `metrics` what is remem
 from __future__ import annotations
 
 from helixqueue.service.app import create_app
-from helixqueue.service.settings import Settings
+from helixqueue.service.settings import ServiceSettings
 
-__all__ = ["Settings", "create_app"]
+__all__ = ["ServiceSettings", "create_app"]

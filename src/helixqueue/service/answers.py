@@ -12,21 +12,21 @@ import orjson
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from helixqueue.records.rows import DecisionWord, ResultWord
 from helixqueue.service.problems import ProblemAnswer, problem_of
 from helixqueue.states import State
-from helixqueue.store.rows import AnswerWord, DecisionWord
 
 if TYPE_CHECKING:
-    from helixqueue.client.answers import Submitted
-    from helixqueue.store.read_rows import (
+    from helixqueue.engine.tenant_session import Change
+    from helixqueue.records.read_rows import (
+        BatchDetail,
         BatchRow,
         OutcomeRow,
-        QueueSight,
-        Story,
+        QueueSummary,
         WorkerRow,
     )
-    from helixqueue.store.rows import QueueRow, Verdict
-    from helixqueue.store.serving import Change
+    from helixqueue.records.rows import ActionResult, QueueRow
+    from helixqueue.records.submission import Submitted
 
 IdentityAnswer = str | list[str] | None
 
@@ -183,7 +183,7 @@ class OutcomeAnswer(BaseModel):
 
 class VerdictAnswer(BaseModel):
     batch_id: UUID
-    answer: AnswerWord
+    answer: ResultWord
     state: State | None
     note: str | None
 
@@ -268,7 +268,7 @@ def batch(row: BatchRow, *, details: bool) -> dict[str, Any]:
     return told if details else told | {"detail": None}
 
 
-def story(told: Story, *, values: bool) -> StoryAnswer:
+def story(told: BatchDetail, *, values: bool) -> StoryAnswer:
     shape = asdict(told) | {"identity": identity(told.identity), "raw": identity(told.raw)}
     shape["attempts"] = shape.pop("leases")
     for name in ("payload", "result"):
@@ -288,11 +288,11 @@ def outcome(row: OutcomeRow, *, values: bool) -> OutcomeAnswer:
     return OutcomeAnswer(**shape | ({} if values else {"detail": None}))
 
 
-def verdict(one: Verdict) -> VerdictAnswer:
+def verdict(one: ActionResult) -> VerdictAnswer:
     return VerdictAnswer(**asdict(one))
 
 
-def queue(row: QueueRow, sight: QueueSight | None = None) -> QueueAnswer:
+def queue(row: QueueRow, sight: QueueSummary | None = None) -> QueueAnswer:
     counts = None
     if sight is not None:
         counts = {

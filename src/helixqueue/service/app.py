@@ -18,21 +18,21 @@ from helixqueue.errors import HelixError
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.service import (
-    audit_routes,
+    batch_actions,
     batches,
     changes,
+    check_routes,
     fences,
     health,
     letters,
     login,
-    people,
     queues,
     token_routes,
     work,
 )
-from helixqueue.service.direct import directly
+from helixqueue.service.admission import PRINCIPAL_KEY, Admission, operations, pages
 from helixqueue.service.document import document, plain_document
-from helixqueue.service.gate import PRINCIPAL_KEY, Gate, operations, pages
+from helixqueue.service.hot_routes import directly
 from helixqueue.service.problems import Problem, invalid_request, problem_of
 from helixqueue.service.service import Service, journal_of, service_of
 from helixqueue.service.settings import MAX_BODY_BYTES
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from helixqueue.service.settings import Settings
+    from helixqueue.service.settings import ServiceSettings
 
 # Everything below 500 that we answer with says that nothing was done: it may be asked again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}
 
 
-def create_app(settings: Settings) -> Gate:
+def create_app(settings: ServiceSettings) -> Admission:
     """The ASGI application."""
     service = Service(settings)
 
@@ -67,9 +67,9 @@ def create_app(settings: Settings) -> Gate:
         app.add_exception_handler(kind, _tell)
     policy = _policy(settings.policy)
     app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
-    hot = [one for family in (batches, people, work) for one in family.routes.routes]
+    hot = [one for family in (batches, batch_actions, work) for one in family.routes.routes]
     direct = directly([one for one in hot if isinstance(one, APIRoute)], app, _tell)
-    return Gate(app, service, policy, direct, pages(login.routes))
+    return Admission(app, service, policy, direct, pages(login.routes))
 
 
 def _routed(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None) -> FastAPI:
@@ -84,8 +84,8 @@ def _routed(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | N
         generate_unique_id_function=lambda route: route.name,
     )
     for module in (
-        batches, people, letters, queues, work, changes, fences, audit_routes, token_routes, login,
-        health,
+        batches, batch_actions, letters, queues, work, changes, fences, check_routes, token_routes,
+        login, health,
     ):  # fmt: skip
         app.include_router(module.routes)
     return app

@@ -8,9 +8,10 @@ from uuid import UUID
 from fastapi import Query
 from starlette.responses import Response
 
-from helixqueue.client import submitting
-from helixqueue.client.answers import Submission, Submitted
+from helixqueue.engine import calls, reads
 from helixqueue.errors import Conflict, Refused
+from helixqueue.operations import submit as submit_operation
+from helixqueue.records.submission import Submission, Submitted
 from helixqueue.service import answers
 from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody, Time
 from helixqueue.service.problems import Problem
@@ -18,7 +19,6 @@ from helixqueue.service.queues import no_such_queue
 from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
 from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import State
-from helixqueue.store import calls, reads
 
 routes = router("batches")
 
@@ -57,7 +57,7 @@ async def submit(
     await here.make_room(asker, queue, 1)
     try:
         done = await asker.do(
-            submitting.submit(asker.desk, queue, _submission(body), create=False, within=None)
+            submit_operation.submit(asker.desk, queue, _submission(body), create=False, within=None)
         )
     except Refused as refused:
         decision = "conflict" if isinstance(refused, Conflict) else "refused"
@@ -91,7 +91,7 @@ async def submit_many(
     await here.make_room(asker, queue, len(body.submissions))
     rows = [_submission(one) for one in body.submissions]
     done: list[Submitted] = await asker.do(
-        submitting.submit_many(asker.desk, queue, rows, create=False, within=None)
+        submit_operation.submit_many(asker.desk, queue, rows, create=False, within=None)
     )
     for one in done:
         here.metrics.decided(one.decision)

@@ -21,13 +21,13 @@ from pydantic import (
     model_validator,
 )
 
+from helixqueue.engine.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
 from helixqueue.errors import Refused
 from helixqueue.identity import PROFILES
 from helixqueue.queues import checked_requires
 from helixqueue.queues.shapes import MAX_SCHEMA_BYTES
+from helixqueue.records.rows import LeaseRef, Settlement, Token
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
-from helixqueue.store.rows import Held, Settlement, Token
-from helixqueue.store.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 # With its tenant's name before it, it fits what the engine keeps of workers.
@@ -208,26 +208,26 @@ class QueueBody(Body):
 assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them
 
 
-class LeaseRef(Body):
+class LeaseRefBody(Body):
     """A lease, named by its batch and proved by its token."""
 
     batch: Annotated[StrictInt, Field(ge=1, le=2**53 - 1)]
     token: Annotated[str, Field(pattern=TOKEN_PATTERN, examples=["1.-42.7"])]
 
-    def held(self) -> Held:
-        return Held(self.batch, read_token(self.token))
+    def held(self) -> LeaseRef:
+        return LeaseRef(self.batch, read_token(self.token))
 
 
 class LeasesBody(Body):
     worker: Worker
-    leases: Annotated[list[LeaseRef], Field(min_length=1, max_length=1_000)]
+    leases: Annotated[list[LeaseRefBody], Field(min_length=1, max_length=1_000)]
 
 
 class ReleaseBody(LeasesBody):
     detail: Annotated[str, Field(max_length=1_000), AfterValidator(printable)] | None = None
 
 
-class SettlementBody(LeaseRef):
+class SettlementBody(LeaseRefBody):
     outcome: Literal["completed", "failed"]
     result: Json = Field(None, description="Any JSON, of a completed one.")
     failure: Annotated[str, Field(max_length=255)] | None = None

@@ -19,18 +19,18 @@ from fastapi import Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from helixqueue.engine import tenant_session
+from helixqueue.engine.tenant_session import SPAN_MAX, Cursor
 from helixqueue.errors import HelixError
 from helixqueue.service import answers
 from helixqueue.service.bodies import NAME_PATTERN
 from helixqueue.service.problems import Problem, problem_of
 from helixqueue.service.routing import Asker, Here, Note, demands, router
-from helixqueue.store import serving
-from helixqueue.store.serving import SPAN_MAX, Cursor
 
 if TYPE_CHECKING:
+    from helixqueue.engine.tenant_session import Changes
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
-    from helixqueue.store.serving import Changes
 
 routes = router("changes")
 MAX_ROWS: Final = 500
@@ -136,13 +136,13 @@ class _Reader:
             self.gap = AHEAD
             return
         self._cursor = back
-        if await self._principal.ask(serving.gone(back)):
+        if await self._principal.ask(tenant_session.gone(back)):
             self.gap = RETIRED
 
     async def _now(self) -> Cursor:
         """One look in the future tells where now is, and gives no rows."""
         never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
-        found = await self._principal.ask(serving.changes(never, limit=1))
+        found = await self._principal.ask(tenant_session.changes(never, limit=1))
         return Cursor(found.reached, 0, 0, found.now - OLDEST)
 
     async def more(self) -> list[str]:
@@ -169,7 +169,9 @@ class _Reader:
         async with self.service.looks.turn(self._principal.tenant):
             began = time.monotonic()
             found = await self._principal.ask(
-                serving.changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)
+                tenant_session.changes(
+                    self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span
+                )
             )
             is_much = len(found.rows) == MAX_ROWS or time.monotonic() - began > LOOK_SECONDS
         self._span = max(1, self._span // 2) if is_much else min(SPAN_MAX, self._span * 4)

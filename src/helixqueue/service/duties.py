@@ -1,6 +1,6 @@
 """Background duties: this replica asks now and then whether one is due, and does it.
 
-The database shares them out among any number of replicas (store/sql/19_duty.sql), so there is
+The database shares them out among any number of replicas (engine/sql/19_duty.sql), so there is
 nothing to take over when one dies: the others go on asking. Each run is one short transaction.
 """
 
@@ -13,10 +13,10 @@ import socket
 from contextlib import suppress
 from typing import Final
 
+from helixqueue.engine import duties
+from helixqueue.engine.tenant_session import TenantSessions
 from helixqueue.errors import HelixError, NotPermitted
-from helixqueue.service.journal import where
-from helixqueue.store import duties
-from helixqueue.store.serving import Served
+from helixqueue.service.request_log import where
 
 log = logging.getLogger("helixqueue.service.duties")
 LOOK_SECONDS: Final = 0.5
@@ -25,7 +25,7 @@ ROWS_MAX: Final = 1_000  # of one run
 
 
 class Duties:
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: TenantSessions) -> None:
         self._served = served
         # In the ledger, on what is taken back from a worker that does not renew.
         self._actor = f"service {socket.gethostname()}.{os.getpid()}"[:255]

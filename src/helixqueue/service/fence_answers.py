@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from helixqueue.engine.fences import DecisionWord
 from helixqueue.fence.http.status import MEANS
 from helixqueue.fence.receipt import receipt_of
 from helixqueue.fence.rehearsal import MEANS as REHEARSED
 from helixqueue.fence.rehearsal import WORDS
 from helixqueue.identity import PART_SEPARATOR, key_text
 from helixqueue.states import FenceState
-from helixqueue.store.fences import DecisionWord
 
 if TYPE_CHECKING:
-    from helixqueue.store.fence_rows import FenceRow, Told
+    from helixqueue.records.fence import FenceEventRow, FenceRow
 
 
 class FenceAnswer(BaseModel):
@@ -106,7 +106,7 @@ def foreseen(key: bytes, decision: DecisionWord) -> ForeseenAnswer:
     return ForeseenAnswer(fence=key_text(key), decision=decision, means=means)
 
 
-def story(row: FenceRow, told: list[Told], *, details: bool) -> FenceStoryAnswer:
+def story(row: FenceRow, told: list[FenceEventRow], *, details: bool) -> FenceStoryAnswer:
     steps = [
         FenceStepAnswer(
             at=one.at,

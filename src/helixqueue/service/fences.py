@@ -10,9 +10,12 @@ from typing import Annotated, Final
 
 from fastapi import Path, Query
 
+from helixqueue.engine import fences
+from helixqueue.engine.fences import Times
 from helixqueue.fence.rehearsal import call_of
 from helixqueue.fence.resolution import answer_of
 from helixqueue.identity import canonical_text, key_bytes
+from helixqueue.records.fence import FenceRow
 from helixqueue.service import fence_answers as answers
 from helixqueue.service.bodies import Cursor
 from helixqueue.service.fence_bodies import RehearseBody, ResolveBody
@@ -20,9 +23,6 @@ from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import FenceState
-from helixqueue.store import fences
-from helixqueue.store.fence_rows import FenceRow
-from helixqueue.store.fences import Times
 
 STATUS_PATH: Final = "/v1/fences"
 routes = router("fences")
@@ -142,7 +142,7 @@ async def _found(fence: str, asker: Asker) -> FenceRow:
     return row
 
 
-def _answer(body: ResolveBody) -> fences.Answer | None:
+def _answer(body: ResolveBody) -> fences.FenceResult | None:
     if not body.applied:
         return None
     result = canonical_text(body.result) if "result" in body.model_fields_set else None

@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from helixqueue.engine import duties
+from helixqueue.engine.duties import DutyRow
 from helixqueue.service import answers
 from helixqueue.service.metrics import duties_text
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Here, demands, router
-from helixqueue.store import duties
-from helixqueue.store.duties import DutyRow
 
 routes = router("service")
 

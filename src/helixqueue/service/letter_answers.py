@@ -16,7 +16,7 @@ from helixqueue.service.answers import (
 )
 
 if TYPE_CHECKING:
-    from helixqueue.store.read_rows import Letter
+    from helixqueue.records.read_rows import Letter
 
 
 class LetterAnswer(BaseModel):

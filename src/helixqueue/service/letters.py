@@ -8,13 +8,13 @@ from uuid import UUID
 from fastapi import Query
 from starlette.responses import Response
 
+from helixqueue.engine import calls, reads
+from helixqueue.records.read_rows import Letter
 from helixqueue.service import answers, letter_answers
 from helixqueue.service.bodies import NAME_PATTERN, Cursor, Failure, RedriveBody, Time
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
 from helixqueue.service.settings import MAX_PAGE
-from helixqueue.store import calls, reads
-from helixqueue.store.read_rows import Letter
 
 routes = router("letters")
 REDRIVEN_UNLESS_SAID = 100

@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from helixqueue.engine import tokens
 from helixqueue.service.address import is_loopback
 from helixqueue.service.bodies import LoginBody
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Here, Note, demands, router
 from helixqueue.service.service import Service
-from helixqueue.store import tokens
 
 routes = router("login")
 GONE: Final = 410

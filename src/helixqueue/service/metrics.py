@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from helixqueue.service.places import Places
-from helixqueue.store.duties import DutyRow
+from helixqueue.engine.duties import DutyRow
+from helixqueue.service.tenant_limits import TenantLimits
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -15,7 +15,7 @@ BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 class Metrics:
     """Event loops have one thread: nothing here needs a lock."""
 
-    def __init__(self, streams: Places, waits: Places) -> None:
+    def __init__(self, streams: TenantLimits, waits: TenantLimits) -> None:
         self._streams = streams
         self._waits = waits
         self._requests: Counter[tuple[str, str, str]] = Counter()

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from helixqueue.store import serving
-from helixqueue.store.serving import Name
+from helixqueue.engine import tenant_session
+from helixqueue.engine.tenant_session import Name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from helixqueue.records.rows import LeaseRef, LeaseRow, Settlement
     from helixqueue.service.principal import Principal
-    from helixqueue.store.rows import Held, LeaseRow, Settlement
 
 REMEMBERED_MAX: Final = 10_000
 _Place = tuple[str, int, int, int]  # tenant, batch, epoch, number
@@ -32,13 +32,13 @@ class Names:
             self._keep(_place(principal, lease), name)
 
     async def of(
-        self, principal: Principal, held: Sequence[Held | Settlement]
+        self, principal: Principal, held: Sequence[LeaseRef | Settlement]
     ) -> dict[int, Name | None]:
         """By batch; None for what is not the tenant's."""
         strange = [one for one in held if _place(principal, one) not in self._known]
         found = {}
         if strange:
-            found = await principal.ask(serving.names(strange))
+            found = await principal.ask(tenant_session.names(strange))
             for one in strange:
                 if one.batch in found:
                     self._keep(_place(principal, one), found[one.batch])
@@ -53,5 +53,5 @@ class Names:
             self._known.popitem(last=False)
 
 
-def _place(principal: Principal, held: Held | Settlement | LeaseRow) -> _Place:
+def _place(principal: Principal, held: LeaseRef | Settlement | LeaseRow) -> _Place:
     return principal.tenant, held.batch, held.token.epoch, held.token.number

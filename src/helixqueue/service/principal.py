@@ -1,7 +1,7 @@
 """Who asks: a good token, what it allows, and the calls it makes.
 
 What a token allows never changes, so it is remembered for a second. Whether the token is good is
-asked of the database in every transaction, together with the call (store/serving.py).
+asked of the database in every transaction, together with the call (engine/tenant_session.py).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from helixqueue.client.desk import Desk
-from helixqueue.fence.guard import AsyncFences
-from helixqueue.service.allowance import Allowance
-from helixqueue.service.gathering import BOOK, Gathering, Single
+from helixqueue.engine import reads, tokens
+from helixqueue.engine.tokens import TOKEN
+from helixqueue.fence.fence import AsyncFences
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
 from helixqueue.service.problems import Problem, unauthenticated
-from helixqueue.store import reads, tokens
-from helixqueue.store.plans import Ask, Plan, Step, carry_out_async
-from helixqueue.store.tokens import TOKEN
+from helixqueue.service.rate_limit import RateLimit
+from helixqueue.service.submit_coalescer import BOOK, Single, SubmitCoalescer
 
 if TYPE_CHECKING:
+    from helixqueue.engine.tenant_session import TenantSessions
+    from helixqueue.engine.tokens import Grant
     from helixqueue.fence.counters import Counters
-    from helixqueue.service.settings import Settings
-    from helixqueue.store.calls import Call
-    from helixqueue.store.serving import Served
-    from helixqueue.store.tokens import Grant
+    from helixqueue.postgres.call import Call
+    from helixqueue.service.settings import ServiceSettings
 
 T = TypeVar("T")
 REMEMBER_SECONDS: Final = 1.0
@@ -38,10 +38,10 @@ class Principal:
 
     def __init__(
         self,
-        served: Served,
+        served: TenantSessions,
         token_hash: bytes,
         grant: Grant,
-        settings: Settings,
+        settings: ServiceSettings,
         counters: Counters,
     ) -> None:
         self.grant = grant
@@ -50,18 +50,18 @@ class Principal:
         self._served = served
         self.token_hash = token_hash
         self._counters = counters
-        self.desk = Desk(
+        self.desk = Operations(
             BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
         )
-        self._gathering = Gathering(self.run)
-        self._allowance = Allowance(settings.requests_per_second, settings.burst)
+        self._gathering = SubmitCoalescer(self.run)
+        self._allowance = RateLimit(settings.requests_per_second, settings.burst)
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
         """Make a call for the token's tenant; `more` in the same transaction."""
         return await self._served.run(self.token_hash, call, *more, tenant=self.tenant)
 
-    async def do(self, plan: Plan[T]) -> T:
-        return await carry_out_async(plan, self._perform)
+    async def do(self, plan: Steps[T]) -> T:
+        return await run_steps_async(plan, self._perform)
 
     async def ask(self, call: Call[T]) -> T:
         """Make a call that may be repeated while the database is away."""
@@ -72,7 +72,7 @@ class Principal:
         await self.ask(reads.tenants())
 
     async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the answer of any call
-        if isinstance(step, Ask):
+        if isinstance(step, Execute):
             if isinstance(step.call, Single):
                 return await self._gathering.submit(step.call)
             return await self.run(step.call)
@@ -124,7 +124,9 @@ class Principal:
 class Principals:
     """Those who asked lately."""
 
-    def __init__(self, served: Served, settings: Settings, counters: Counters) -> None:
+    def __init__(
+        self, served: TenantSessions, settings: ServiceSettings, counters: Counters
+    ) -> None:
         self._served = served
         self._settings = settings
         self._counters = counters  # of all fences, whoever asked

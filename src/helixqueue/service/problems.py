@@ -9,6 +9,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
+from helixqueue.engine.tenant_session import InvalidToken
 from helixqueue.errors import (
     Conflict,
     HelixError,
@@ -25,7 +26,6 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.fence.http.problem import PREFIX
-from helixqueue.store.serving import InvalidToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

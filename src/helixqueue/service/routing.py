@@ -13,9 +13,9 @@ from helixqueue.errors import InvalidPayload
 from helixqueue.fence.http.asgi import Disconnected
 from helixqueue.identity import loads
 from helixqueue.service.bodies import NAME_PATTERN
-from helixqueue.service.journal import Journal
 from helixqueue.service.principal import Principal
 from helixqueue.service.problems import Problem
+from helixqueue.service.request_log import RequestLog
 from helixqueue.service.service import Service, journal_of, principal_of, service_of
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ async def _here(request: Request) -> Service:
     return service_of(request)
 
 
-async def _note(request: Request) -> Journal:
+async def _note(request: Request) -> RequestLog:
     return journal_of(request)
 
 
 Asker = Annotated[Principal, Depends(_asker)]
 Here = Annotated[Service, Depends(_here)]
-Note = Annotated[Journal, Depends(_note)]
+Note = Annotated[RequestLog, Depends(_note)]
 QueueName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="A queue.", examples=["basecall"])
 ]

@@ -18,15 +18,15 @@ import uvicorn
 from helixqueue.errors import Refused, SchemaMismatch
 from helixqueue.service.address import address_of, is_loopback, shown
 from helixqueue.service.app import create_app
-from helixqueue.service.connection import connections_of
-from helixqueue.service.journal import MaskingFormatter
+from helixqueue.service.request_log import MaskingFormatter
 from helixqueue.service.service import AWAY, MISFIT, Service
+from helixqueue.service.slow_clients import connections_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.errors import HelixError
-    from helixqueue.service.settings import Settings
+    from helixqueue.service.settings import ServiceSettings
 
 GRACE_SECONDS: Final = 5
 # How many are made before a search among them; a chunk makes that many.
@@ -39,7 +39,7 @@ OWN_FILES: Final = 100  # that a service has open besides its connections
 
 
 def serve(
-    settings: Settings,
+    settings: ServiceSettings,
     *,
     host: str,
     port: int,
@@ -53,10 +53,10 @@ def serve(
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
         listening(address_of(listener))
-        Server(config_of(settings)).run(sockets=[listener])
+        HttpServer(config_of(settings)).run(sockets=[listener])
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """One that spares what the process is made of by then from its search for garbage.
 
     A look through all of it takes 100 ms, in which nobody is answered. Long pages and chunks, which
@@ -91,7 +91,7 @@ def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.soc
     return listener
 
 
-def config_of(settings: Settings) -> uvicorn.Config:
+def config_of(settings: ServiceSettings) -> uvicorn.Config:
     """What the server is told; every bound on clients that is not the gate's."""
     gate = create_app(_with_room(settings))
     return uvicorn.Config(
@@ -107,7 +107,7 @@ def config_of(settings: Settings) -> uvicorn.Config:
     )
 
 
-def _with_room(settings: Settings) -> Settings:
+def _with_room(settings: ServiceSettings) -> ServiceSettings:
     """Connections are files, of which the system allows so many: ask for as many as it takes."""
     own = OWN_FILES + settings.connections
     files = _files(settings.max_connections + own)
@@ -124,7 +124,7 @@ def _files(wanted: int) -> int:
 
 
 def demand_fit(
-    settings: Settings, *, warn: Callable[[str], None], away: Callable[[HelixError], None]
+    settings: ServiceSettings, *, warn: Callable[[str], None], away: Callable[[HelixError], None]
 ) -> None:
     """A login that may not serve is told now; of a database that is away, `away` is told why."""
 

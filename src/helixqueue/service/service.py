@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
+from helixqueue.engine import duties, reads, revision, tenant_session
+from helixqueue.engine.tenant_session import TenantSessions
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.counters import Counters
-from helixqueue.service.allowance import Strangers
-from helixqueue.service.audits import Audits
+from helixqueue.postgres.database import AsyncDatabase
+from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.wakeups import Wakeups
+from helixqueue.service.admission import PRINCIPAL_KEY
+from helixqueue.service.change_marks import ChangeMarks
+from helixqueue.service.check_jobs import CheckJobs
 from helixqueue.service.duties import Duties
-from helixqueue.service.gate import PRINCIPAL_KEY
-from helixqueue.service.journal import SCOPE_KEY, Journal
-from helixqueue.service.marks import Marks
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.names import Names
-from helixqueue.service.places import Places
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem
-from helixqueue.store import duties, reads, revision, serving
-from helixqueue.store.bell import Bell
-from helixqueue.store.database import AsyncDatabase
-from helixqueue.store.serving import Served
-from helixqueue.store.turns import Turns
+from helixqueue.service.rate_limit import AnonymousRateLimit
+from helixqueue.service.request_log import SCOPE_KEY, RequestLog
+from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
-    from helixqueue.service.settings import Settings
-    from helixqueue.store.duties import DutyRow
+    from helixqueue.engine.duties import DutyRow
+    from helixqueue.service.settings import ServiceSettings
 
 READY_SECONDS: Final = 1.0
 # How old a count of a queue may be: a deep one is looked at often, a shallow one now and then.
@@ -46,9 +46,9 @@ BIND_IT: Final = (
 
 
 class Service:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.served = Served(
+        self.served = TenantSessions(
             settings.dsn,
             connections=settings.connections,
             connect_seconds=settings.connect_seconds,
@@ -57,39 +57,39 @@ class Service:
             pooled=settings.pooled,
         )
         self.principals = Principals(self.served, settings, Counters())
-        self.strangers = Strangers(settings.strangers_per_second, settings.strangers_burst)
+        self.strangers = AnonymousRateLimit(settings.strangers_per_second, settings.strangers_burst)
         # Apart: behind a proxy all have one address, and who guesses tokens must keep nobody out
         # who has a good link.
-        self.logins = Strangers(settings.strangers_per_second, settings.strangers_burst)
-        self.marks = Marks(self.served)
+        self.logins = AnonymousRateLimit(settings.strangers_per_second, settings.strangers_burst)
+        self.marks = ChangeMarks(self.served)
         self.bell = self._bell()
         # A stream that is far behind looks for seconds: half of the connections are for others.
-        self.looks = Turns(max(1, settings.connections // 2))
-        self.requests = Places(
+        self.looks = FairSemaphore(max(1, settings.connections // 2))
+        self.requests = TenantLimits(
             settings.max_requests, "requests under way", kind="too-busy", retry_after=1
         )
-        self.streams = Places(
+        self.streams = TenantLimits(
             settings.max_streams, "streams", kind="too-many-streams", retry_after=10
         )
-        self.waits = Places(
+        self.waits = TenantLimits(
             settings.max_waits, "held requests of workers", kind="too-many-streams", retry_after=10
         )
         self.metrics = Metrics(self.streams, self.waits)
         self.names = Names()
         self.duties = Duties(self.served)
-        self.audits = Audits(settings)
+        self.audits = CheckJobs(settings)
         self.duty_rows: list[DutyRow] = []
         self.fault: HelixError | None = None  # of the last look at the database
         self._look: asyncio.Task[str | None] | None = None
         self._looked_at = float("-inf")
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def _bell(self) -> Bell | None:
+    def _bell(self) -> Wakeups | None:
         direct = self.settings.listen_dsn
         if direct is None:
-            return None if self.settings.pooled else Bell(self.served.connect)
+            return None if self.settings.pooled else Wakeups(self.served.connect)
         seconds = self.settings.connect_seconds
-        return Bell(lambda: AsyncDatabase.connect(direct, timeout_seconds=seconds))
+        return Wakeups(lambda: AsyncDatabase.connect(direct, timeout_seconds=seconds))
 
     async def close(self) -> None:
         """All of it, though one of them fails; the last one first."""
@@ -119,8 +119,8 @@ class Service:
     async def _reason(self) -> str | None:
         self.fault = None
         try:
-            revision.demand(await self.served.ask(serving.schema()))
-            fit = await self.served.ask(serving.fit_to_serve())
+            revision.demand(await self.served.ask(tenant_session.schema()))
+            fit = await self.served.ask(tenant_session.fit_to_serve())
             self.duty_rows = await self.served.ask(duties.listed())
         except SchemaMismatch:
             return MISFIT
@@ -169,6 +169,6 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
-def journal_of(request: Request) -> Journal:
-    journal: Journal = request.scope[SCOPE_KEY]
+def journal_of(request: Request) -> RequestLog:
+    journal: RequestLog = request.scope[SCOPE_KEY]
     return journal

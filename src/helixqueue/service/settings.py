@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import Refused
-from helixqueue.store.database import parsed
+from helixqueue.postgres.database import parsed
 
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
@@ -21,7 +21,7 @@ COUNT_BOUND = 100_000  # the furthest that the engine counts
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     dsn: str = field(repr=False)  # of a login that is bound by setting alone; may hold a password
     pooled: bool = False  # the DSN leads through pgbouncer in transaction mode
     # The same past the pooler, for the one connection by which waiting workers are woken: behind a

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query
 from pydantic import BaseModel
 
+from helixqueue.engine import tokens
 from helixqueue.errors import Refused
 from helixqueue.service.bodies import (
     NAME_PATTERN,
@@ -18,7 +19,6 @@ from helixqueue.service.bodies import (
 )
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import Asker, Note, demands, router
-from helixqueue.store import tokens
 
 routes = router("tokens")
 TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="A token's name.")]

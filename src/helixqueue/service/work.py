@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
+from helixqueue.engine import calls, tenant_session
 from helixqueue.identity import canonical_text
+from helixqueue.records.claim_hints import Hint
 from helixqueue.service import bodies
 from helixqueue.service import work_answers as answers
 from helixqueue.service.bodies import (
@@ -24,14 +26,12 @@ from helixqueue.service.bodies import (
     WaitBody,
 )
 from helixqueue.service.routing import Asker, Here, Note, demands, router, unless_left
-from helixqueue.store import calls, serving
-from helixqueue.store.hints import Hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.store.rows import Answer, Settlement
-    from helixqueue.store.serving import Name
+    from helixqueue.engine.tenant_session import Name
+    from helixqueue.records.rows import Settlement, WriteResult
 
 routes = router("work")
 EXPECT_SECONDS: Final = 60.0
@@ -48,7 +48,9 @@ async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
     note.know(worker=body.worker)
     free = {} if body.free is None else body.free.model_dump()
     free |= body.model_dump(mode="json", include={"health", "progress"}, exclude_none=True)
-    await asker.ask(calls.hello(worker=serving.worker_name(asker.tenant, body.worker), free=free))
+    await asker.ask(
+        calls.hello(worker=tenant_session.worker_name(asker.tenant, body.worker), free=free)
+    )
 
 
 @routes.post(
@@ -202,7 +204,7 @@ async def wait(
 
 
 async def _expect(asker: Asker, here: Here, worker: str, queues: list[str], seconds: float) -> None:
-    worker = serving.worker_name(asker.tenant, worker)
+    worker = tenant_session.worker_name(asker.tenant, worker)
     channels = await asker.ask(calls.wait(worker=worker, queues=queues, seconds=seconds))
     if here.bell is not None and seconds > 0:
         here.bell.listen(asker.tenant, dict(zip(queues, channels, strict=True)))
@@ -222,7 +224,7 @@ def _has_result(one: bodies.SettlementBody) -> bool:
 
 def _told(
     operation: str,
-    told: Sequence[Answer],
+    told: Sequence[WriteResult],
     names: Mapping[int, Name | None],
     here: Here,
     note: Note,

@@ -10,13 +10,13 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from helixqueue.identity import key_text
+from helixqueue.records.rows import ResultWord
 from helixqueue.service.answers import IdentityAnswer, identity
 from helixqueue.service.bodies import write_token
 from helixqueue.states import State
-from helixqueue.store.rows import AnswerWord
 
 if TYPE_CHECKING:
-    from helixqueue.store.rows import Answer, LeaseRow
+    from helixqueue.records.rows import LeaseRow, WriteResult
 
 
 class LeaseAnswer(BaseModel):
@@ -37,7 +37,7 @@ class LeaseAnswer(BaseModel):
 
 class HeldAnswer(BaseModel):
     batch: int
-    answer: AnswerWord
+    answer: ResultWord
     owner: str | None
     state: State | None
     late: bool
@@ -84,5 +84,5 @@ def lease(row: LeaseRow) -> LeaseAnswer:
     )
 
 
-def held(one: Answer) -> HeldAnswer:
+def held(one: WriteResult) -> HeldAnswer:
     return HeldAnswer(**one._asdict())

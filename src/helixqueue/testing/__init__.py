@@ -20,13 +20,13 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.client import working
+from helixqueue.client import run_worker
+from helixqueue.engine import reads
 from helixqueue.errors import HelixError
-from helixqueue.store import reads
-from helixqueue.store.rows import Held
+from helixqueue.records.rows import LeaseRef
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.lease import Lease
-from helixqueue.worker.options import Options
+from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
     from helixqueue.client.sync import HelixQueue
     from helixqueue.queues import Queue
-    from helixqueue.store.read_rows import BatchRow
+    from helixqueue.records.read_rows import BatchRow
     from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.health import Summary
+    from helixqueue.worker.health import WorkSummary
 
 __all__ = ["assert_submitted", "drain", "expire", "freeze", "leased"]
 
 
-def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> Summary:
+def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> WorkSummary:
     """Do all the work of these queues that can be claimed now, one batch at a time."""
-    jobs = working.jobs_of(helix, queues)
+    jobs = run_worker.jobs_of(helix, queues)
     for queue in queues:
         helix.know(queue)
 
-    async def run() -> Summary:
-        options = Options(slots=1, until_idle=True, prefetch=1)
-        async with working.twin_of(helix) as twin:
+    async def run() -> WorkSummary:
+        options = WorkerOptions(slots=1, until_idle=True, prefetch=1)
+        async with run_worker.twin_of(helix) as twin:
             transport = helix.transport(options)
             worker = Worker(transport, jobs, options, helix.submit, twin.submit, renews=False)
             return await worker.run()
 
-    return working.in_a_loop(run)
+    return run_worker.in_a_loop(run)
 
 
 def assert_submitted(
@@ -97,7 +97,7 @@ def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any
     the batch is given back, unless it ended.
     """
     helix.know(queue)
-    options = Options(slots=1)
+    options = WorkerOptions(slots=1)
     [*rows] = helix.claim(options.worker, [queue], start=True)
     if not rows:
         raise HelixError(f"expected work in queue {queue.name}, found none that can be claimed")
@@ -115,7 +115,7 @@ def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any
 def expire(helix: HelixQueue, lease: Lease[Any, Any]) -> None:
     """The lease is gone, and its holder has not heard of it: whatever it writes is refused."""
     row = lease.held
-    helix.release(lease.worker, [Held(row.batch, row.token)])
+    helix.release(lease.worker, [LeaseRef(row.batch, row.token)])
 
 
 @contextlib.contextmanager

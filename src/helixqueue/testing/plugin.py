@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helixqueue.client.home import Embedded
+from helixqueue.client.database_source import EmbeddedSource
 from helixqueue.client.sync import HelixQueue
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def helix_dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    home = Embedded(tmp_path_factory.mktemp("helix"))
+    home = EmbeddedSource(tmp_path_factory.mktemp("helix"))
     yield home.open()
     home.close()
 

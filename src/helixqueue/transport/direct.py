@@ -9,34 +9,37 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg import sql
 
+from helixqueue.engine import calls, reads
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
-from helixqueue.store import calls, reads
-from helixqueue.store.database import AsyncDatabase, Database
-from helixqueue.store.failures import translate
-from helixqueue.store.pool import AsyncPool, Pool
-from helixqueue.store.within import translating
-from helixqueue.transport.local import PostgresAsyncLocal, PostgresLocal
-from helixqueue.transport.protocol import Held
+from helixqueue.postgres.caller_transaction import translating
+from helixqueue.postgres.database import AsyncDatabase, Database
+from helixqueue.postgres.pool import AsyncPool, Pool
+from helixqueue.postgres.sqlstate import translate
+from helixqueue.transport.handler_transactions import (
+    AsyncPostgresHandlerTransactions,
+    PostgresHandlerTransactions,
+)
+from helixqueue.transport.protocol import LeaseRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.store.calls import Call
+    from helixqueue.postgres.call import Call
     from helixqueue.transport.protocol import (
-        Answer,
-        Ask,
-        Claimed,
+        ClaimRequest,
+        ClaimResult,
         LeaseRow,
         QueueRow,
         Settlement,
+        WriteResult,
     )
 
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # for one of this worker's own connections
 
 
-class Direct:
+class PostgresTransport:
     """One worker's way to one database."""
 
     def __init__(
@@ -62,8 +65,8 @@ class Direct:
         self._tasks = AsyncPool(
             lambda: AsyncDatabase.connect(dsn, **options), size=handlers, wait_seconds=WAIT_SECONDS
         )
-        self.local = PostgresLocal(self._threads, worker)
-        self.async_local = PostgresAsyncLocal(self._tasks, worker)
+        self.local = PostgresHandlerTransactions(self._threads, worker)
+        self.async_local = AsyncPostgresHandlerTransactions(self._tasks, worker)
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
         self._ear: AsyncDatabase | None = None
@@ -78,7 +81,7 @@ class Direct:
             "options": self._options,
         }
 
-    async def claim(self, ask: Ask) -> Claimed:
+    async def claim(self, ask: ClaimRequest) -> ClaimResult:
         failpoint("claim.before")
         claimed = await self._run(
             calls.claim(
@@ -98,18 +101,18 @@ class Direct:
             failpoint("claim.after")
         return claimed
 
-    async def renew(self, held: Sequence[Held]) -> list[Answer]:
+    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
         answers = await self._run(calls.renew(worker=self.worker, held=held))
         failpoint("renew.after")
         return answers
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
         answers = await self._run(calls.settle(worker=self.worker, settlements=settlements))
         failpoint("settle.after")
         return answers
 
-    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]:
+    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
         answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
         failpoint("release.after")
@@ -132,7 +135,7 @@ class Direct:
         standby. To start a lease that was started long ago waits for its row and changes nothing;
         a refusal that it leaves is rolled back, because it may be this lease's own end.
         """
-        call = calls.start(worker=self.worker, held=[Held(lease.batch, lease.token)])
+        call = calls.start(worker=self.worker, held=[LeaseRef(lease.batch, lease.token)])
         async with self._pool.database() as database:
             with translating():
                 async with database.connection.transaction(force_rollback=True):

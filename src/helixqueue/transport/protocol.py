@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from helixqueue.store.rows import (
-    Answer,
-    Claimed,
-    Held,
+from helixqueue.records.rows import (
+    ClaimResult,
+    LeaseRef,
     LeaseRow,
     QueueRow,
     Settlement,
     Token,
+    WriteResult,
 )
 
 if TYPE_CHECKING:
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
-    from helixqueue.store.hints import Hint
+    from helixqueue.records.claim_hints import Hint
 
 __all__ = [
-    "Answer",
-    "Ask",
-    "AsyncLocal",
-    "Claimed",
-    "Held",
+    "AsyncHandlerTransactions",
+    "ClaimRequest",
+    "ClaimResult",
+    "HandlerTransactions",
+    "LeaseRef",
     "LeaseRow",
-    "Local",
     "QueueRow",
     "Settlement",
     "Token",
     "Transport",
+    "WriteResult",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClaimRequest:
     """One round: settle what is finished, take up to `count` more and start them, in one commit."""
 
     request: UUID
@@ -60,18 +60,18 @@ class Transport(Protocol):
 
     # What only a worker beside the database can offer its handlers; None elsewhere.
     @property
-    def local(self) -> Local | None: ...
+    def local(self) -> HandlerTransactions | None: ...
 
     @property
-    def async_local(self) -> AsyncLocal | None: ...
+    def async_local(self) -> AsyncHandlerTransactions | None: ...
 
-    async def claim(self, ask: Ask) -> Claimed: ...
+    async def claim(self, ask: ClaimRequest) -> ClaimResult: ...
 
-    async def renew(self, held: Sequence[Held]) -> list[Answer]: ...
+    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]: ...
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]: ...
+    async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]: ...
 
-    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]: ...
+    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]: ...
 
     async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
         """Whether the ledger says that this lease's token ended its attempt.
@@ -102,7 +102,7 @@ class Transport(Protocol):
         """What another process needs to make the same one, as JSON; it may hold a password."""
 
 
-class Local(Protocol):
+class HandlerTransactions(Protocol):
     """Transactions beside the engine, for threads."""
 
     def connection(self) -> AbstractContextManager[Any]:
@@ -110,7 +110,7 @@ class Local(Protocol):
 
     def settle_within(
         self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
-    ) -> Answer:
+    ) -> WriteResult:
         """Settle in this transaction, which a refusal makes impossible to commit.
 
         No other call can take the batch back until then, so a transaction that idles longer than
@@ -121,13 +121,13 @@ class Local(Protocol):
         """Whether this error may have hidden what became of a commit."""
 
 
-class AsyncLocal(Protocol):
+class AsyncHandlerTransactions(Protocol):
     """The same for event loops."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]: ...
 
     async def settle_within(
         self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
-    ) -> Answer: ...
+    ) -> WriteResult: ...
 
     def is_of_the_link(self, error: BaseException) -> bool: ...

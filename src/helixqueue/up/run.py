@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.errors import HelixError
-from helixqueue.service.run import Server, config_of
+from helixqueue.service.run import HttpServer, config_of
 
 if TYPE_CHECKING:
     import socket
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-    from helixqueue.service.settings import Settings
-    from helixqueue.up.children import Children
+    from helixqueue.service.settings import ServiceSettings
+    from helixqueue.up.processes import Processes
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Server(Server):
+class _Server(HttpServer):
     """One whose signals are ours: children stop before it, and the databases after it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -39,9 +39,9 @@ class _Server(Server):
 
 
 async def run(
-    settings: Settings,
+    settings: ServiceSettings,
     listener: socket.socket,
-    children: Children,
+    children: Processes,
     *,
     ready: Callable[[], None],
     stopping: Callable[[], None],

@@ -19,13 +19,13 @@ from helixqueue.worker.lease import AsyncLease, Lease
 if TYPE_CHECKING:
     from helixqueue.queues import Queue, Schema
     from helixqueue.worker.attempt import Attempt
-    from helixqueue.worker.lease import Grip
+    from helixqueue.worker.lease import WorkerHandle
 
-Run = Callable[["Attempt", "Schema | None", "Grip"], Awaitable[Any]]
+Run = Callable[["Attempt", "Schema | None", "WorkerHandle"], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
-class Job:
+class QueueHandler:
     """A queue and how its work is done."""
 
     name: str
@@ -42,7 +42,7 @@ class Job:
 def in_the_loop(queue: Queue[Any, Any]) -> Run:
     handler = _handler(queue)
 
-    def run(attempt: Attempt, schema: Schema | None, grip: Grip) -> Awaitable[Any]:
+    def run(attempt: Attempt, schema: Schema | None, grip: WorkerHandle) -> Awaitable[Any]:
         return handler(AsyncLease(attempt, queue, schema, grip))  # type: ignore[no-any-return]
 
     return run
@@ -51,7 +51,7 @@ def in_the_loop(queue: Queue[Any, Any]) -> Run:
 def in_a_thread(queue: Queue[Any, Any]) -> Run:
     handler = _handler(queue)
 
-    async def run(attempt: Attempt, schema: Schema | None, grip: Grip) -> Any:
+    async def run(attempt: Attempt, schema: Schema | None, grip: WorkerHandle) -> Any:
         lease: Lease[Any, Any] = Lease(attempt, queue, schema, grip)
         _ = lease.lost  # made here, in the loop's thread, where losing is told
         return await _threaded(lambda: handler(lease))

@@ -11,7 +11,7 @@ DEAF_SECONDS = 30.0
 
 
 @dataclass
-class Summary:
+class WorkSummary:
     """What one run of a worker did."""
 
     completed: int = 0
@@ -21,9 +21,9 @@ class Summary:
 
 
 @dataclass
-class Health:
+class WorkerHealth:
     slots: int
-    counts: Summary = field(default_factory=Summary)
+    counts: WorkSummary = field(default_factory=WorkSummary)
     busy: int = 0  # slots that run a handler
     held: int = 0  # leases, those that wait for a slot included
     stuck: int = 0  # threads that go on though their lease is gone

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_text
-from helixqueue.worker.endings import AsyncTransaction, AsyncWithin, Transaction, Within
+from helixqueue.worker.handler_transaction import AsyncTransaction, AsyncWithin, Transaction, Within
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.queues import Queue, Schema
-    from helixqueue.transport.protocol import AsyncLocal, LeaseRow, Local
+    from helixqueue.transport.protocol import (
+        AsyncHandlerTransactions,
+        HandlerTransactions,
+        LeaseRow,
+    )
     from helixqueue.worker.attempt import Attempt
 
 P = TypeVar("P", default=Any)
@@ -29,16 +33,16 @@ R = TypeVar("R", default=Any)
 LOG = logging.getLogger("helixqueue.worker")
 
 
-class Grip(Protocol):
+class WorkerHandle(Protocol):
     """What a lease needs of the worker that holds it."""
 
     worker: str
 
     @property
-    def local(self) -> Local | None: ...
+    def local(self) -> HandlerTransactions | None: ...
 
     @property
-    def async_local(self) -> AsyncLocal | None: ...
+    def async_local(self) -> AsyncHandlerTransactions | None: ...
 
     def group(self, attempt: Attempt, group: int | None) -> None:
         """The process group that works on it, or none any more."""
@@ -80,7 +84,7 @@ class _Common(Generic[P, R]):
         attempt: Attempt,
         queue: Queue[Any, Any] | None,
         schema: Schema | None,
-        grip: Grip,
+        grip: WorkerHandle,
     ) -> None:
         self._attempt = attempt
         self._queue = queue

@@ -31,7 +31,7 @@ class WorkOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Options:
+class WorkerOptions:
     slots: int = 4
     until_idle: bool = False
     prefetch: int | None = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.queues import Queue, Schema
-    from helixqueue.transport.protocol import Answer
+    from helixqueue.transport.protocol import WriteResult
 
 LOG = logging.getLogger("helixqueue.worker")
 MAX_DETAIL_CHARS = 8_000
@@ -121,7 +121,7 @@ def report_mismatch(batch_id: UUID, worker: str) -> None:
     )
 
 
-def report_lost(batch_id: UUID, answer: Answer) -> None:
+def report_lost(batch_id: UUID, answer: WriteResult) -> None:
     """A settle was refused: another worker has the batch, or it has ended otherwise."""
     LOG.warning(
         "batch %s: %s, it is %s%s; nothing was written",

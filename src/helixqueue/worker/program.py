@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from helixqueue.queues import Schema
     from helixqueue.worker.attempt import Attempt
-    from helixqueue.worker.lease import Grip
+    from helixqueue.worker.lease import WorkerHandle
 
 EX_DATAERR = 65
 PIECE = 65_536
@@ -45,7 +45,7 @@ class Program:
     command: Sequence[str]
     logs: Path | None = None  # kept there; else gone with the attempt
 
-    async def run(self, attempt: Attempt, schema: Schema | None, grip: Grip) -> Any:  # noqa: ARG002
+    async def run(self, attempt: Attempt, schema: Schema | None, grip: WorkerHandle) -> Any:  # noqa: ARG002
         row = attempt.row
         with tempfile.TemporaryDirectory(prefix="helix-") as scratch:
             home = Path(scratch)

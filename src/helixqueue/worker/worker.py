@@ -15,22 +15,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError
-from helixqueue.transport.protocol import Held
+from helixqueue.transport.protocol import LeaseRef
 from helixqueue.worker.attempt import Attempt, margin
-from helixqueue.worker.health import Health
+from helixqueue.worker.claimer import CLAIM_MAX, Claimer
+from helixqueue.worker.executor import Executor
+from helixqueue.worker.health import WorkerHealth
+from helixqueue.worker.heartbeat import Heartbeat
 from helixqueue.worker.outcomes import report_lost, report_mismatch
-from helixqueue.worker.patience import repeated
-from helixqueue.worker.renewals import Renewals
-from helixqueue.worker.rounds import CLAIM_MAX, Rounds
-from helixqueue.worker.running import Runner
+from helixqueue.worker.retry import retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from helixqueue.transport.protocol import Answer, LeaseRow, Settlement, Transport
-    from helixqueue.worker.handlers import Job
-    from helixqueue.worker.health import Summary
-    from helixqueue.worker.options import Options
+    from helixqueue.transport.protocol import LeaseRow, Settlement, Transport, WriteResult
+    from helixqueue.worker.handlers import QueueHandler
+    from helixqueue.worker.health import WorkSummary
+    from helixqueue.worker.options import WorkerOptions
 
 LOG = logging.getLogger("helixqueue.worker")
 AHEAD_SECONDS = 0.1  # of work that is fetched before a slot is free for it
@@ -46,8 +46,8 @@ class Worker:
     def __init__(
         self,
         transport: Transport,
-        jobs: Mapping[str, Job],
-        options: Options,
+        jobs: Mapping[str, QueueHandler],
+        options: WorkerOptions,
         submit: Callable[..., Any],
         submit_async: Callable[..., Any],
         *,
@@ -61,9 +61,9 @@ class Worker:
         self._transport = transport
         self._jobs = jobs
         self._options = options
-        self.health = Health(options.slots)
-        self.renewals = Renewals(transport.spec, self)
-        self._rounds = Rounds(
+        self.health = WorkerHealth(options.slots)
+        self.renewals = Heartbeat(transport.spec, self)
+        self._rounds = Claimer(
             transport,
             sorted(jobs),
             self,
@@ -73,7 +73,7 @@ class Worker:
             until_idle=options.until_idle,
             free=options.free,
         )
-        self._runner = Runner(self, transport, jobs, self._rounds, self.health)
+        self._runner = Executor(self, transport, jobs, self._rounds, self.health)
         self._held: dict[int, Attempt] = {}
         self._ready: deque[Attempt] = deque()  # for a slot
         self._resting: deque[asyncio.Future[None]] = deque()  # slots that wait for one
@@ -85,7 +85,7 @@ class Worker:
 
     # From outside.
 
-    async def run(self) -> Summary:
+    async def run(self) -> WorkSummary:
         """Work until stopped, or until there is nothing left; raises what cannot be repeated."""
         if self._renews:
             await self.renewals.start()
@@ -168,7 +168,7 @@ class Worker:
                 slot.set_result(None)
         self.health.held = len(self._held)
 
-    def answered(self, attempt: Attempt, settlement: Settlement, answer: Answer) -> None:
+    def answered(self, attempt: Attempt, settlement: Settlement, answer: WriteResult) -> None:
         counts = self.health.counts
         if answer.answer == "ok" or answer.answer == "repeat":  # noqa: PLR1714 - for every batch
             if settlement.outcome == "completed":
@@ -378,9 +378,9 @@ class Worker:
             return
         for attempt in attempts:
             await self.quiet_async(attempt)
-        held = [Held(one.row.batch, one.row.token) for one in attempts]
+        held = [LeaseRef(one.row.batch, one.row.token) for one in attempts]
         with suppress(HelixError):  # then the leases run out
-            answers = await repeated(
+            answers = await retried(
                 lambda: self._transport.release(held, why), seconds=CANCEL_SECONDS
             )
             self.health.counts.given_back += sum(one.answer == "ok" for one in answers)

@@ -16,20 +16,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import NotInstalled
-from helixqueue.fence.drive import to_its_end
 from helixqueue.fence.http.asgi import App, Disconnected, Receive, Scope, Send, respond
-from helixqueue.fence.http.exchange import Exchange, Probe, Redact
+from helixqueue.fence.http.execute import KeyedExecution, Probe, Redact
 from helixqueue.fence.http.header import values
-from helixqueue.fence.http.keyed import OfScope, Owners, read
-from helixqueue.fence.http.problem import Problem
+from helixqueue.fence.http.problem import FenceProblem
+from helixqueue.fence.http.request_key import OfScope, Owners, read
 from helixqueue.fence.http.status import asked_for, tell_state
 from helixqueue.fence.policy import Policy
+from helixqueue.fence.runner import to_its_end
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from helixqueue.fence.guard import AsyncFences
-    from helixqueue.fence.hint import Hint
+    from helixqueue.fence.fence import AsyncFences
+    from helixqueue.fence.hint import SealedCache
     from helixqueue.fence.policy import Route
 
 log = logging.getLogger("helixqueue.fence.http")
@@ -55,7 +55,7 @@ class IdempotencyMiddleware:
         principal: OfScope | None = None,
         redact: Redact | None = None,
         probe: Probe | None = None,
-        hint: Hint | None = None,
+        hint: SealedCache | None = None,
     ) -> None:
         self.app = app
         self.policy = policy if isinstance(policy, Policy) else _read(policy)
@@ -78,18 +78,18 @@ class IdempotencyMiddleware:
         if route is None or not (route.required or values(scope["headers"], self.policy.header)):
             await self.app(scope, receive, send)
             return
-        journal = Journal(self, route)
+        journal = RequestJournal(self, route)
         try:
             keyed = await read(self.policy, route, self._owners, scope, receive)
         except Disconnected:
             return
-        if isinstance(keyed, Problem):
+        if isinstance(keyed, FenceProblem):
             status, headers, body = keyed.response()
             journal.decided(keyed.kind, status=status)
             await respond(send, status, headers, body)
             return
         # From here on neither a client that goes away nor a server that cancels stops us.
-        await to_its_end(Exchange(self, keyed, journal, scope, send).perform())
+        await to_its_end(KeyedExecution(self, keyed, journal, scope, send).perform())
 
 
 def _read(policy: str | Path | None) -> Policy:
@@ -102,7 +102,7 @@ def _read(policy: str | Path | None) -> Policy:
     return read_policy(policy)
 
 
-class Journal:
+class RequestJournal:
     """What is counted and logged of one request: never more than the policy names."""
 
     def __init__(self, ours: IdempotencyMiddleware, route: Route) -> None:

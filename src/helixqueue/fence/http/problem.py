@@ -55,7 +55,7 @@ OF_STATUS: Final = {"no-such-fence": (404, "There is no such fence of yours")}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FenceProblem:
     """One answer; `more` are its extension members."""
 
     kind: str

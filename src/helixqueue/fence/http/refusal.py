@@ -13,7 +13,7 @@ from helixqueue.errors import (
     LeaseLost,
     NotPermitted,
 )
-from helixqueue.fence.http.problem import Problem
+from helixqueue.fence.http.problem import FenceProblem
 
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("helixqueue.fence.http")
 
 
-def problem_of(refused: HelixError, policy: Policy) -> Problem:
+def problem_of(refused: HelixError, policy: Policy) -> FenceProblem:
     if isinstance(refused, Conflict):
         return _mismatch(refused, policy)
     # Our messages name hosts and processes. The client learns nothing of the inside; whoever runs
     # it does.
     if isinstance(refused, InProgress):
         log.info("idempotency: %s", refused)
-        return Problem(
+        return FenceProblem(
             "in-progress",
             "send the same request again after Retry-After",
             retry_after=refused.retry_after,
@@ -36,19 +36,21 @@ def problem_of(refused: HelixError, policy: Policy) -> Problem:
         )
     if isinstance(refused, LeaseLost):
         log.warning("idempotency: %s", refused)
-        return Problem("in-progress", "another try took over; ask for its answer", retry_after=1)
+        return FenceProblem(
+            "in-progress", "another try took over; ask for its answer", retry_after=1
+        )
     if isinstance(refused, InDoubt):
         log.warning("idempotency: %s", refused)
         return _doubt(refused, policy)
     if isinstance(refused, NotPermitted):
         log.error("idempotency: the database role may not act for this tenant: %s", refused)
-        return Problem("scope-unavailable", "this service may not act for the tenant")
+        return FenceProblem("scope-unavailable", "this service may not act for the tenant")
     log.error("idempotency: the store is away: %s", refused)
-    return Problem("storage-unavailable", "nothing was done; try again later", retry_after=1)
+    return FenceProblem("storage-unavailable", "nothing was done; try again later", retry_after=1)
 
 
-def _doubt(refused: InDoubt, policy: Policy) -> Problem:
-    return Problem(
+def _doubt(refused: InDoubt, policy: Policy) -> FenceProblem:
+    return FenceProblem(
         "in-doubt",
         "it was begun and nobody knows how it ended; send no new key, ask whoever runs this",
         retry_after=refused.retry_after or None,
@@ -62,14 +64,14 @@ def status_url(policy: Policy, key: str | None) -> str | None:
     return None if policy.status_path is None or key is None else f"{policy.status_path}/{key}"
 
 
-def _mismatch(refused: Conflict, policy: Policy) -> Problem:
+def _mismatch(refused: Conflict, policy: Policy) -> FenceProblem:
     rules = policy.on_conflict
     more: dict[str, Any] = {}
     if rules.include_diff != "none":
         shown = [_shown(op, values=rules.include_diff == "values", mask=rules.mask)
                  for op in refused.diff]  # fmt: skip
         more = {"diff": shown}
-    return Problem(
+    return FenceProblem(
         "key-reused",
         "send the first request again, or this one under a new key",  # where, only as `diff` shows
         status=rules.status,

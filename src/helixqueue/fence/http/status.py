@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from helixqueue.engine import fences
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.asgi import Scope, Send, respond
-from helixqueue.fence.http.problem import Problem
+from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.refusal import problem_of
 from helixqueue.fence.receipt import receipt_of
 from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 from helixqueue.states import FenceState
-from helixqueue.store import fences
 
 if TYPE_CHECKING:
-    from helixqueue.fence.http.keyed import Owners
     from helixqueue.fence.http.middleware import IdempotencyMiddleware
+    from helixqueue.fence.http.request_key import Owners
     from helixqueue.fence.policy import Policy
-    from helixqueue.store.fence_rows import FenceRow
+    from helixqueue.records.fence import FenceRow
 
 # What the state means for whoever sent the request.
 MEANS: Final[dict[FenceState, str]] = {
@@ -46,7 +46,7 @@ async def tell_state(
     ours: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope, send: Send
 ) -> None:
     found = await _found(ours, owners, fence, scope)
-    if isinstance(found, Problem):
+    if isinstance(found, FenceProblem):
         await respond(send, *found.response())
         return
     body = json.dumps(state_of(found)).encode()
@@ -60,11 +60,15 @@ async def tell_state(
 
 async def _found(
     ours: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope
-) -> FenceRow | Problem:
+) -> FenceRow | FenceProblem:
     owner = await owners.of(scope)
     if owner is None:
-        return Problem("scope-unavailable", "expected to know whose request this is, got nobody")
-    nowhere = Problem("no-such-fence", "expected a fence of yours, such as an answer has named")
+        return FenceProblem(
+            "scope-unavailable", "expected to know whose request this is, got nobody"
+        )
+    nowhere = FenceProblem(
+        "no-such-fence", "expected a fence of yours, such as an answer has named"
+    )
     try:
         row = await ours.fences.run(fences.one(key_bytes(fence)))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Every call that changes something, as `helixqueue.store.calls` has it, over HTTP.
+"""Every call that changes something, as `helixqueue.engine.calls` has it, over HTTP.
 
 The token names tenant and actor, so both are taken and not sent. What the engine recognises when it
 comes again goes as it is; all else carries an idempotency key.
@@ -14,25 +14,31 @@ from uuid import UUID
 
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
-from helixqueue.states import State
-from helixqueue.store.hints import Hint
-from helixqueue.store.rows import (
-    Answer,
-    Claimed,
+from helixqueue.records.claim_hints import Hint
+from helixqueue.records.rows import (
+    ActionResult,
+    ClaimResult,
     LeaseRow,
     QueueRow,
     Receipt,
     SubmittedRow,
     Token,
-    Verdict,
+    WriteResult,
 )
+from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from helixqueue.store.rows import AnswerWord, Held, QueueSettings, Settlement, SubmissionRow
+    from helixqueue.records.rows import (
+        LeaseRef,
+        QueueSettings,
+        ResultWord,
+        Settlement,
+        SubmissionRow,
+    )
 
 T = TypeVar("T")
 # The service's bounds of one request.
@@ -160,15 +166,19 @@ def read_queue(told: dict[str, Any]) -> QueueRow:
 
 def cancel(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
-) -> HttpCall[list[Verdict]]:
+) -> HttpCall[list[ActionResult]]:
     return _decide("cancel", ids, reason, actor)
 
 
-def retry(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> HttpCall[list[Verdict]]:
+def retry(
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+) -> HttpCall[list[ActionResult]]:
     return _decide("retry", ids, reason, actor)
 
 
-def erase(*, ids: Sequence[UUID], reason: str, actor: str | None = None) -> HttpCall[list[Verdict]]:
+def erase(
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+) -> HttpCall[list[ActionResult]]:
     return _decide("erase", ids, reason, actor)
 
 
@@ -177,7 +187,7 @@ def redrive(
     ids: Sequence[UUID],
     reason: str,
     actor: str | None = None,  # noqa: ARG001
-) -> HttpCall[list[Verdict]]:
+) -> HttpCall[list[ActionResult]]:
     """Retry dead letters; what is none (any more) is refused, and says where it stands."""
     return _redrive({"batch_ids": [str(one) for one in ids]}, reason, lambda told: _driven(told)[0])
 
@@ -190,7 +200,7 @@ def redrive_queue(
     before: datetime | None,
     after: str | None,
     limit: int,
-) -> HttpCall[tuple[list[Verdict], str | None]]:
+) -> HttpCall[tuple[list[ActionResult], str | None]]:
     """Those of a queue, at most `limit`, and where to go on."""
     asked = {
         "queue": queue,
@@ -206,21 +216,21 @@ def _redrive(asked: dict[str, Any], reason: str, read: Callable[[Any], T]) -> Ht
     return post(at("letters", "redrive"), {"reason": reason, **asked}, read, keyed=True)
 
 
-def _driven(told: dict[str, Any]) -> tuple[list[Verdict], str | None]:
+def _driven(told: dict[str, Any]) -> tuple[list[ActionResult], str | None]:
     verdicts = [_verdict(UUID(one["batch_id"]), one["answer"], one) for one in told["answers"]]
     return verdicts, told["next"]
 
 
 def take_back(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
-) -> HttpCall[list[Verdict]]:
+) -> HttpCall[list[ActionResult]]:
     """An operator's release: the lease ends, at no cost of an attempt."""
     return _decide("release", ids, reason, actor)
 
 
 def _decide(
     verb: str, ids: Sequence[UUID], reason: str, _actor: str | None
-) -> HttpCall[list[Verdict]]:
+) -> HttpCall[list[ActionResult]]:
     [batch_id] = ids  # over HTTP one at a time: each has its own answer
     call = post(
         at("batches", batch_id, verb),
@@ -229,12 +239,12 @@ def _decide(
         keyed=True,
     )
     call = unless("illegal-transition", call, lambda told: [_verdict(batch_id, "illegal", told)])
-    nobody = Verdict(batch_id, "refused", None, "no such batch")
+    nobody = ActionResult(batch_id, "refused", None, "no such batch")
     return unless("no-such-batch", call, lambda _: [nobody])
 
 
-def _verdict(batch_id: UUID, answer: AnswerWord, told: dict[str, Any]) -> Verdict:
-    return Verdict(batch_id, answer, read_state(told.get("state")), told.get("note"))
+def _verdict(batch_id: UUID, answer: ResultWord, told: dict[str, Any]) -> ActionResult:
+    return ActionResult(batch_id, answer, read_state(told.get("state")), told.get("note"))
 
 
 # Leases.
@@ -251,7 +261,7 @@ def claim(
     lease_seconds: float | None = None,
     hints: Sequence[Hint] = (),
     settle: Sequence[Settlement] = (),
-) -> HttpCall[Claimed]:
+) -> HttpCall[ClaimResult]:
     """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
 
     The same `request` again gives the same leases again: repeat with it when an answer was lost.
@@ -272,8 +282,8 @@ def claim(
     return post(at("work", "claim"), body, _read_claimed)
 
 
-def _read_claimed(told: dict[str, Any]) -> Claimed:
-    return Claimed(
+def _read_claimed(told: dict[str, Any]) -> ClaimResult:
+    return ClaimResult(
         tuple(_read_lease(one) for one in told["leases"]),
         tuple(_read_answer(one) for one in told["settled"]),
         tuple(Hint(*hint) for hint in told["hints"]),
@@ -301,26 +311,28 @@ def _read_lease(told: dict[str, Any]) -> LeaseRow:
     )
 
 
-def start(*, worker: str, held: Sequence[Held]) -> HttpCall[list[Answer]]:
+def start(*, worker: str, held: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
     return _hold("start", worker, held)
 
 
-def renew(*, worker: str, held: Sequence[Held]) -> HttpCall[list[Answer]]:
+def renew(*, worker: str, held: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
     return _hold("renew", worker, held)
 
 
 def release(
-    *, worker: str, held: Sequence[Held], detail: str | None = None
-) -> HttpCall[list[Answer]]:
+    *, worker: str, held: Sequence[LeaseRef], detail: str | None = None
+) -> HttpCall[list[WriteResult]]:
     return _hold("release", worker, held, **({} if detail is None else {"detail": detail}))
 
 
-def _hold(verb: str, worker: str, held: Sequence[Held], **more: str) -> HttpCall[list[Answer]]:
+def _hold(
+    verb: str, worker: str, held: Sequence[LeaseRef], **more: str
+) -> HttpCall[list[WriteResult]]:
     leases = [{"batch": one.batch, "token": write_token(one.token)} for one in held]
     return post(at("work", verb), {"worker": worker, "leases": leases, **more}, _read_answers)
 
 
-def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[Answer]]:
+def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[WriteResult]]:
     body = (
         to_json({"worker": worker})[:-1] + b',"settlements":[' + _settlements(settlements) + b"]}"
     )
@@ -349,12 +361,12 @@ def write_settlement(one: Settlement) -> bytes:
     return to_json(told)[:-1] + b',"result":' + one.result.encode() + b"}"
 
 
-def _read_answers(told: dict[str, Any]) -> list[Answer]:
+def _read_answers(told: dict[str, Any]) -> list[WriteResult]:
     return [_read_answer(one) for one in told["answers"]]
 
 
-def _read_answer(told: dict[str, Any]) -> Answer:
-    return Answer(
+def _read_answer(told: dict[str, Any]) -> WriteResult:
+    return WriteResult(
         told["batch"],
         told["answer"],
         told["owner"],

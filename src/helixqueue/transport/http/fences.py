@@ -1,4 +1,4 @@
-"""Fences, as `helixqueue.store.fences` has them, over HTTP."""
+"""Fences, as `helixqueue.engine.fences` has them, over HTTP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import InvalidPayload
 from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
+from helixqueue.records.fence import FenceEventRow, FencePage, FenceRow
 from helixqueue.states import FenceState
-from helixqueue.store.fence_rows import FencePage, FenceRow, Told
 from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
 from helixqueue.transport.http.calls import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.store.fence_rows import Foreseen
+    from helixqueue.records.fence import FencePreview
 
 
 def one(key: bytes) -> HttpCall[FenceRow | None]:
@@ -46,7 +46,7 @@ def listed(
     )
 
 
-def story(key: bytes) -> HttpCall[list[Told]]:
+def story(key: bytes) -> HttpCall[list[FenceEventRow]]:
     """Steps and decisions of one fence, in their order."""
     return get(at("fences", key_text(key)), lambda told: [_step(one) for one in told["story"]])
 
@@ -74,7 +74,7 @@ def resolve(
 def foresee(
     *,
     tenant: str,  # noqa: ARG001 - the token's
-    asked: Sequence[Foreseen],
+    asked: Sequence[FencePreview],
 ) -> HttpCall[list[tuple[bytes, str]]]:
     """What claims would be told now, each by itself, and their keys; nothing is claimed."""
     body = b'{"calls":[' + b",".join(write_call(one) for one in asked) + b"]}"
@@ -85,7 +85,7 @@ def foresee(
     )
 
 
-def write_call(one: Foreseen) -> bytes:
+def write_call(one: FencePreview) -> bytes:
     told = to_json({"name": one.name, "key": one.identity.split(PART_SEPARATOR)})
     if one.request is not None:  # JSON text already
         told = told[:-1] + b',"payload":' + one.request.encode() + b"}"
@@ -129,8 +129,8 @@ def _row(told: dict[str, Any]) -> FenceRow:
     )
 
 
-def _step(told: dict[str, Any]) -> Told:
-    return Told(
+def _step(told: dict[str, Any]) -> FenceEventRow:
+    return FenceEventRow(
         datetime.fromisoformat(told["at"]),
         *(told[name] for name in ("what", "from_state", "to_state", "attempt", "actor", "detail")),
     )

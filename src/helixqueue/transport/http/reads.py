@@ -1,4 +1,4 @@
-"""Every read, as `helixqueue.store.reads` has it, over HTTP."""
+"""Every read, as `helixqueue.engine.reads` has it, over HTTP."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from helixqueue.identity import canonical_text
-from helixqueue.states import State
-from helixqueue.store.read_rows import (
+from helixqueue.records.read_rows import (
+    AttemptRow,
+    BatchDetail,
+    BatchPage,
     BatchRow,
-    Count,
+    BoundedCount,
     DecisionRow,
     EventRow,
-    LeaseStory,
     Letter,
     LetterPage,
     OutcomeRow,
-    Page,
     QueuePage,
-    QueueSight,
+    QueueSummary,
     RefusalRow,
-    Story,
     WorkerPage,
     WorkerRow,
 )
+from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_queue
 
@@ -55,7 +55,7 @@ def batches(
     until: datetime | None = None,
     after: str | None = None,
     limit: int = 50,
-) -> HttpCall[Page]:
+) -> HttpCall[BatchPage]:
     """A page of batches. `identity` may come in any spelling."""
     parts = identity if isinstance(identity, tuple) else (identity,)
     asked = [
@@ -72,7 +72,7 @@ def batches(
     query = [(name, value) for name, value in asked if value is not None]
     return get(
         at("batches"),
-        lambda told: Page(tuple(_row(BatchRow, one) for one in told["batches"]), told["next"]),
+        lambda told: BatchPage(tuple(_row(BatchRow, one) for one in told["batches"]), told["next"]),
         query,
     )
 
@@ -103,15 +103,15 @@ def letters(
     )
 
 
-def story(batch_id: UUID, *, payload: bool = False) -> HttpCall[Story | None]:
+def story(batch_id: UUID, *, payload: bool = False) -> HttpCall[BatchDetail | None]:
     """The story of one batch; with `payload`, also its payload and result."""
-    call: HttpCall[Story | None] = get(
+    call: HttpCall[BatchDetail | None] = get(
         at("batches", batch_id), _read_story, [("payload", "true")] if payload else ()
     )
     return unless("no-such-batch", call, lambda _: None)
 
 
-def _read_story(told: dict[str, Any]) -> Story:
+def _read_story(told: dict[str, Any]) -> BatchDetail:
     has = told["has_payload"], told["has_result"]
     texts = [
         canonical_text(told[name]) if there else None
@@ -119,13 +119,13 @@ def _read_story(told: dict[str, Any]) -> Story:
     ]
     whole = told | {
         "events": tuple(_row(EventRow, one) for one in told["events"]),
-        "leases": tuple(_row(LeaseStory, one) for one in told["attempts"]),
+        "leases": tuple(_row(AttemptRow, one) for one in told["attempts"]),
         "refusals": tuple(_row(RefusalRow, one) for one in told["refusals"]),
         "decisions": tuple(_row(DecisionRow, one) for one in told["decisions"]),
         "payload": texts[0],
         "result": texts[1],
     }
-    return _row(Story, whole)
+    return _row(BatchDetail, whole)
 
 
 def outcomes(*, ids: Sequence[UUID], results: bool = False) -> HttpCall[list[OutcomeRow | None]]:
@@ -178,9 +178,9 @@ def queues(
     )
 
 
-def _read_sight(told: dict[str, Any]) -> QueueSight:
-    counts = [Count(**told["counts"][name]) for name in _COUNTS]
-    return QueueSight(read_queue(told), *counts)
+def _read_sight(told: dict[str, Any]) -> QueueSummary:
+    counts = [BoundedCount(**told["counts"][name]) for name in _COUNTS]
+    return QueueSummary(read_queue(told), *counts)
 
 
 def workers(

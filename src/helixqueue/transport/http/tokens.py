@@ -6,7 +6,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from helixqueue.store.token_rows import TokenRow
+from helixqueue.records.token import TokenRow
 from helixqueue.transport.http.call import HttpCall, at, get, post, unless
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _FIELDS = [one.name for one in fields(TokenRow)]
 _TIMES = {"created_at", "expires_at", "revoked_at", "last_used_at"}
 
 
-class Made(NamedTuple):
+class CreatedToken(NamedTuple):
     token: str
     row: TokenRow
 
@@ -43,17 +43,17 @@ def own_tenant() -> HttpCall[str]:
 
 def create(
     *, name: str, scopes: Sequence[str], queues: Sequence[str] | None, days: int
-) -> HttpCall[Made | None]:
+) -> HttpCall[CreatedToken | None]:
     """None when the name was ever used."""
     body = {"name": name, "scopes": list(scopes), "queues": queues and list(queues), "days": days}
-    call: HttpCall[Made | None] = post(at("tokens"), body, _read_made)
+    call: HttpCall[CreatedToken | None] = post(at("tokens"), body, _read_made)
     return unless("name-taken", call, lambda _: None)
 
 
-def rotate(*, name: str, days: int, overlap_seconds: float) -> HttpCall[Made | None]:
+def rotate(*, name: str, days: int, overlap_seconds: float) -> HttpCall[CreatedToken | None]:
     """None when there is none to rotate."""
     body = {"days": days, "overlap_seconds": overlap_seconds}
-    call: HttpCall[Made | None] = post(at("tokens", name, "rotate"), body, _read_made)
+    call: HttpCall[CreatedToken | None] = post(at("tokens", name, "rotate"), body, _read_made)
     return unless("no-such-token", call, lambda _: None)
 
 
@@ -85,8 +85,8 @@ def offer_login() -> HttpCall[Login]:
     )
 
 
-def _read_made(told: dict[str, Any]) -> Made:
-    return Made(told["token"], _row(told))
+def _read_made(told: dict[str, Any]) -> CreatedToken:
+    return CreatedToken(told["token"], _row(told))
 
 
 def _row(told: dict[str, Any]) -> TokenRow:

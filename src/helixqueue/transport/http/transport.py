@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.transport.http import calls, reads
-from helixqueue.transport.http.link import AsyncLink, Where
-from helixqueue.transport.protocol import Claimed
+from helixqueue.transport.http.connection import AsyncHttpConnection, ServiceAddress
+from helixqueue.transport.protocol import ClaimResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from helixqueue.store.hints import Hint
+    from helixqueue.records.claim_hints import Hint
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
-        Answer,
-        Ask,
-        AsyncLocal,
-        Held,
+        AsyncHandlerTransactions,
+        ClaimRequest,
+        HandlerTransactions,
+        LeaseRef,
         LeaseRow,
-        Local,
         QueueRow,
         Settlement,
+        WriteResult,
     )
 
 T = TypeVar("T")
@@ -36,28 +36,28 @@ LONGEST_WAIT_S = 20.0  # that the service holds an answer back
 UNTOLD_S = 1.0  # between two looks of a worker that cannot be told
 
 
-class Http:
+class HttpTransport:
     """One worker's way to one service."""
 
     # No transactions beside the engine: a handler returns its result.
-    local: Local | None = None
-    async_local: AsyncLocal | None = None
+    local: HandlerTransactions | None = None
+    async_local: AsyncHandlerTransactions | None = None
 
-    def __init__(self, where: Where, worker: str) -> None:
+    def __init__(self, where: ServiceAddress, worker: str) -> None:
         self.worker = worker
         self._where = where
-        self._link = AsyncLink(where)
+        self._link = AsyncHttpConnection(where)
         self._queues: list[str] = []
         self._mark: str | None = None
 
     def spec(self) -> dict[str, Any]:
         return {"transport": "http", "where": asdict(self._where), "worker": self.worker}
 
-    async def claim(self, ask: Ask) -> Claimed:
+    async def claim(self, ask: ClaimRequest) -> ClaimResult:
         """One request, unless there is more to settle or to take than one may carry."""
         failpoint("claim.before")
         *before, last = list(_pieces(ask.settle)) or [[]]
-        settled: list[Answer] = []
+        settled: list[WriteResult] = []
         for piece in before:
             settled += await self._run(calls.settle(worker=self.worker, settlements=piece))
         leases: list[LeaseRow] = []
@@ -89,22 +89,22 @@ class Http:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
-        return Claimed(tuple(leases), tuple(settled), tuple(hints), claimed.more)
+        return ClaimResult(tuple(leases), tuple(settled), tuple(hints), claimed.more)
 
-    async def renew(self, held: Sequence[Held]) -> list[Answer]:
+    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
         answers = await self._run(calls.renew(worker=self.worker, held=held))
         failpoint("renew.after")
         return answers
 
-    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
-        answers: list[Answer] = []
+    async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
+        answers: list[WriteResult] = []
         for piece in _pieces(settlements):
             answers += await self._run(calls.settle(worker=self.worker, settlements=piece))
         failpoint("settle.after")
         return answers
 
-    async def release(self, held: Sequence[Held], detail: str) -> list[Answer]:
+    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
         answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
         failpoint("release.after")

@@ -1,0 +1,152 @@
+"""Which calls a client makes: statements (`store`), or HTTP requests (`transport/http`).
+
+Both come as functions of the same names that take the same things and whose answers are the same
+values. So what a client does is written once (`desk`, `submitting`), whichever way it asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from helixqueue.operations.steps import AnyCall
+    from helixqueue.records.read_rows import BatchPage, EventRow, LetterPage, OutcomeRow
+    from helixqueue.records.rows import (
+        ActionResult,
+        ClaimResult,
+        LeaseRef,
+        QueueRow,
+        QueueSettings,
+        Settlement,
+        SubmissionRow,
+        SubmittedRow,
+        WriteResult,
+    )
+    from helixqueue.states import State
+
+
+class WriteCalls(Protocol):
+    """What changes something; a module is one."""
+
+    def submit(
+        self,
+        *,
+        tenant: str,
+        queue: str,
+        profile: str,
+        rows: Sequence[SubmissionRow],
+        actor: str | None = None,
+    ) -> AnyCall[list[SubmittedRow]]: ...
+
+    def note_refused(
+        self,
+        *,
+        tenant: str,
+        queue: str,
+        refused: Sequence[tuple[bytes, str]],
+        actor: str | None = None,
+    ) -> AnyCall[None]: ...
+
+    def queue(self, *, tenant: str, queue: str) -> AnyCall[QueueRow | None]: ...
+
+    def set_queue(
+        self,
+        *,
+        tenant: str,
+        queue: str,
+        actor: str | None = None,
+        **settings: Unpack[QueueSettings],
+    ) -> AnyCall[QueueRow]: ...
+
+    def cancel(
+        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    ) -> AnyCall[list[ActionResult]]: ...
+
+    def retry(
+        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    ) -> AnyCall[list[ActionResult]]: ...
+
+    def erase(
+        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    ) -> AnyCall[list[ActionResult]]: ...
+
+    def redrive(
+        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    ) -> AnyCall[list[ActionResult]]: ...
+
+    def claim(
+        self,
+        *,
+        worker: str,
+        request: UUID,
+        queues: Sequence[str],
+        count: int,
+        free: dict[str, Any] | None = None,
+        start: bool = False,
+    ) -> AnyCall[ClaimResult]: ...
+
+    def start(self, *, worker: str, held: Sequence[LeaseRef]) -> AnyCall[list[WriteResult]]: ...
+
+    def renew(self, *, worker: str, held: Sequence[LeaseRef]) -> AnyCall[list[WriteResult]]: ...
+
+    def release(
+        self, *, worker: str, held: Sequence[LeaseRef], detail: str | None = None
+    ) -> AnyCall[list[WriteResult]]: ...
+
+    def settle(
+        self, *, worker: str, settlements: Sequence[Settlement]
+    ) -> AnyCall[list[WriteResult]]: ...
+
+
+class ReadCalls(Protocol):
+    """What changes nothing."""
+
+    def outcomes(
+        self, *, ids: Sequence[UUID], results: bool = False
+    ) -> AnyCall[list[OutcomeRow | None]]: ...
+
+    def events(self, *, ids: Sequence[UUID]) -> AnyCall[dict[UUID, list[EventRow]]]: ...
+
+    def batches(
+        self,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        state: State | None = None,
+        identity: str | tuple[str, ...] | None = None,
+        worker: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> AnyCall[BatchPage]: ...
+
+    def letters(
+        self,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        failure: str | None = None,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> AnyCall[LetterPage]: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    calls: WriteCalls
+    reads: ReadCalls
+    chunk_rows: int  # of one call of submit
+    chunk_chars: int  # of their payloads and identities
+    check: Callable[[SubmissionRow], None]  # refuses a row that no call could carry
+
+
+def takes_any(_: SubmissionRow) -> None:
+    """Whatever was prepared fits a statement."""

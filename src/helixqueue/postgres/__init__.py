@@ -1,0 +1,3 @@
+"""Connections to PostgreSQL: pool, callers' transactions, error mapping."""
+
+from __future__ import annotations

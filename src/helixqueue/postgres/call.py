@@ -1,0 +1,19 @@
+"""One statement with its arguments and the function that reads its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    sql: str
+    args: Sequence[Any] | Mapping[str, Any]  # by position, or by name (reads)
+    read: Callable[[list[Row]], T]

@@ -1,0 +1,43 @@
+"""One moment of the database, for readers that compare tables with each other."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from helixqueue.postgres.sqlstate import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from psycopg import Connection
+
+
+@contextmanager
+def snapshot(
+    connection: Connection[Any], enter: Callable[[Connection[Any]], None] | None = None
+) -> Iterator[None]:
+    """A REPEATABLE READ READ ONLY transaction: every statement inside sees the same commit.
+
+    `enter` is its first statement, which names the tenant for connections that serve many. The
+    connection must be idle: a snapshot that began earlier would be somebody else's moment.
+    """
+    if connection.info.transaction_status is not TransactionStatus.IDLE:
+        raise ValueError("snapshot: expected an idle connection, got one inside a transaction")
+    kept = connection.isolation_level, connection.read_only
+    connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
+    try:
+        with connection.transaction():
+            if enter is not None:
+                enter(connection)
+            yield
+    except psycopg.Error as error:
+        # Nothing was written, so nothing is in doubt.
+        raise translate(error, sent=False) from error
+    finally:
+        if not connection.closed:
+            connection.isolation_level, connection.read_only = kept

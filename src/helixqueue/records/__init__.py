@@ -1,0 +1,3 @@
+"""What the engine stores and answers, one class per record; plain frozen values."""
+
+from __future__ import annotations

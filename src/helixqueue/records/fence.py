@@ -1,0 +1,66 @@
+"""What is read of fences: plain frozen values, whoever asked for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from helixqueue.states import FenceState
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRow:
+    """A fence as people look at it."""
+
+    key: bytes
+    tenant: str
+    name: str
+    identity: str | None
+    state: FenceState
+    version: int
+    attempt: int
+    actor: str
+    reason: str
+    detail: str | None
+    first_at: datetime
+    changed_at: datetime
+    deadline: datetime
+    effect: str | None
+    form: str | None
+    digest: bytes | None
+    answer_kept: bool
+    answer_until: datetime | None
+    until: datetime | None
+    quiet_seconds: float
+    fingerprint: bytes
+    receipt: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class FencePage:
+    rows: tuple[FenceRow, ...]
+    next: str | None
+
+
+class FencePreview(NamedTuple):
+    """A call whose fate is asked for; without `request`, none is compared."""
+
+    name: str
+    identity: str  # canonical, as text
+    request: str | None  # canonical JSON
+
+
+@dataclass(frozen=True, slots=True)
+class FenceEventRow:
+    """One line of a fence's story."""
+
+    at: datetime
+    what: str
+    from_state: str | None
+    to_state: str | None
+    attempt: int | None
+    actor: str
+    detail: str | None

@@ -1,0 +1,105 @@
+"""A page of fences reads no more because there are more, and pages lead to all that there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from helixqueue.engine import fences
+from helixqueue.errors import Refused
+from helixqueue.states import FenceState
+from tests.postgres.test_bounded_reads import READ
+from tests.support.fence_desk import TIMES, Desk
+from tests.support.lab import one_database
+
+LOOK = 30
+LIMIT = 4
+# What a page of LIMIT may read: its look, its rows, and the few that say who sees what and whose
+# there are. With everything read that there is, it would be hundreds.
+MOST = LOOK + LIMIT + 1 + 40
+MANY = 160
+NAMES = [None, "busy", "rare", "none such"]
+STATES = [None, *FenceState]
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    """Much that is sealed, behind little that is not; as much of another tenant."""
+    for database in one_database(server, template, pooler):
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute("alter table helix.fence set (autovacuum_enabled = off)")
+        with Desk(database, tenant="a") as a, Desk(database, tenant="b") as b:
+            for number in range(3):
+                doubted = a.hold(f"doubt-{number}", name="rare")
+                a.run(fences.doubt(doubted, actor="w1", detail="it broke"))
+                a.hold(f"claim-{number}", name="rare", start=False)
+                released = a.hold(f"release-{number}", name="busy")
+                a.run(fences.release(released, TIMES, actor="w1", detail="not begun"))
+            a.run(fences.doubt(a.hold("doubt", name="busy"), actor="w1", detail="it broke"))
+            for number in range(MANY):
+                a.seal(a.hold(f"key-{number}", name="busy"))
+            for number in range(MANY):
+                b.seal(b.hold(f"key-{number}", name="other"))
+            a.seal(a.hold("last", name="busy"))
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute("analyze")
+        yield database
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch):
+    monkeypatch.setattr(fences, "LOOK", LOOK)
+
+
+def rows_read(desk, call):
+    """How many rows of tables a call reads, by the server's own count."""
+    connection = desk.store.connection
+    with connection.transaction(force_rollback=True):
+        [(before,)] = connection.execute(READ).fetchall()
+        desk.run(call)
+        [(after,)] = connection.execute(READ).fetchall()
+        return after - before
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize(
+    ("role", "tenant"),
+    [("pool", "a"), ("pool", None), ("operator", None), ("app_a", None), ("app_b", "b")],
+)
+def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role, tenant, plans):
+    """Also by whoever may see one tenant: the fences of the others are not stepped over."""
+    seen = {"app_a": "a", "app_b": "b"}.get(role)
+    with Desk(database, role) as desk:
+        desk.store.connection.execute("select set_config('plan_cache_mode', %s, false)", (plans,))
+        for name in NAMES:
+            for state in STATES:
+                asked = {"tenant": tenant, "name": name, "state": state}
+                truth = database.rows(
+                    "select tenant::text, identity from helix.fence f "
+                    "where coalesce(f.tenant = %s, true) and coalesce(f.tenant = %s, true) "
+                    "and coalesce(f.name = %s, true) and coalesce(f.state::text = %s, true) "
+                    "order by life desc",
+                    *(tenant, seen, name, state and state.value),
+                )
+                found, after = [], None
+                while True:
+                    call = fences.listed(limit=LIMIT, after=after, **asked)
+                    assert rows_read(desk, call) <= MOST, asked
+                    page = desk.run(call)
+                    found += [(row.tenant, row.identity) for row in page.rows]
+                    after = page.next
+                    if after is None:
+                        break
+                assert found == truth, asked
+
+
+def test_doubts_are_found_at_once_behind_all_that_was_sealed_since(database):
+    with Desk(database) as desk:
+        page = desk.run(fences.listed(tenant="a", state=FenceState.IN_DOUBT))
+    assert [row.identity for row in page.rows] == ["doubt", "doubt-2", "doubt-1", "doubt-0"]
+    assert page.next is None
+
+
+@pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "1" * 20, "٣"])
+def test_a_cursor_that_is_none_is_refused(after):
+    with pytest.raises(Refused, match="expected the `next` of an earlier page"):
+        fences.listed(after=after)

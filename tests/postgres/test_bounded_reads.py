@@ -1,0 +1,271 @@
+"""No read looks at more rows because there are more, whatever is asked for and however rare it is.
+
+Pages are told to look at few rows here, so that a few hundred batches are many.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from helixqueue.engine import reads
+from helixqueue.states import State
+from tests.support.database import copy_of
+from tests.support.lab import Lab, completed, failed, one_database
+
+LOOK = 40
+LIMIT = 4
+# What a page of LIMIT may read: its look twice over (for pending ones), five tables for each row of
+# it, and the small tables. With everything read that there is, it would be thousands.
+MOST = 3 * LOOK + 6 * (LIMIT + 1) + 60
+READ = """
+  select coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::int
+  from pg_stat_xact_user_tables where schemaname = 'helix'
+"""
+EACH = 600  # completed, and pending ones
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    """Nobody but these tests analyzes: plans would change in the middle of them."""
+    for database in one_database(server, template, pooler):
+        with database.connect("helix_bootstrap") as connection:
+            for (table,) in database.rows(
+                "select oid::regclass::text from pg_class "
+                "where relnamespace = 'helix'::regnamespace and relkind = 'r'"
+            ):
+                connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
+        yield database
+
+
+@pytest.fixture(scope="module")
+def lab(database):
+    """Much that is finished, much that is pending, more that was finished since; little else."""
+    with Lab(database, q="deep") as lab:
+        lab.queue(max_attempts=1)
+        lab.queue(tenant="b")
+        lab.queue("calm")
+        lab.submit("rare", queue="calm")
+        lab.submit_many(3, prefix="torn")
+        lab.settle(*[failed(one, failure="Rare") for one in lab.claim(3)])
+        lab.submit_many(3 * LOOK, prefix="broken")
+        lab.settle(*[failed(one) for one in lab.claim(3 * LOOK)])
+        lab.submit_many(5, prefix="old")
+        lab.settle(*[completed(one) for one in lab.claim(5)], worker="seldom")
+        lab.submit_many(EACH, prefix="done")
+        lab.complete(*lab.claim(EACH))
+        lab.submit("only", tenant="b")
+        lab.submit("only", tenant="b", revision="2")
+        lab.submit_many(EACH, prefix="wait", priority=9)
+        for number in range(60):
+            lab.submit("again", revision=str(number), priority=9)
+        lab.submit_many(EACH, prefix="then", priority=0)
+        lab.complete(*lab.claim(EACH))
+        lab.claim(9, worker="holder")
+        lab.belong(7, "^(done|then|only)")
+        lab.belong(8, "^(old|rare)")
+        # As autovacuum would: of tables that nobody has analyzed small ones are read whole.
+        with database.connect("helix_bootstrap") as connection:
+            connection.execute("analyze")
+        yield lab
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch):
+    monkeypatch.setattr(reads, "_LOOK", dict.fromkeys(reads._LOOK, LOOK))
+
+
+def lists(lab) -> dict[str, dict[str, Any]]:
+    now, middle = lab.rows(
+        "select now(), coalesce(max(created_at), now()) from helix.overview "
+        "where identity = 'wait00000' and tenant = 'a'"
+    )[0]
+    found: dict[str, dict[str, Any]] = {
+        "all": {},
+        "queue": {"queue": "deep"},
+        "no such queue": {"queue": "nothing"},
+        "since now": {"since": now},
+        "time": {"until": middle},
+        "worker": {"worker": "holder"},
+        "nobody": {"worker": "nobody"},
+        "identity": {"identity": "rare"},
+        "revisions": {"identity": "again"},
+        "revisions, state": {"identity": "again", "state": State.FAILED},
+        "identity, state, time": {"identity": "rare", "state": State.FAILED, "until": middle},
+        "identity, run": {"identity": "rare", "run": 8},
+        "identity, other run": {"identity": "rare", "run": 7},
+        "run": {"run": 7},
+        "small run": {"run": 8},
+        "no such run": {"run": 9},
+        "run, time": {"run": 7, "until": middle},
+        "run, queue": {"run": 8, "queue": "calm"},
+        "run, worker": {"run": 8, "worker": "seldom"},
+        "run, worker, state": {"run": 8, "worker": "seldom", "state": State.COMPLETED},
+        "identity, worker": {"identity": "old00001", "worker": "seldom"},
+        "run, none such": {"run": 7, "state": State.FAILED},
+    }
+    for state in State:
+        found |= {
+            f"{state}": {"state": state},
+            f"{state} queue": {"state": state, "queue": "deep"},
+            f"{state} calm": {"state": state, "queue": "calm"},
+            f"{state} since now": {"state": state, "since": now},
+            f"{state} before all": {"state": state, "until": now - timedelta(days=1)},
+            f"{state} time": {"state": state, "until": middle},
+        }
+        if state is not State.PENDING:
+            found |= {
+                f"{state} worker": {"state": state, "worker": "seldom"},
+                f"{state} nobody": {"state": state, "worker": "nobody"},
+            }
+    return found
+
+
+def rows_read(lab, call) -> int:
+    """How many rows of tables a call reads, by the server's own count."""
+    with lab.store.connection.transaction(force_rollback=True):
+        [(before,)] = lab.own_rows(READ)
+        lab.run(call)
+        [(after,)] = lab.own_rows(READ)
+        return after - before
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("tenant", ["a", "b", None])
+def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        read = {
+            name: rows_read(fresh, reads.batches(tenant=tenant, limit=LIMIT, **filters))
+            for name, filters in lists(fresh).items()
+        }
+    assert {name: count for name, count in read.items() if count > MOST} == {}
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("tenant", ["a", None])
+@pytest.mark.parametrize("queue", ["deep", None])
+@pytest.mark.parametrize("failure", [None, "Broken", "Rare", "none such"])
+def test_letters_are_looked_for_in_bounded_steps_and_all_are_found(
+    lab, tenant, queue, failure, plans
+):
+    wanted = {None: 3 + 3 * LOOK, "Broken": 3 * LOOK, "Rare": 3}.get(failure, 0)
+    asked = {"tenant": tenant, "queue": queue, "failure": failure}
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        found, after = [], None
+        while True:
+            call = reads.letters(limit=LIMIT, after=after, **asked)
+            assert rows_read(fresh, call) <= MOST
+            page = fresh.run(call)
+            found += [one.batch_id for one in page.rows]
+            after = page.next
+            if after is None:
+                break
+    assert len(found) == len(set(found)) == wanted
+
+
+@pytest.mark.parametrize("state", [None, State.COMPLETED])
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_the_last_page_touches_no_more_than_the_first(lab, plans, state):
+    """A walk begins where the page does: rows that an index steps over count as read nowhere."""
+    oldest = lab.value(
+        "select min(created_at) from helix.overview where tenant = 'a' and queue = 'deep'"
+        if state is None
+        else "select min(finished_at) from helix.overview where tenant = 'a' and queue = 'deep'"
+    )
+    behind = oldest + timedelta(microseconds=1)
+    touched = []
+    with lab.database.connect(cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f"set plan_cache_mode = {plans}")
+        for bounds in ({}, {"until": behind}, {"after": f"{behind.isoformat()}~0"}):
+            call = reads.batches(tenant="a", queue="deep", state=state, limit=1, **bounds)
+            for _ in range(2):  # the first time, catalogs are read as well
+                [(told,)] = connection.execute(
+                    f"explain (analyze, buffers, format json) {call.sql}", call.args
+                ).fetchall()
+            touched.append(told[0]["Plan"]["Shared Hit Blocks"])
+    assert max(touched) <= touched[0] + 4
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+def test_counting_stops_at_its_bound(lab, plans):
+    with Lab(lab.database, q="deep") as fresh:
+        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
+        assert few <= MOST
+        [sight] = fresh.run(reads.queues(tenant="a", queue="deep", bound=10)).rows
+        assert (str(sight.ready), sight.running.number) == ("10+", 7)  # of 9, two are of b
+        assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= MOST
+
+
+def test_a_plan_made_while_tables_were_empty_reads_no_more(server, template, pooler):
+    """A session keeps its plans; nobody analyzes the tables in time."""
+    with copy_of(template, server, "helix_grown", pooler) as database:
+        with database.connect("helix_bootstrap") as connection:
+            for table in ("batch", "work", "entry", "result", "ended", "request"):
+                connection.execute(f"alter table helix.{table} set (autovacuum_enabled = off)")
+        with Lab(database, q="deep") as lab, Lab(database, "app_a", q="deep") as early:
+            asked = {
+                name: reads.batches(tenant=tenant, limit=LIMIT, **filters)
+                for tenant in ("a", None)
+                for name, filters in lists(early).items()
+            }
+            asked["letters"] = reads.letters(failure="none such", limit=LIMIT)
+            asked["queues"] = reads.queues(bound=10)
+            for call in asked.values():
+                early.run(call)
+            lab.queue(max_attempts=1)
+            lab.submit_many(EACH)
+            lab.complete(*lab.claim(EACH))
+            lab.submit_many(EACH, prefix="torn")
+            lab.fail(*lab.claim(EACH))
+            lab.submit_many(EACH, prefix="wait")
+            read = {name: rows_read(early, call) for name, call in asked.items()}
+    assert {name: count for name, count in read.items() if count > MOST} == {}
+
+
+TRUTH = """
+  select v.identity, v.revision from helix.overview v
+  where (%(tenant)s::text is null or v.tenant = %(tenant)s)
+    and (%(queue)s::text is null or v.queue = %(queue)s)
+    and (%(state)s::text is null or v.state::text = %(state)s)
+    and (%(identity)s::text is null or v.identity = %(identity)s)
+    and (%(worker)s::text is null or v.worker = %(worker)s
+         or v.state::text = %(state)s and v.finished_by = %(worker)s)
+    and (%(run)s::bigint is null or v.run = %(run)s)
+    and case when %(state)s in ('COMPLETED', 'FAILED', 'CANCELLED')
+                  and %(identity)s::text is null and %(run)s::bigint is null
+             then v.finished_at else v.created_at end
+        between coalesce(%(since)s::timestamptz, '-infinity')
+            and coalesce(%(until)s::timestamptz, 'infinity') - interval '1 us'
+"""
+
+
+@pytest.mark.parametrize("tenant", ["a", "b", None])
+def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
+    for name, filters in lists(lab).items():
+        wanted = dict.fromkeys(("queue", "state", "identity", "worker", "run", "since", "until"))
+        wanted |= filters | {"tenant": tenant}
+        with lab.database.connect("helix_bootstrap") as connection:
+            truth = connection.execute(TRUTH, wanted).fetchall()
+        found, after, pages = [], None, 0
+        while True:
+            page = lab.run(reads.batches(tenant=tenant, limit=50, after=after, **filters))
+            found += [(row.identity[0], row.revision) for row in page.rows]
+            after, pages = page.next, pages + 1
+            if after is None:
+                break
+        assert len(found) == len(set(found) if tenant else found), name
+        assert sorted(found) == sorted(truth), name
+        assert pages <= 8 * EACH // LOOK, name  # it came to an end
+
+
+def test_a_pending_batch_is_found_behind_all_that_was_finished_since(lab):
+    """Of a queue with few pending ones, all are on the first page."""
+    page = lab.run(reads.batches(tenant="a", queue="calm", state=State.PENDING, limit=LIMIT))
+    assert [row.identity for row in page.rows] == [("rare",)]
+    assert page.next is None

@@ -1,0 +1,163 @@
+"""`helixq` as a script sees it: standard output, standard error, exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from helixqueue import errors
+from helixqueue.cli.exits import Exit, exit_for
+from helixqueue.cli.main import VERBS
+from helixqueue.engine import migrate as migration
+from helixqueue.engine import revision
+
+HELIXQ = Path(sys.executable).with_name("helixq")
+
+
+def helixq(*arguments, cwd=None, **environment):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
+    return subprocess.run(
+        [HELIXQ, *map(str, arguments)],
+        env=kept | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_loads_no_verb():
+    program = "import sys; from helixqueue.cli.main import build; build(''); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"psycopg", "alembic", "sqlalchemy", "rich"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_table_tells_what_the_verb_tells(verb):
+    module, summary = VERBS[verb]
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    import_module(module).register(app)
+    [command] = [found for name, found in get_command(app).commands.items() if name == verb]
+    assert command.help.partition("\n")[0] == summary
+
+
+def test_version():
+    assert helixq("--version").stdout.startswith("helixq ")
+
+
+def test_a_wrong_verb_is_a_usage_error():
+    done = helixq("migrat")
+    assert done.returncode == Exit.USAGE
+    assert "migrat" in done.stderr
+
+
+def test_migrate_and_again(empty):
+    dsn = empty.dsn("helix_migrator")
+    first = helixq("migrate", "--dsn", dsn, "--json")
+    assert first.returncode == Exit.OK, first.stderr
+    assert json.loads(first.stdout) == {"before": None, "after": revision.head(), "changed": True}
+    assert "10_roles.sql" in first.stderr
+
+    again = helixq("migrate", HELIX_DSN=dsn)
+    assert again.stdout == f"revision {revision.head()} (before: {revision.head()})\n"
+    assert f"dbname={empty.name} user=helix_migrator" in again.stderr
+
+
+def test_two_processes_migrate_at_once(empty):
+    command = [HELIXQ, "migrate", "--json", "--dsn", empty.dsn("helix_migrator")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    changed = [json.loads(process.communicate(timeout=60)[0])["changed"] for process in both]
+    assert sorted(changed) == [False, True]
+
+
+def test_print_sql_needs_no_database(tmp_path):
+    done = helixq("migrate", "--print-sql", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
+    assert done.stdout == migration.print_sql()
+    assert list(tmp_path.iterdir()) == []
+
+    asked = helixq("migrate", "--print-sql", "--json", "--since", revision.head())
+    assert "create table helix.batch" not in json.loads(asked.stdout)["sql"]
+
+
+def test_an_unknown_revision_is_refused():
+    done = helixq("migrate", "--print-sql", "--since", "7777")
+    assert done.returncode == Exit.REFUSED
+    assert "got '7777'" in done.stderr
+
+
+def test_an_error_is_one_message_and_a_number(empty):
+    done = helixq("migrate", "--dsn", "host=/nowhere dbname=x", "--json")
+    assert done.returncode == Exit.UNAVAILABLE
+    assert json.loads(done.stdout)["error"]["kind"] == "Unavailable"
+    assert "Traceback" not in done.stderr
+    assert "helixq: cannot reach the database" in done.stderr
+
+    done = helixq("migrate", "--dsn", empty.dsn("helix_local"))
+    assert done.returncode == Exit.REFUSED
+    assert "grant create on database" in done.stderr
+
+
+def test_passwords_are_not_shown(empty):
+    done = helixq("doctor", "--dsn", f"{empty.dsn('helix_local')}&password=geheim")
+    assert "geheim" not in done.stdout + done.stderr
+
+
+def test_a_dsn_that_makes_no_sense_is_a_usage_error():
+    assert helixq("doctor", "--dsn", "postgres//oops=").returncode == Exit.USAGE
+
+
+def test_nothing_is_created_by_a_question(tmp_path):
+    done = helixq("doctor", cwd=tmp_path)
+    assert done.returncode == Exit.USAGE
+    assert "no database" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    both = helixq("doctor", "--dsn", "dbname=x", "--data", tmp_path)
+    assert both.returncode == Exit.USAGE
+
+
+def test_embedded_servers_are_started_for_the_command(tmp_path):
+    made = helixq("migrate", "--data", tmp_path / "lab", HELIX_DSN="host=/nowhere")
+    assert made.returncode == Exit.OK, made.stderr
+    assert f"database: embedded, in {tmp_path / 'lab'}" in made.stderr
+    seen = helixq("doctor", "--json", HELIX_DATA=str(tmp_path / "lab"))
+    assert seen.returncode in {Exit.OK, Exit.NO}, seen.stderr
+    findings = {finding["name"]: finding for finding in json.loads(seen.stdout)["findings"]}
+    assert findings["schema"]["found"] == revision.head()
+    assert findings["durability"]["verdict"] == "ok"
+
+
+@pytest.mark.usefixtures("durable")
+def test_doctor_says_no_with_its_exit_code(database):
+    well = helixq("doctor", "--dsn", database.dsn("app_a"))
+    assert well.returncode == Exit.OK, well.stdout
+    lines = [line.split("\t") for line in well.stdout.splitlines()]
+    assert {len(line) for line in lines} == {5}
+    ill = helixq("doctor", "--json", "--dsn", database.dsn("helix_bootstrap"))
+    assert ill.returncode == Exit.NO
+    assert json.loads(ill.stdout)["ok"] is False
+
+
+def test_errors_have_their_own_numbers():
+    assert exit_for(errors.NotPermitted("")) == Exit.REFUSED
+    assert exit_for(errors.SchemaMismatch("")) == Exit.SCHEMA
+    assert exit_for(errors.Retryable("")) == Exit.BUSY
+    assert exit_for(errors.HelixError("")) == Exit.FAILED
+
+
+def test_a_bug_is_not_an_answer():
+    program = "import helixqueue.cli.main as m\nm.build = lambda _: 1 / 0\nm.main(['migrate'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == Exit.BUG
+    assert "ZeroDivisionError" in done.stderr

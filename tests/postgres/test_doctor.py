@@ -1,0 +1,140 @@
+"""The doctor finds each illness it knows, and none in a healthy database."""
+
+import os
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from helixqueue.embedded import Postgres
+from helixqueue.errors import Unavailable
+from helixqueue.operate.doctor import EXAMINATIONS, examine
+from tests.support.pooler import Pooler
+
+
+def verdicts(dsn):
+    return {finding.name: finding for finding in examine(dsn)}
+
+
+@pytest.mark.usefixtures("durable")
+def test_a_bound_role_in_a_migrated_database_is_well(database):
+    found = verdicts(database.dsn("app_a", direct=True))
+    assert len(found) == len(EXAMINATIONS)
+    assert {f.name for f in found.values() if f.verdict != "ok"} <= {"snapshots"}
+    assert all(not f.remedy for f in found.values() if f.verdict == "ok")
+    assert found["tenants"].found == "a"
+    assert found["pooler"].found == "direct connection"
+    # Without pg_read_all_stats the doctor does not say "none" about what it cannot see.
+    assert "hidden" in found["snapshots"].found
+
+
+def test_a_role_for_many_tenants_is_told_how_it_is_bound(database):
+    assert verdicts(database.dsn("service"))["tenants"].found == "* (named per transaction)"
+    assert verdicts(database.dsn("operator"))["tenants"].found == "all, as operator"
+
+
+def test_powerful_roles_are_bad(database):
+    superuser = verdicts(database.dsn("helix_bootstrap"))["role"]
+    assert (superuser.verdict, "superuser" in superuser.found) == ("bad", True)
+    owner = verdicts(database.dsn("helix_migrator"))["role"]
+    assert owner.verdict == "bad"
+    assert "member of helix_owner, owner of the database" in owner.found
+
+
+def test_an_unbound_role_and_one_without_grants_are_bad(database):
+    assert verdicts(database.dsn("stranger"))["tenants"].verdict == "bad"
+    found = verdicts(database.dsn("helix_local"))
+    assert found["grants"].remedy == 'grant helix_client to "helix_local";'
+
+
+def test_a_database_without_the_schema_is_examined_all_the_same(empty):
+    found = verdicts(empty.dsn("helix_local"))
+    assert found["schema"].remedy == "run `helixq migrate`"
+    assert found["tenants"].verdict == "warn"
+    assert found["encoding"].verdict == "ok"
+
+
+def test_a_pooler_is_noticed(database, server, tmp_path):
+    with Pooler(tmp_path, server) as pooler:
+        dsn = f"host={pooler.socket_dir} dbname={database.name} user=app_a"
+        assert "pgbouncer" in verdicts(dsn)["pooler"].found
+
+
+def test_a_held_snapshot_is_seen_by_those_who_may(database, monkeypatch):
+    monkeypatch.setattr("helixqueue.operate.doctor.SNAPSHOT_S", -1)
+    with psycopg.connect(database.dsn("helix_bootstrap")) as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("select 1 from helix.batch")
+        pid = holder.info.backend_pid
+        found = verdicts(database.dsn("helix_bootstrap"))["snapshots"]
+    assert found.verdict == "warn"
+    assert f"process {pid} of role helix_bootstrap" in found.found
+
+
+def test_unlogged_and_unvacuumed_tables_are_bad(database):
+    with database.connect("helix_migrator") as owner:
+        owner.execute("alter table helix.worker set unlogged")
+        owner.execute("alter table helix.work set (autovacuum_enabled = false)")
+    found = verdicts(database.dsn("app_a"))
+    assert (found["unlogged tables"].verdict, found["unlogged tables"].found) == ("bad", "worker")
+    assert found["autovacuum"].verdict == "bad"
+    assert "work" in found["autovacuum"].found
+
+
+def test_a_login_that_may_read_tables_is_bad(database):
+    """As a member of the reader it needs no function, and EXPLAIN shows it the rows of others."""
+    with database.connect("helix_bootstrap") as superuser:
+        superuser.execute("grant helix_reader to stranger")
+        try:
+            role = verdicts(database.dsn("stranger"))["role"]
+        finally:
+            superuser.execute("revoke helix_reader from stranger")
+    assert (role.verdict, "member of helix_reader" in role.found) == ("bad", True)
+
+
+@pytest.fixture(scope="module")
+def careless(tmp_path_factory):
+    """A server with every setting wrong, and a standby that nobody waits for."""
+    bin_dir = os.environ.get("HELIX_TEST_POSTGRES")
+    wrong = {
+        "synchronous_commit": "off",
+        "autovacuum": "off",
+        "max_prepared_transactions": "5",
+    }
+    postgres = Postgres(
+        tmp_path_factory.mktemp("careless") / "postgres",
+        bin_dir=Path(bin_dir) if bin_dir else None,
+        settings=wrong,
+    )
+    with postgres:
+        directory = tmp_path_factory.mktemp("standby") / "postgres"
+        with Postgres.replica_of(postgres, directory, settings=wrong) as standby:
+            yield postgres, standby
+
+
+def test_wrong_settings_are_named(careless):
+    postgres, standby = careless
+    found = verdicts(postgres.dsn)
+    assert (found["durability"].verdict, found["autovacuum"].verdict) == ("bad", "bad")
+    assert "synchronous_commit" in found["durability"].remedy
+    assert found["standbys"].verdict == "warn"
+    assert "may lose commits" in found["standbys"].remedy
+    assert verdicts(standby.dsn)["primary"].verdict == "bad"
+
+
+def test_prepared_transactions_are_noticed(careless):
+    postgres, _ = careless
+    with psycopg.connect(postgres.bootstrap_dsn, autocommit=True) as connection:
+        connection.execute("begin")
+        connection.execute("create table forgotten ()")
+        connection.execute("prepare transaction 'forgotten'")
+    try:
+        assert verdicts(postgres.dsn)["prepared transactions"].verdict == "warn"
+    finally:
+        with psycopg.connect(postgres.bootstrap_dsn, autocommit=True) as connection:
+            connection.execute("rollback prepared 'forgotten'")
+
+
+def test_a_database_that_is_away_is_unavailable():
+    with pytest.raises(Unavailable, match="cannot reach"):
+        examine("host=/nowhere dbname=x")

@@ -1,0 +1,256 @@
+"""Migrations: once, by one migrator, by a plain owner, on the servers they are made for."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from helixqueue.engine import migrate as migration
+from helixqueue.engine import revision
+from helixqueue.engine.migrate import Migrated, migrate
+from helixqueue.errors import (
+    InProgress,
+    NotPermitted,
+    Refused,
+    Retryable,
+    SchemaMismatch,
+    Unavailable,
+)
+from tests.support.pooler import Pooler
+from tests.support.schema_dump import dumped
+
+ROLES = ("helix_owner", "helix_engine", "helix_reader", "helix_client", "helix_operator")
+
+
+def test_the_second_time_nothing_happens(empty):
+    dsn = empty.dsn("helix_migrator")
+    said = []
+    assert migrate(dsn) == Migrated(None, revision.head())
+    before = dumped(empty)
+    assert migrate(dsn, say=said.append) == Migrated(revision.head(), revision.head())
+    assert said == [f"already at revision {revision.head()}"]
+    assert dumped(empty) == before
+
+
+def test_it_tells_what_it_runs(empty):
+    said = []
+    migrate(empty.dsn("helix_migrator"), say=said.append)
+    assert said[0] == "  10_roles.sql"
+    assert said[-1] == f"at revision {revision.head()}"
+
+
+def test_two_migrators_at_once_take_turns_and_both_succeed(empty):
+    """Both are seen to wait for a third that holds the lock; then one works, one finds it done."""
+    dsn = empty.dsn("helix_migrator")
+    said = [[], []]
+    results = [None, None]
+
+    def run(number):
+        results[number] = migrate(dsn, say=said[number].append)
+
+    with psycopg.connect(dsn, autocommit=True, application_name="holder") as holder:
+        holder.execute("select pg_advisory_lock(%s)", (migration.LOCK,))
+        threads = [threading.Thread(target=run, args=(n,)) for n in (0, 1)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: said[0] and said[1])
+        pid = holder.info.backend_pid
+    for thread in threads:
+        thread.join()
+    for heard in said:
+        assert heard[0].startswith(
+            f"waiting for another migration: process {pid} of role helix_migrator (holder) since "
+        )
+    assert sorted(result.before or "" for result in results) == ["", revision.head()]
+
+
+def test_the_wait_for_another_migrator_ends_and_names_it(empty):
+    dsn = empty.dsn("helix_migrator")
+    with psycopg.connect(dsn, autocommit=True, application_name="stuck") as holder:
+        holder.execute("select pg_advisory_lock(%s)", (migration.LOCK,))
+        with pytest.raises(InProgress, match=rf"process {holder.info.backend_pid} .*\(stuck\)"):
+            migrate(dsn, wait_s=0.1)
+    assert revision.current(dsn) is None
+
+
+def test_a_failed_revision_leaves_nothing(empty, monkeypatch, tmp_path):
+    """One transaction a revision: what its first file made goes when its second fails."""
+    (tmp_path / "1_good.sql").write_text("create schema helix_leftover;", encoding="utf-8")
+    (tmp_path / "2_bad.sql").write_text("select 1 / 0; -- 100% :wrong", encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr("helixqueue.engine.migrations.steps.SQL", tmp_path)
+        with pytest.raises(Exception, match="its revision is not recorded: division by zero"):
+            migrate(empty.dsn("helix_migrator"))
+    assert empty.value("select to_regnamespace('helix_leftover')::text") is None
+    assert revision.current(empty.dsn("helix_migrator")) is None
+    migrate(empty.dsn("helix_migrator"))
+
+
+def test_a_lock_that_does_not_come_is_worth_another_try(empty, monkeypatch, tmp_path):
+    (tmp_path / "1_wait.sql").write_text(
+        "set local lock_timeout = '50ms'; alter table public.busy add x int;", encoding="utf-8"
+    )
+    monkeypatch.setattr("helixqueue.engine.migrations.steps.SQL", tmp_path)
+    with empty.connect("helix_bootstrap") as holder:
+        holder.execute("create table public.busy (); alter table busy owner to helix_migrator")
+        with holder.transaction():
+            holder.execute("lock table public.busy")
+            with pytest.raises(Retryable, match="run `helixq migrate` again"):
+                migrate(empty.dsn("helix_migrator"))
+
+
+def test_a_hostile_search_path_changes_nothing(scratch):
+    plain, odd = scratch.database(), scratch.database()
+    scratch.admin(f"alter database {odd.name} set search_path = helix, public")
+    # Less than the longest step takes, and enough for the questions before the first.
+    scratch.admin(f"alter database {odd.name} set statement_timeout = '50ms'")
+    migrate(plain.dsn("helix_migrator"))
+    migrate(odd.dsn("helix_migrator"))
+    scratch.admin(f"alter database {odd.name} reset all")  # pg_dump would feel it too
+    assert dumped(odd) == dumped(plain)
+
+
+def test_a_plain_owner_suffices(empty):
+    [row] = empty.rows(
+        "select rolsuper, rolcreaterole, rolbypassrls from pg_roles where rolname = %s",
+        "helix_migrator",
+    )
+    assert row == (False, True, False)
+    migrate(empty.dsn("helix_migrator"))
+    owners = empty.rows(
+        "select distinct relowner::regrole::text from pg_class "
+        "where relnamespace in ('helix'::regnamespace, 'helix_migration'::regnamespace)"
+    )
+    assert owners == [("helix_owner",)]
+
+
+def test_without_createrole_and_without_roles_the_remedy_is_named_and_works(bare):
+    """The very words of the error, run by an administrator, make the migration possible."""
+    bare.login("plain")
+    database = bare.database(owner="plain")
+    with pytest.raises(NotPermitted) as refused:
+        migrate(database.dsn("plain"))
+    assert "expected role plain to have CREATEROLE" in str(refused.value)
+    assert "got: helix_owner does not exist" in str(refused.value)
+    assert revision.current(database.dsn("plain")) is None
+
+    remedy = str(refused.value).partition("runs once: ")[2]
+    bare.admin(remedy)
+    assert migrate(database.dsn("plain")).after == revision.head()
+    bare.drop()
+
+
+def test_without_createrole_and_ungranted_roles_the_grant_is_named(scratch, template):
+    assert template  # the roles exist on this server
+    scratch.login("unlucky")
+    database = scratch.database(owner="unlucky")
+    with pytest.raises(NotPermitted) as refused:
+        migrate(database.dsn("unlucky"))
+    assert f"grant {', '.join(ROLES)} to unlucky;" in str(refused.value)
+    assert "create role" not in str(refused.value)
+
+
+def test_another_createrole_owner_on_the_same_server_is_told_what_it_lacks(
+    scratch, template, server
+):
+    """Since PostgreSQL 16 CREATEROLE rules only the roles it made; before, it rules them all."""
+    assert template
+    scratch.login("newcomer", "createrole")
+    database = scratch.database(owner="newcomer")
+    if server.version >= 16:
+        with pytest.raises(NotPermitted, match="helix_owner is not granted to newcomer"):
+            migrate(database.dsn("newcomer"))
+    else:
+        migrate(database.dsn("newcomer"))
+
+
+def test_a_role_that_may_not_create_a_schema_is_told_so(scratch):
+    scratch.login("guest", "createrole")
+    database = scratch.database()
+    with pytest.raises(NotPermitted, match="grant create on database"):
+        migrate(database.dsn("guest"))
+
+
+def test_the_next_revision_can_come_from_another_login(empty, scratch):
+    migrate(empty.dsn("helix_migrator"))
+    scratch.login("successor", "in role", ", ".join(ROLES))
+    with empty.connect("successor") as connection:
+        connection.execute("update helix_migration.revision set version_num = version_num")
+        connection.execute("alter table helix.worker add column scratch integer")
+
+
+def test_a_database_with_another_encoding_is_refused(scratch):
+    database = scratch.database(options="encoding 'SQL_ASCII' locale 'C' template template0")
+    with pytest.raises(SchemaMismatch, match="expected a database with encoding UTF8, got SQL_ASC"):
+        migrate(database.dsn("helix_migrator"))
+
+
+def test_an_older_server_is_refused(empty, monkeypatch):
+    """No such server is here, so the bound is moved above this one."""
+    raised = migration._prepare().replace("150000", "990000")
+    monkeypatch.setattr(migration, "_prepare", lambda: raised)
+    with pytest.raises(SchemaMismatch, match="expected PostgreSQL 15 or newer, got"):
+        migrate(empty.dsn("helix_migrator"))
+
+
+def test_a_pooler_is_refused(empty, server, tmp_path):
+    with (
+        Pooler(tmp_path, server) as pooler,
+        pytest.raises(Refused, match="expected a direct connection"),
+    ):
+        migrate(f"host={pooler.socket_dir} dbname={empty.name} user=helix_migrator")
+
+
+def test_a_server_that_is_away_is_unavailable():
+    with pytest.raises(Unavailable, match="cannot reach the database"):
+        migrate("host=/nowhere dbname=x")
+
+
+def test_clients_demand_their_revision(empty):
+    with empty.connect("helix_local") as client:
+        with pytest.raises(SchemaMismatch, match=r"got a database without.*run `helixq migrate`"):
+            revision.demand(revision.schema_of(client))
+        migrate(empty.dsn("helix_migrator"))
+        revision.demand(revision.schema_of(client))
+
+
+def test_a_newer_database_asks_for_a_newer_package(empty):
+    migrate(empty.dsn("helix_migrator"))
+    with empty.connect("helix_migrator") as owner:
+        owner.execute("update helix_migration.revision set version_num = '9999'")
+        owner.execute("update helix_migration.reach set oldest = '9000'")
+    with pytest.raises(
+        SchemaMismatch, match=r"newer 9999, which works with 9000.*upgrade the pack"
+    ):
+        migrate(empty.dsn("helix_migrator"))
+
+
+def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
+    """While a release is rolled out, old programs start on the new schema."""
+    migrate(empty.dsn("helix_migrator"))
+    with empty.connect("helix_migrator") as owner:
+        owner.execute("update helix_migration.revision set version_num = '9999'")
+        revision.demand(revision.schema_of(owner))
+    said = []
+    assert migrate(empty.dsn("helix_migrator"), say=said.append).after == "9999"
+    assert said == ["at the newer revision 9999, which this release works with"]
+
+
+def test_the_names_of_the_files_agree_with_alembic():
+    config = Config()
+    config.set_main_option("script_location", str(migration.MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    script = ScriptDirectory.from_config(config)
+    known = [entry.revision for entry in script.walk_revisions()]
+    assert script.get_heads() == [revision.head()]
+    assert sorted(known) == revision.revisions()
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

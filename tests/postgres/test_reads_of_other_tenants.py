@@ -1,0 +1,194 @@
+"""G10: no read tells one tenant of another, whatever ids, keys and names it is called with.
+
+Everything that tenant b wrote carries one word. Each read is called as b, to see that its case
+finds something, and then by intruders, whose answers must not contain the word.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from helixqueue.engine import fences, tokens
+from helixqueue.identity import derive_key
+from tests.support.fence_desk import Desk
+from tests.support.lab import Lab, failed, held, one_database
+
+WORD = "zebra"
+SQL = Path(__file__).parents[2] / "src/helixqueue/engine/sql"
+IDENTITY = f"{WORD}-00000"
+QUEUE = f"{WORD}-queue"
+
+INTRUDERS = {
+    "the role of another tenant": ("app_a", ""),
+    "a role that names the tenant": ("app_a", "b"),
+    "a role that is bound to nothing": ("stranger", "b"),
+    "a service that named no tenant": ("service", ""),
+    "a service that named another tenant": ("service", "a"),
+    "a service that named a list": ("service", "a,b"),
+    "a service that named a star": ("service", "*"),
+}
+
+
+@pytest.fixture(scope="module")
+def database(server, template, pooler):
+    yield from one_database(server, template, pooler)
+
+
+@pytest.fixture(scope="module")
+def loot(database):
+    """What an intruder would have had to steal."""
+    with Lab(database, "app_a", q=QUEUE, worker="w-a") as a:
+        a.queue(tenant="a")
+        a.submit("mine", tenant="a")
+    with Lab(database, "app_b", q=QUEUE, worker=f"{WORD}-worker") as b:
+        b.queue(tenant="b", max_attempts=1, requires={"labels": {WORD: "1"}})
+        ids = [row.receipt.batch_id for row in b.submit_many(7, prefix=f"{WORD}-", tenant="b")]
+        b.submit(IDENTITY, tenant="b", revision="2")
+        b.submit(IDENTITY, tenant="b", payload={"other": WORD})
+        b.belong(7, f"^{WORD}")
+        free = {"labels": {WORD: "1"}}
+        done, broken, running = b.claim(3, free=free)
+        b.complete(done, result=f'{{"of":"{WORD}"}}')
+        b.settle(failed(broken, failure=WORD, detail=WORD))
+        b.complete(broken)  # refused, and kept
+        lease = held([running])[0]
+        b.own_rows("select helix.hello_v1(%s)", f"{WORD}-worker")
+        b.decide("cancel", ids[-1], reason=WORD)
+    with database.connect("service") as service, service.transaction():
+        service.execute("select set_config('helix.tenant', 'b', true)")
+        service.execute("select helix.hello_v1(%s)", [f"b/{WORD}-gpu"])
+    with Desk(database, "app_b", tenant="b") as desk:
+        doubt = desk.hold(f"{WORD}-key", name=f"{WORD}-fence")
+        desk.run(fences.doubt(doubt, actor=WORD, detail=WORD))
+    with Lab(database, "operator") as operator:
+        made = tokens.create(
+            tenant="b", name=f"{WORD}-token", token_hash=b"t" * 32, scopes=["read"], queues=None,
+            expires_at=datetime.now(UTC) + timedelta(days=1),
+        )  # fmt: skip
+        assert operator.run(made)
+    key = bytes.fromhex("01" + derive_key("b", QUEUE, (IDENTITY,), "").removeprefix("v1:"))
+    return {
+        "ids": ids,
+        "keys": [key],
+        "batch": [lease.batch],
+        "epoch": [lease.token.epoch],
+        "number": [lease.token.number],
+        "fence": doubt.key,
+        "queue": QUEUE,
+        "identity": [IDENTITY],
+        "worker": f"{WORD}-worker",
+        "word": WORD,
+        "fence_name": f"{WORD}-fence",
+    }
+
+
+def walk(name, *filters):
+    named = "".join(f", {one}" for one in filters)
+    return f"helix.read_batches_v1('{name}'{named})"
+
+
+# How each read is called with what was stolen from b, and by which login of b.
+CASES = {
+    "read_batch_v1": [
+        "helix.read_batch_v1(%(ids)s, '{}', true)",
+        "helix.read_batch_v1('{}', %(keys)s, true)",
+    ],
+    "read_outcomes_v1": ["helix.read_outcomes_v1(%(ids)s, true)"],
+    "read_events_v1": ["helix.read_events_v1(%(ids)s)"],
+    "read_queue_v1": ["helix.read_queue_v1('b', %(queue)s)"],
+    "read_queues_v1": [
+        "helix.read_queues_v1('b', null)",
+        "helix.read_queues_v1('b', %(queue)s)",
+        "helix.read_queues_v1(null, null)",
+        "helix.read_queues_v1(null, %(queue)s)",
+    ],
+    "read_batches_v1": [
+        walk("all"),
+        walk("all", "p_tenant => 'b'"),
+        walk("all", "p_tenant => 'b'", "p_queue => %(queue)s"),
+        *(walk("finished", f"p_state => '{one}'") for one in ("COMPLETED", "FAILED", "CANCELLED")),
+        walk("finished", "p_state => 'FAILED'", "p_tenant => 'b'"),
+        walk("finished_by", "p_state => 'COMPLETED'", "p_worker => %(worker)s"),
+        walk("leased"),
+        walk("leased", "p_tenant => 'b'", "p_worker => %(worker)s"),
+        walk("pending"),
+        walk("pending", "p_tenant => 'b'"),
+        walk("identity", "p_identity => %(identity)s"),
+        walk("identity", "p_identity => %(identity)s", "p_tenant => 'b'"),
+        walk("run", "p_run => 7"),
+        walk("run", "p_run => 7", "p_tenant => 'b'"),
+    ],
+    "read_failed_batches_v1": [
+        "helix.read_failed_batches_v1()",
+        "helix.read_failed_batches_v1('b', %(queue)s, %(word)s)",
+    ],
+    "read_workers_v1": ["helix.read_workers_v1()", "helix.read_workers_v1('app_b')"],
+    "read_tenant_workers_v1": ["helix.read_tenant_workers_v1('b')"],
+    "read_changes_v1": [
+        "helix.read_changes_v1(0, 0, 0, null, 1000000000)",
+        "helix.read_changes_v1(0, 0, 0, %(queue)s, 1000000000)",
+    ],
+    "read_lease_names_v1": ["helix.read_lease_names_v1(%(batch)s, %(epoch)s, %(number)s)"],
+    "read_tokens_v1": ["helix.read_tokens_v1()", "helix.read_tokens_v1('b')"],
+    "read_fence_v1": ["helix.read_fence_v1(%(fence)s)"],
+    "read_fence_history_v1": ["helix.read_fence_history_v1(%(fence)s)"],
+    "read_fences_v1": [
+        "helix.read_fences_v1('age')",
+        "helix.read_fences_v1('age', 'b')",
+        "helix.read_fences_v1('name', 'b', %(fence_name)s)",
+        "helix.read_fences_v1('doubt')",
+        "helix.read_fences_v1('doubt', 'b')",
+    ],
+    "read_fence_counts_v1": ["helix.read_fence_counts_v1()"],
+}
+# These tell no words; the tests below, and those of duties, look at what they tell.
+WORDLESS = {
+    "read_can_serve_v1",
+    "read_changes_lost_v1",
+    "read_duties_v1",
+    "read_fence_holder_v1",
+    "read_fence_lag_v1",
+    "read_tenants_v1",
+}
+# Only a service's workers are named by tenant.
+OF_SERVICE = {"read_tenant_workers_v1"}
+ASKED = [(name, call) for name, calls in CASES.items() for call in calls]
+
+
+def told(database, role, tenant, call, args):
+    with database.connect(role) as connection, connection.transaction():
+        connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
+        query = f"select t::text from {call} t"  # noqa: S608
+        return connection.execute(query, args).fetchall()
+
+
+def test_every_read_has_a_case():
+    text = "".join(path.read_text() for path in sorted(SQL.glob("9[2-6]_*.sql")))
+    assert set(re.findall(r"create function helix\.(\w+_v1)\(", text)) == set(CASES) | WORDLESS
+
+
+@pytest.mark.parametrize(("name", "call"), ASKED)
+def test_no_read_tells_of_another_tenant(database, loot, name, call):
+    role, tenant = ("service", "b") if name in OF_SERVICE else ("app_b", "")
+    found = repr(told(database, role, tenant, call, loot))
+    assert WORD in found or str(loot["ids"][0]) in found, "the case shows nothing to its owner"
+    for who, (intruder, named) in INTRUDERS.items():
+        found = repr(told(database, intruder, named, call, loot))
+        assert WORD not in found.replace(QUEUE, ""), who
+        assert not any(str(one) in found for one in loot["ids"]), who
+
+
+def test_reads_without_words_tell_nothing_of_another_tenant(database, loot):
+    holder = "helix.read_fence_holder_v1(%(fence)s)"
+    lost = "helix.read_changes_lost_v1(0, 0, 0, '-infinity')"
+    assert told(database, "app_b", "", holder, loot) == [("(2,f)",)]
+    for role, tenant in INTRUDERS.values():
+        assert told(database, role, tenant, holder, loot) == []
+        assert told(database, role, tenant, lost, loot) == [("false",)]
+    tenants = "helix.read_tenants_v1()"
+    assert told(database, "app_a", "b", tenants, loot) == [("a",)]
+    assert told(database, "stranger", "b", tenants, loot) == []

@@ -1,0 +1,62 @@
+"""A client of the fence calls themselves, with a name of its own."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+from helixqueue.engine import fences
+from helixqueue.engine.fences import FenceLease, FenceResult, Times
+from helixqueue.postgres.database import Database as Store
+from helixqueue.records.rows import Token
+from tests.support.fence_passing import let_time_pass
+from tests.support.lab import POOLED
+
+_numbers = itertools.count(1)
+TIMES = Times(lease=30, quiet=60)
+
+
+class Desk:
+    """One connection that claims one name of its own, so that no test meets another's fences."""
+
+    def __init__(self, database, role="pool", tenant="a"):
+        self.database = database
+        self.tenant = tenant
+        self.name = f"f{next(_numbers)}"
+        self.store = Store.connect(database.dsn(role), pooled=POOLED)
+        self.run = self.store.run
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.store.close()
+
+    def claim(self, identity="k1", request='{"amount":5}', nonce=None, **options):
+        self.nonce = nonce or secrets.randbits(63)
+        options = {"start": True, "times": TIMES, "actor": "w1"} | options
+        options.setdefault("tenant", self.tenant)
+        options.setdefault("name", self.name)
+        return self.run(
+            fences.claim(identity=identity, request=request, nonce=self.nonce, **options)
+        )
+
+    def hold(self, identity="k1", **options):
+        told = self.claim(identity, **options)
+        assert told.decision == "granted"
+        return FenceLease(told.key, Token(told.epoch, self.nonce, told.number))
+
+    def seal(self, held, data=b"7", times=TIMES, **options):
+        answer = FenceResult("json", data, **options)
+        return self.run(fences.seal(held, answer, times, actor="w1"))
+
+    def state(self, held):
+        row = self.run(fences.one(held.key))
+        return row.state
+
+    def story(self, held):
+        row = self.run(fences.one(held.key))
+        return [told.what for told in self.run(fences.story(row.key))]
+
+    def pass_time(self, held, **moments):
+        let_time_pass(self.database, held.key, **moments)

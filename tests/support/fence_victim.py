@@ -1,0 +1,166 @@
+"""Makes fenced calls through every door, each in a child that dies where it is told to.
+
+    python -m tests.support.fence_victim DSN < cases
+
+A case is a line of JSON, its answer a line with the child's exit code. Children are forked: to
+start Python anew for each would take longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psycopg
+
+from helixqueue import AsyncHelixQueue, HelixQueue, failpoints
+from helixqueue.errors import InDoubt, InProgress
+from helixqueue.fence import NotApplied
+from helixqueue.fence.http import IdempotencyMiddleware
+from helixqueue.fence.policy import Policy, Route
+
+RAN, REPEATED, DOUBTED, BUSY, FAILED = range(10, 15)
+
+
+class Refused(Exception):
+    """What an effect says that failed on its way."""
+
+
+class Case:
+    def __init__(self, dsn: str, told: dict[str, str]) -> None:
+        self.dsn = dsn
+        self.name = told["name"]
+        self.how = told["how"]  # done, failed (after the effect), refused (before it), dies in it
+        self.file = Path(told["file"])
+        self.insert = f"insert into public.{told['table']} values (1)".encode()
+        self.ran = False
+
+    def foreign(self) -> None:
+        self.ran = True
+        if self.how == "refused":
+            raise NotApplied("connection refused")
+        with self.file.open("a") as effects:
+            effects.write("effect\n")
+        self._then()
+
+    def local(self, connection: psycopg.Connection) -> None:
+        self.ran = True
+        connection.execute(self.insert)
+        self._then()
+
+    def _then(self) -> None:
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how in {"failed", "refused"}:
+            raise Refused("the bank hung up")
+
+    def function(self) -> None:
+        with HelixQueue(self.dsn, tenant="a") as helix:
+            helix.fence(self.name, key=lambda: "k", wait=0)(self.foreign)()
+
+    def async_function(self) -> None:
+        async def call() -> None:
+            async def act() -> None:
+                self.foreign()
+
+            async with AsyncHelixQueue(self.dsn, tenant="a") as helix:
+                await helix.fence(self.name, key=lambda: "k", wait=0)(act)()
+
+        asyncio.run(call())
+
+    def same_transaction(self) -> None:
+        with HelixQueue(self.dsn, tenant="a") as helix, psycopg.connect(self.dsn) as connection:
+            guard = helix.fence(self.name, key="k", within=connection, wait=0)
+            with connection.transaction(), guard as fence:
+                if fence.first:
+                    self.local(connection)
+            if self.how == "dies after its commit":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def async_same_transaction(self) -> None:
+        async def call() -> None:
+            connection = await psycopg.AsyncConnection.connect(self.dsn)
+            async with AsyncHelixQueue(self.dsn, tenant="a") as helix, connection:
+                guard = helix.fence(self.name, key="k", within=connection, wait=0)
+                async with connection.transaction(), guard as fence:
+                    if fence.first:
+                        self.ran = True
+                        await connection.execute(self.insert)
+                        self._then()
+                if self.how == "dies after its commit":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(call())
+
+    def http(self) -> None:
+        async def app(scope: object, receive: object, send) -> None:
+            self.ran = True
+            status = 201
+            if self.how == "refused":
+                status = 401
+            else:
+                try:
+                    self.foreign()
+                except Refused:
+                    status = 500
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+
+        asyncio.run(self._ask(app))
+
+    async def _ask(self, app: object) -> None:
+        sent = []
+
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        route = Route(path=f"/{self.name}", wait_ms=0, min_key_chars=1)
+        async with AsyncHelixQueue(self.dsn, tenant="a") as helix:
+            guarded = IdempotencyMiddleware(app, helix=helix, policy=Policy(routes=(route,)))
+            await guarded(
+                {
+                    "type": "http", "method": "POST", "path": route.path, "query_string": b"",
+                    "headers": [(b"idempotency-key", b"k")],
+                },
+                receive,
+                send,
+            )  # fmt: skip
+        problem = json.loads(sent[1]["body"])["type"] if sent[0]["status"] == 409 else ""
+        if problem.endswith("in-doubt"):
+            raise InDoubt("in doubt")
+        if problem.endswith("in-progress"):
+            raise InProgress("in progress", retry_after=1)
+
+
+def perform(case: Case, door: str) -> int:
+    try:
+        getattr(case, door)()
+    except InDoubt:
+        return DOUBTED
+    except InProgress:
+        return BUSY
+    except (Refused, NotApplied):
+        return FAILED
+    return RAN if case.ran else REPEATED
+
+
+def main() -> None:
+    for line in sys.stdin:
+        told = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            failpoints._armed = failpoints._read(told["failpoint"])
+            os._exit(perform(Case(sys.argv[1], told), told["door"]))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - the answer
+
+
+if __name__ == "__main__":
+    main()

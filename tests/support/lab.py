@@ -1,0 +1,328 @@
+"""A small laboratory: a client of the engine as the package is one, and a way to let time pass.
+
+Everything goes through `helixqueue.engine`, so these tests exercise the calls and the SQL alike.
+Making a database takes longer than most tests: a module shares one, and each `Lab` has a queue of
+its own, so that no test sees another's work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+
+from helixqueue.engine import calls
+from helixqueue.identity import canonical_text, canonicalize
+from helixqueue.postgres.database import Database as Store
+from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow
+from tests.support.database import copy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from helixqueue.embedded import Postgres
+    from helixqueue.records.rows import (
+        ActionResult,
+        ClaimResult,
+        LeaseRow,
+        QueueRow,
+        SubmittedRow,
+        WriteResult,
+    )
+    from tests.support.database import Database
+    from tests.support.pooler import Pooler
+
+POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
+# On a machine that is busy with something else.
+PATIENCE_S = 60.0
+# How many batches the queue of this name has.
+BATCHES = (
+    "select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"
+)
+_numbers = itertools.count(1)
+
+# Where a row of helix.work w stands, in one word.
+PLACE = (
+    "case when w.pending then 'ready' when w.cause is not null then 'waiting'"
+    " when w.state in ('ASSIGNED', 'RUNNING') then 'active' else 'outcome' end"
+)
+
+# The engine refuses every hand but its own, so time passes by a function of the engine's.
+_TIME_PASSES = """
+create function helix.test_pass_time(p_batch bigint[]) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  -- `expires_at` never changes in real life, so the triggers that see to it are off meanwhile.
+  update helix.work set step = false,
+    deadline = case when state in ('ASSIGNED', 'RUNNING') then clock_timestamp() - interval '1 s'
+                    else deadline end,
+    due = case when due is not null then clock_timestamp() - interval '1 s' end,
+    expires_at = case when expires_at is not null and state = 'PENDING'
+                      then clock_timestamp() - interval '1 s' else expires_at end
+  where batch = any (p_batch);
+  update helix.batch b set expires_at = w.expires_at from helix.work w
+  where w.batch = b.id and b.id = any (p_batch) and w.expires_at is not null;
+  update helix.request set due = clock_timestamp() - interval '1 s'
+  where number in (select number from helix.work where batch = any (p_batch));
+  -- The next claim does the duties that claims share.
+  update helix.duty set next_at = '-infinity';
+end
+$$;
+alter function helix.test_pass_time owner to helix_engine;
+"""
+# They compare a row with what it was.
+_ROW_TRIGGERS = {"next_step": "work", "no_step": "work", "asked_once": "batch"}
+
+
+def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
+    """For a module's fixture `database`, in place of the one a test."""
+    with (
+        copy_of(template, server, f"helix_module_{next(_numbers)}", pooler) as database,
+        passing_time(database),
+    ):
+        yield database
+
+
+@contextmanager
+def passing_time(database: Database) -> Iterator[Callable[..., None]]:
+    """Whatever these batches wait for, or should have done by, lies in the past once it is called.
+
+    Only until the end: `check` finds strangers among the engine's functions.
+    """
+
+    def passed(*batches: int) -> None:
+        pass_time(database, *batches)
+
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(_TIME_PASSES.encode())
+    yield passed
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute("drop function if exists helix.test_pass_time")
+
+
+def pass_time(database: Database, *batches: int) -> None:
+    """Deadlines, due times and expiries of these batches lie in the past from now on."""
+    with database.connect("helix_bootstrap") as connection:
+        _pass_time(connection, list(batches))
+
+
+def _pass_time(connection: psycopg.Connection[Any], batches: list[int]) -> None:
+    with connection.transaction():
+        triggers = _ROW_TRIGGERS if batches else {}
+        for trigger, table in triggers.items():
+            connection.execute(f"alter table helix.{table} disable trigger {trigger}")
+        connection.execute("select helix.test_pass_time(%s)", (batches,))
+        for trigger, table in triggers.items():
+            connection.execute(f"alter table helix.{table} enable always trigger {trigger}")
+
+
+_WRONG_FUNCTION = """
+create function helix.test_execute(p_statement text) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  execute p_statement;
+end
+$$;
+alter function helix.test_execute owner to helix_engine;
+"""
+
+
+@contextmanager
+def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
+    """A function of the engine that does whatever it is given, as a wrong one could.
+
+    Returns the SQLSTATE of what is refused, and None for what is let through and committed.
+    """
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute(_WRONG_FUNCTION.encode())
+
+        def execute(statement: str) -> str | None:
+            try:
+                connection.execute("select helix.test_execute(%s)", (statement,))
+            except psycopg.Error as error:
+                return error.sqlstate
+            return None
+
+        try:
+            yield execute
+        finally:
+            connection.execute("drop function helix.test_execute")
+
+
+def until(ask: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
+    """Ask until there is an answer, and give it."""
+    deadline = time.monotonic() + seconds
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, f"still not after {seconds} s"
+        time.sleep(0.005)
+    return answer
+
+
+def held(leases: Sequence[LeaseRow]) -> list[LeaseRef]:
+    return [LeaseRef(lease.batch, lease.token) for lease in leases]
+
+
+def completed(lease: LeaseRow, result: str | None = '{"reads":7}') -> Settlement:
+    return Settlement(lease.batch, lease.token, "completed", result=result)
+
+
+def failed(lease: LeaseRow, **options: Any) -> Settlement:
+    options.setdefault("failure", "Broken")
+    return Settlement(lease.batch, lease.token, "failed", **options)
+
+
+class Lab:
+    """One connection of one role; everything is about tenant a and this lab's queue, `q`."""
+
+    def __init__(
+        self, database: Database, role: str = "pool", *, worker: str = "w1", q: str | None = None
+    ) -> None:
+        self.database = database
+        self.store = Store.connect(database.dsn(role), pooled=POOLED)
+        self.run = self.store.run
+        self._superuser: psycopg.Connection[tuple[Any, ...]] | None = None
+        self.worker = worker
+        self.q = q or f"q{next(_numbers)}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+        if self._superuser is not None:
+            self._superuser.close()
+
+    @property
+    def superuser(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection beside the lab's own."""
+        if self._superuser is None:
+            self._superuser = self.database.connect("helix_bootstrap")
+        return self._superuser
+
+    def queue(self, name: str | None = None, tenant: str = "a", **settings: Any) -> QueueRow:
+        return self.run(calls.set_queue(tenant=tenant, queue=name or self.q, **settings))
+
+    def submit(
+        self,
+        *identities: str | tuple[str, ...] | None,
+        payload: Any = None,
+        tenant: str = "a",
+        queue: str | None = None,
+        profile: str = "text-v1",
+        **options: Any,
+    ) -> list[SubmittedRow]:
+        """Submit as a client does: canonical identities, canonical payloads, options for all."""
+        text = canonical_text({} if payload is None else payload)
+        rows = []
+        for one in identities:
+            name = None if one is None else canonicalize(one, profile)
+            rows.append(
+                SubmissionRow(name and name.text, text, raw=name and name.raw_text, **options)
+            )
+        return self.submit_rows(*rows, tenant=tenant, queue=queue, profile=profile)
+
+    def submit_rows(
+        self,
+        *rows: SubmissionRow,
+        tenant: str = "a",
+        queue: str | None = None,
+        profile: str = "text-v1",
+    ) -> list[SubmittedRow]:
+        """Submit as whoever calls the functions directly might: nothing is made canonical."""
+        return self.run(
+            calls.submit(tenant=tenant, queue=queue or self.q, profile=profile, rows=rows)
+        )
+
+    def submit_many(self, count: int, prefix: str = "s", **options: Any) -> list[SubmittedRow]:
+        return self.submit(*[f"{prefix}{n:05}" for n in range(count)], **options)
+
+    def call_claim(self, count: int = 1, **options: Any) -> ClaimResult:
+        options.setdefault("worker", self.worker)
+        options.setdefault("request", uuid.uuid4())
+        options.setdefault("queues", [self.q])
+        return self.run(calls.claim(count=count, **options))
+
+    def claim(self, count: int = 1, *, start: bool = True, **options: Any) -> list[LeaseRow]:
+        return list(self.call_claim(count, start=start, **options).leases)
+
+    def start(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
+        return self.run(calls.start(worker=worker or self.worker, held=held(leases)))
+
+    def renew(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
+        return self.run(calls.renew(worker=worker or self.worker, held=held(leases)))
+
+    def release(self, *leases: LeaseRow, detail: str | None = None) -> list[WriteResult]:
+        return self.run(calls.release(worker=self.worker, held=held(leases), detail=detail))
+
+    def settle(self, *settlements: Settlement, worker: str | None = None) -> list[WriteResult]:
+        return self.run(calls.settle(worker=worker or self.worker, settlements=settlements))
+
+    def complete(self, *leases: LeaseRow, result: str | None = '{"reads":7}') -> list[WriteResult]:
+        return self.settle(*[completed(lease, result) for lease in leases])
+
+    def fail(self, *leases: LeaseRow, **options: Any) -> list[WriteResult]:
+        return self.settle(*[failed(lease, **options) for lease in leases])
+
+    def decide(self, verb: str, *ids: uuid.UUID, reason: str = "because") -> list[ActionResult]:
+        """cancel, retry or erase."""
+        return self.run(getattr(calls, verb)(ids=ids, reason=reason, actor="ann"))
+
+    def rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Read tables as the superuser: the lab's own login has no right to."""
+        return self.superuser.execute(query.encode(), args).fetchall()
+
+    def own_rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Ask on the lab's connection, with what its login may do and inside its transaction."""
+        return self.store.connection.execute(query.encode(), args).fetchall()
+
+    def value(self, query: str, *args: Any) -> Any:
+        [(value,)] = self.rows(query, *args)
+        return value
+
+    def standing(self, batch_id: uuid.UUID) -> tuple[str, int, int, str]:
+        """State, version, attempt, and its place."""
+        [row] = self.rows(
+            f"select w.state::text, w.version, w.attempt, {PLACE}"
+            " from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
+            batch_id,
+        )
+        return row
+
+    def history(self, batch_id: uuid.UUID) -> list[tuple[str, str]]:
+        """The arrows taken, as (to, reason)."""
+        return self.rows(
+            "select e.to_state::text, e.reason::text from helix.event e "
+            "join helix.locate(array[%s::uuid]) l on l.batch = e.batch order by e.version",
+            batch_id,
+        )
+
+    def pass_time(self, *batches: int) -> None:
+        """Deadlines, due times and expiries of these batches lie in the past; duties are due."""
+        _pass_time(self.superuser, list(batches))
+
+    def belong(self, run: int, identities: str) -> None:
+        """Batches whose identities are like this are of this run; nothing public says so yet.
+
+        The guards let nobody change a batch, so that they are away meanwhile.
+        """
+        connection = self.superuser
+        with connection.transaction():
+            connection.execute("set local session_replication_role = replica")
+            for trigger in ("a_guard", "asked_once"):
+                connection.execute(f"alter table helix.batch disable trigger {trigger}")
+            connection.execute(
+                "update helix.batch set run = %s where identity ~ %s", (run, identities)
+            )
+            for trigger in ("a_guard", "asked_once"):
+                connection.execute(f"alter table helix.batch enable always trigger {trigger}")
+
+    def number(self, batch_id: uuid.UUID) -> int:
+        """The internal id."""
+        return self.value("select batch from helix.locate(array[%s::uuid])", batch_id)

@@ -1,0 +1,323 @@
+"""Real traffic through the engine's functions: every reason the ledger knows, in two tenants."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from helixqueue.states import FenceState
+from tests.support.lab import passing_time, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import psycopg
+
+    from tests.support.database import Database
+
+FAR = "8999-01-01Z"
+# Arguments whose type PostgreSQL cannot tell from a Python value.
+TYPES = {
+    "run_at": "timestamptz[]",
+    "expires_at": "timestamptz[]",
+    "priority": "smallint[]",
+    "batch": "bigint[]",
+    "epoch": "int[]",
+    "nonce": "bigint[]",
+    "number": "bigint[]",
+    "lease_seconds": "real",
+    "backoff_seconds": "real",
+    "max_attempts": "smallint",
+    "requires": "jsonb",
+    "free": "jsonb",
+    "done_batch": "bigint[]",
+    "done_epoch": "int[]",
+    "done_nonce": "bigint[]",
+    "done_number": "bigint[]",
+    "state": "helix.state",
+    "before": "timestamptz",
+    "to": "helix.fence_state",
+    "quiet_seconds": "real",
+    "answer_seconds": "float8",
+    "tombstone_seconds": "float8",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a worker needs to act on a lease."""
+
+    batch: int
+    public_id: uuid.UUID
+    epoch: int
+    nonce: int
+    number: int
+    worker: str
+
+
+class Lab:
+    """A client of the engine on one connection."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], database: Database | None = None
+    ) -> None:
+        self.connection = connection
+        self.database = database
+
+    def rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query, args).fetchall()
+
+    def stored(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Read tables, as the superuser: clients have no privilege on them."""
+        assert self.database is not None, "a lab without a database reads no tables"
+        return self.database.rows(query, *args)
+
+    def call(self, function: str, columns: str = "*", **arguments: Any) -> list[tuple[Any, ...]]:
+        """Call a function of the engine by the names of its arguments, without their p_."""
+        query = sql.SQL("select {} from {}({}) as answer").format(
+            sql.SQL(columns),
+            sql.Identifier("helix", function),
+            sql.SQL(", ").join(
+                sql.SQL("{} => {}{}").format(
+                    sql.Identifier(f"p_{name}"),
+                    sql.Placeholder(name),
+                    sql.SQL(_cast(name, value)),
+                )
+                for name, value in arguments.items()
+            ),
+        )
+        return self.connection.execute(query, arguments).fetchall()
+
+    def queue(self, tenant: str = "a", name: str = "q", **settings: Any) -> None:
+        self.call("set_queue_v1", tenant=tenant, queue=name, actor="lab", **settings)
+
+    def submit(
+        self,
+        *identities: str,
+        tenant: str = "a",
+        queue: str = "q",
+        payload: str = '{"tube":1}',
+        **options: Any,
+    ) -> list[uuid.UUID]:
+        """Submit with one payload for all; options are given to every submission."""
+        answers = self.call(
+            "submit_v1",
+            "place, decision, helix.public_id(key)",
+            tenant=tenant,
+            queue=queue,
+            actor="lab",
+            profile="text-v1",
+            identity=list(identities),
+            payload=[payload] * len(identities),
+            **{name: [value] * len(identities) for name, value in options.items()},
+        )
+        assert {answer[1] for answer in answers} <= {"new", "duplicate", "conflict"}, answers
+        return [answer[2] for answer in sorted(answers)]
+
+    def claim(
+        self,
+        count: int = 1,
+        *,
+        worker: str = "w1",
+        queue: str = "q",
+        start: bool = True,
+        seconds: float | None = None,
+    ) -> list[Held]:
+        rows = self.call(
+            "claim_v1",
+            "batch, helix.public_id(key), payload",
+            worker=worker,
+            request=uuid.uuid4(),
+            queues=[queue],
+            count=count,
+            start=start,
+            lease_seconds=seconds,
+        )
+        if not rows:
+            return []
+        # The first row has what the leases have in common.
+        [(_, _, header), *leases] = rows
+        shared = json.loads(header)
+        token = shared["epoch"], shared["nonce"], shared["number"]
+        return [Held(batch, public_id, *token, worker) for batch, public_id, _ in leases]
+
+    def act(self, verb: str, held: Sequence[Held], **options: Any) -> list[str]:
+        """start, renew, settle or release; `options` are further arguments of the function."""
+        answers = self.call(
+            f"{verb}_v1",
+            "answer.answer",
+            worker=held[0].worker,
+            batch=[one.batch for one in held],
+            epoch=[one.epoch for one in held],
+            nonce=[one.nonce for one in held],
+            number=[one.number for one in held],
+            **options,
+        )
+        return [answer for (answer,) in answers]
+
+    def complete(self, held: Sequence[Held]) -> list[str]:
+        return self.act(
+            "settle",
+            held,
+            outcome=["completed"] * len(held),
+            result=['{"reads":7}'] * len(held),
+        )
+
+    def fail(self, held: Sequence[Held], *, permanent: bool = False) -> list[str]:
+        return self.act(
+            "settle",
+            held,
+            outcome=["failed"] * len(held),
+            failure=["Broken"] * len(held),
+            detail=["pipette 🧪 broke"] * len(held),
+            permanent=[permanent] * len(held),
+        )
+
+    def number(self, batch_id: uuid.UUID) -> int:
+        """The internal id."""
+        [(batch,)] = self.stored("select batch from helix.locate(array[%s::uuid])", batch_id)
+        return batch
+
+    def decide(self, verb: str, ids: Sequence[uuid.UUID]) -> list[str]:
+        """cancel, retry or erase."""
+        answers = self.call(
+            f"{verb}_v1", "answer.answer", ids=list(ids), actor="ann", detail="because"
+        )
+        return [answer for (answer,) in answers]
+
+
+def _cast(name: str, value: object) -> str:
+    kind = TYPES.get(name, "")
+    if isinstance(value, list) and not kind.endswith("[]"):
+        return ""
+    return kind and "::" + (kind if isinstance(value, list) else kind.removesuffix("[]"))
+
+
+@contextmanager
+def lab(database: Database, role: str = "pool") -> Iterator[Lab]:
+    with database.connect(role) as connection:
+        yield Lab(connection, database)
+
+
+def busy_lab(database: Database) -> None:
+    """One batch or more for each reason, each place and each table that traffic fills."""
+    with lab(database) as a, lab(database, "operator") as operator:
+        # Leases that nobody is late with, however old the database is when it is copied.
+        for tenant in ("a", "b"):
+            a.queue(tenant, backoff_seconds=0, max_attempts=2, lease_seconds=86_400)
+        a.queue(name="limited", key_limit=1, lease_seconds=86_400)
+        a.queue(name="brief")
+        a.queue(name="old")
+        a.queue(name="still", paused=True)
+
+        a.submit("Sämple-1", "s2", "s3", "s4", "s5", "s6", "s7", "s8")
+        a.submit("s1", "s2", "s3", tenant="b", payload='{"tube":"Ω"}')
+        a.submit("s2")
+        a.submit("s3", payload='{"tube":2}')
+
+        completed = settle_every_way(a, operator)
+        lose_every_way(a, operator)
+        wait_every_way(a, database)
+        # Erased; retired, with entries of retired batches alone, which are archived, and one that
+        # has a live batch as well.
+        assert operator.decide("erase", [completed.public_id]) == ["ok"]
+        a.submit("o1", "o2", "o3", queue="old")
+        a.complete(a.claim(2, queue="old"))
+        assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]
+        archive_all(operator)
+        fence_every_way(a)
+        # left as they are: ASSIGNED, RUNNING and ready
+        a.submit("t1", "t2", "t3", "t4")
+        a.claim(1, start=False)
+        a.claim(1)
+
+
+def settle_every_way(a: Lab, operator: Lab) -> Held:
+    """Completed; failed with tries left, then out of tries; failed for good and retried."""
+    held = a.claim(4)
+    a.complete(held[:1])
+    assert a.complete(held[:1]) == ["repeat"]
+    a.fail(held[1:2])
+    a.fail(held[2:4], permanent=True)
+    a.fail(a.claim(1), permanent=True)
+    operator.decide("retry", [held[2].public_id])
+    state = "select state from helix.work where batch = %s"
+    assert a.stored(state, held[2].batch) == [("PENDING",)]
+    return held[0]
+
+
+def lose_every_way(a: Lab, operator: Lab) -> None:
+    """Released, lost, recovered, and cancelled while it waits and while it runs."""
+    given_back = a.claim(2, worker="w2")
+    a.act("release", given_back)
+    assert a.complete(given_back) == ["refused"] * 2  # the token died with the lease
+    assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
+    leased = "select 1 from helix.work where state in ('ASSIGNED', 'RUNNING')"
+    until(lambda: a.rows("select helix.reap_v1('reaper')") and not a.stored(leased))
+    assert len(a.claim(1, worker="w4", start=False)) == 1
+    assert operator.rows("select ended from helix.recover_v1('ann', 'restored')") == [(1,)]
+    running = a.claim(1, worker="w5")
+    operator.decide("cancel", [running[0].public_id, *a.submit("s9")])
+
+
+def wait_every_way(a: Lab, database: Database) -> None:
+    """Waiting for all three causes, and one of each that came out again; and one that expired."""
+    a.submit("later", run_at=FAR)
+    a.submit("p1", "p2", queue="still")
+    a.submit("l1", "l2", "l3", queue="limited", limit_key="sequencer-7")
+    a.complete(a.claim(3, queue="limited"))
+    a.claim(3, queue="limited")
+    [(tomorrow,)] = a.rows("select clock_timestamp() + interval '1 day'")
+    [soon] = a.submit("soon", run_at=tomorrow)
+    [expiring] = a.submit("x", queue="brief", run_at=FAR, expires_at=tomorrow)
+    with passing_time(database) as pass_time, lab(database, "app_a") as own:
+        pass_time(a.number(soon))
+        assert a.rows("select helix.promote_v1()") == [(1,)]
+        # A role that is bound to its tenant does this duty at every claim.
+        pass_time(a.number(expiring))
+        assert own.claim(queue="brief") == []
+        ended = "select e.ending from helix.ended e join helix.queue q on q.id = e.queue"
+        assert a.stored(f"{ended} where q.name = 'brief'") == [(3,)]
+
+
+def archive_all(operator: Lab) -> None:
+    """Do every duty once; the last entries of the ledger are reached in one of them."""
+    while operator.rows("select helix.tend_v1('ann')"):
+        pass
+    assert operator.stored("select 1 from helix.entry where batch is null")
+
+
+def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
+    """A fence in every state, and what a zombie wanted to seal; returns their keys by state."""
+
+    def claim(identity: str, *, start: bool = True, tube: int = 1) -> tuple[Any, ...]:
+        [told] = a.call(
+            "claim_fence_v1", "decision, key, epoch, number",
+            tenant=tenant, name=f"{word}-name", identity=f"{word}-{identity}",
+            request=f'{{"tube":{tube}}}', actor=f"{word}-w1", nonce=7, start=start,
+            lease_seconds=3600, quiet_seconds=3600,
+        )  # fmt: skip
+        return told
+
+    def token(told: tuple[Any, ...]) -> dict[str, Any]:
+        return {"key": told[1], "epoch": told[2], "nonce": 7, "number": told[3]}
+
+    def seal(token: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return a.call(
+            "seal_fence_v1", "decision", **token, actor=word, effect=f"{word}-1", form="json",
+            answer=word.encode(), omitted=False, answer_seconds=3600, tombstone_seconds=3600,
+        )  # fmt: skip
+
+    told = {state: claim(state.lower(), start=state != "CLAIMED") for state in FenceState}
+    assert seal(token(told["SEALED"])) == [("sealed",)]
+    assert seal(token(told["SEALED"]) | {"nonce": 8}) == [("fenced_out",)]
+    for state in ("RELEASED", "IN_DOUBT"):
+        a.call("step_fence_v1", **token(told[state]), to=state, actor=word, detail=word)
+    assert claim("sealed")[0] == "repeated"
+    assert claim("in_doubt", tube=2)[0] == "mismatch"
+    return {state: one[1] for state, one in told.items()}
