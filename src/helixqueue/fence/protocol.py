@@ -97,7 +97,7 @@ def claim(
         if told.decision == "granted":
             failpoint("fence.claim.after")
             return FenceClaim(told, held(told, nonce), waited)
-        if told.decision in {"retried", "expired", "sealed"}:
+        if told.decision in {"repeated", "expired", "sealed"}:
             return FenceClaim(told, None, waited)
         if told.decision == "mismatch":
             raise conflict(plan, told, request)
