@@ -1,18 +1,18 @@
-"""Named places where a test can make this process die, stop, fail or lose its link.
+"""Named points in the code at which a test can kill, stop, break or disconnect this process.
 
     HELIX_FAILPOINTS="claim.after=kill, effect.inside=stop@3"
 
-Each fires once, at the named arrival (the first unless `@` says otherwise). Unset, as in every real
-run, a failpoint is a comparison with None. Actions:
+Each failpoint fires once, at the N-th arrival given by `@N` (default 1). Without the variable, as
+in production, a failpoint costs one comparison with None. Actions:
 
-- `kill`: SIGKILL, this process;
-- `stop`: SIGSTOP, until somebody sends SIGCONT;
-- `raise`: a `RuntimeError`;
-- `hold`: make the file that HELIX_FAILPOINT_FILE names and wait until somebody removes it, who can
-  meanwhile do what this process cannot do to itself, such as cutting its links.
+- `kill`: send SIGKILL to this process;
+- `stop`: send SIGSTOP; the process continues after SIGCONT;
+- `raise`: raise a `RuntimeError`;
+- `hold`: create the file named by HELIX_FAILPOINT_FILE and wait until the test removes it. The test
+  can meanwhile do what this process cannot do to itself, such as cutting its connections.
 
-Whatever fires leaves a file of that name with `.fired` behind: a test in which nothing did
-has shown nothing.
+A failpoint that fires creates that file name with the suffix `.fired`. A test asserts that the
+file exists; otherwise it has tested nothing.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import time
 from pathlib import Path
 
 POINTS = (
-    "claim.before",  # nothing was asked yet
-    "claim.after",  # leases are granted, and this worker does not know what to do with them yet
+    "claim.before",  # no request was sent
+    "claim.after",  # the leases are committed; the worker has not read them
     "start",  # the handler is about to be called
-    "effect.inside",  # in a transaction of the caller's: the effect is written, the settle is not
-    "effect.settled",  # the settle too, the commit not yet
+    "effect.inside",  # in the handler's transaction: effect written, batch not settled
+    "effect.settled",  # settled, not committed
     "effect.after",  # committed
-    "settle.before",  # the handler is done, nothing was said yet
-    "settle.after",  # committed, and nobody took note
+    "settle.before",  # the handler has returned; no request was sent
+    "settle.after",  # committed; the worker has not read the answer
     "renew.before",
     "renew.after",
     "release.before",
     "release.after",
 )
-# The same of a fenced call, whichever door it came through.
+# The points of a fenced call: function, context manager or HTTP request.
 FENCE_POINTS = (
-    "fence.claim.before",  # nothing was asked yet
-    "fence.claim.after",  # the mark is committed, the effect has not begun
-    "fence.seal.before",  # the effect took place, and nobody was told
-    "fence.seal.after",  # sealed (in a caller's transaction: not committed yet), nobody took note
-    "fence.release.before",  # it did not happen, and nobody was told
+    "fence.claim.before",  # no request was sent
+    "fence.claim.after",  # EFFECT_STARTED is committed, the effect has not begun
+    "fence.seal.before",  # the effect took place; it is not recorded
+    "fence.seal.after",  # sealed (in a caller's transaction: not committed); the answer is not read
+    "fence.release.before",  # the effect did not take place; that is not recorded
     "fence.release.after",
-    "fence.doubt.before",  # it failed on the way
+    "fence.doubt.before",  # the effect raised an error; its outcome is unknown
     "fence.doubt.after",
 )
 _HOLD_POLL_S = 0.01

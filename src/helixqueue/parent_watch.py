@@ -1,8 +1,7 @@
-"""A module run so that it ends when its starter does, however that ends.
+"""Run a module in a process that ends when its parent ends, also by `kill -9`.
 
-`python -m helixqueue.parent_watch MODULE ARGUMENT...`, with a pipe from the starter as its
-standard input.
-The kernel closes the pipe when the starter is gone, also by `kill -9`; nothing else is sent.
+`python -m helixqueue.parent_watch MODULE ARGUMENT...`, with a pipe from the parent as its
+standard input. The kernel closes the pipe when the parent is gone; nothing is sent through it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ import threading
 import time
 from typing import Final
 
-PATIENCE_SECONDS: Final = 10.0
+SIGNAL_INTERVAL_SECONDS: Final = 10.0
 
 
 def follow() -> None:
-    """End this process, as a signal would, when standard input ends."""
-    threading.Thread(target=_wait, name="tether", daemon=True).start()
+    """Signal this process when standard input ends."""
+    threading.Thread(target=_wait, name="parent-watch", daemon=True).start()
 
 
 def _wait() -> None:
     while os.read(0, 4096):
         pass
-    # The first asks it to finish, the second to leave at once; the third is no question.
-    for one in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-        os.kill(os.getpid(), one)
-        time.sleep(PATIENCE_SECONDS)
+    # The first SIGTERM drains, the second stops at once.
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        os.kill(os.getpid(), number)
+        time.sleep(SIGNAL_INTERVAL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ This is the only place outside SQL that lists them. First a batch:
 ```
 
 COMPLETED and CANCELLED are final: new work is a new revision. The table `helix.arrow` holds the
-same arrows, and a test compares the two; so it does with `helix.fence_arrow`.
+same arrows, `helix.fence_arrow` those of a fence; a test compares them with this module.
 
 A fence, the guard of one effect:
 
 ```
     (new) --> CLAIMED --> EFFECT_STARTED --> SEALED
                  |             |  |   ^         ^
-                 +--> RELEASED<+  +-> IN_DOUBT -+  probe or person
+                 +--> RELEASED<+  +-> IN_DOUBT -+  probe or operator
 ```
 """
 
@@ -30,12 +30,12 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    PENDING = "PENDING"  # waits for a worker: in `ready` (claimable) or `waiting` (not yet)
-    ASSIGNED = "ASSIGNED"  # leased to a worker that has not begun
-    RUNNING = "RUNNING"  # leased to a worker that has begun
+    PENDING = "PENDING"  # waits for a worker: claimable, or blocked by a delay, a limit or a pause
+    ASSIGNED = "ASSIGNED"  # leased, the handler has not started
+    RUNNING = "RUNNING"  # leased, the handler has started
     COMPLETED = "COMPLETED"  # took effect; final
-    FAILED = "FAILED"  # out of tries, or failed for good; an operator may retry
-    CANCELLED = "CANCELLED"  # given up by a person or by its expiry; final
+    FAILED = "FAILED"  # out of attempts, or failed permanently; an operator may retry it
+    CANCELLED = "CANCELLED"  # cancelled by a person or by its expiry; final
 
 
 ARROWS: frozenset[tuple[State | None, State]] = frozenset(
@@ -60,11 +60,11 @@ FINISHED: frozenset[State] = FINAL | {State.FAILED}
 
 
 class FenceState(StrEnum):
-    CLAIMED = "CLAIMED"  # somebody is at it and has not begun
-    EFFECT_STARTED = "EFFECT_STARTED"  # it may have happened
-    SEALED = "SEALED"  # it happened, once; final
-    RELEASED = "RELEASED"  # it did not happen, and may be done
-    IN_DOUBT = "IN_DOUBT"  # only a probe or a person knows
+    CLAIMED = "CLAIMED"  # a caller holds the fence, the effect has not begun
+    EFFECT_STARTED = "EFFECT_STARTED"  # the effect may have taken place
+    SEALED = "SEALED"  # the effect took place once; final
+    RELEASED = "RELEASED"  # the effect did not take place; the next call may run it
+    IN_DOUBT = "IN_DOUBT"  # unknown: a probe or an operator decides
 
 
 FENCE_ARROWS: frozenset[tuple[FenceState | None, FenceState]] = frozenset(

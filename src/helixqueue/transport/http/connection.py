@@ -92,7 +92,7 @@ def _trusted() -> ssl.SSLContext:
     return context
 
 
-class _Common:
+class _ConnectionBase:
     def __init__(self, where: ServiceAddress) -> None:
         self.where = where
         self._closed = False
@@ -127,7 +127,7 @@ class _Common:
         return request
 
 
-class HttpConnection(_Common):
+class HttpConnection(_ConnectionBase):
     """For threads, which share it; a forked child gets connections of its own."""
 
     def __init__(self, where: ServiceAddress) -> None:
@@ -165,7 +165,7 @@ class HttpConnection(_Common):
             return mine
 
 
-class AsyncHttpConnection(_Common):
+class AsyncHttpConnection(_ConnectionBase):
     """For tasks; each event loop has connections of its own, and closes them when it ends."""
 
     def __init__(self, where: ServiceAddress) -> None:
