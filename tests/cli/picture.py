@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tests.cli.conftest import HELIXQ
+from tests.support.cli import HELIXQ
 
 COMMAND = "helixq up --demo"
 SECONDS = 26  # a kill and a freeze, and a line after each

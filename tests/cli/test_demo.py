@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from helixqueue.cli.exits import Exit
-from tests.cli.conftest import HELIXQ, Done
+from tests.support.cli import HELIXQ, CommandResult
 
 
 def environment(tmp_path):
@@ -44,7 +44,7 @@ def test_each_sample_takes_effect_once_though_workers_are_killed_and_frozen(tmp_
         check=False,
     )
     assert done.returncode == Exit.OK, done.stdout + done.stderr
-    told = Done(done.returncode, done.stdout, done.stderr).json
+    told = CommandResult(done.returncode, done.stdout, done.stderr).json
     assert (told["rows"], told["batches"], told["effects"]) == (14, 12, 12)
     assert (told["duplicates"], told["refused_identities"]) == (1, 1)
     assert ("bo", True) in {

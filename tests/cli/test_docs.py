@@ -17,7 +17,7 @@ import pytest
 
 from helixqueue.cli.main import VERBS
 from helixqueue.engine import calls
-from tests.cli.conftest import HELIXQ
+from tests.support.cli import HELIXQ
 from tests.support.lab import Lab, completed, until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -119,7 +119,7 @@ def work(database):
 
 @pytest.mark.usefixtures("durable")
 def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path):
-    environment = helixq._environment(None, {"HELIX_TENANT": "lab", "COLUMNS": str(COLUMNS)})
+    environment = helixq.environment(HELIX_TENANT="lab", COLUMNS=str(COLUMNS))
     environment |= {
         "OWNER_DSN": database.dsn("helix_migrator"),
         "OPERATOR_DSN": database.dsn("operator"),

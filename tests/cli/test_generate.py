@@ -14,7 +14,7 @@ import yaml
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.generate import UNITS
 from helixqueue.cli.main import VERBS
-from tests.cli.conftest import HELIXQ
+from tests.support.cli import HELIXQ
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 # What may stand in a section; a key that systemd does not know is only warned of and ignored.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helixqueue.cli.exits import Exit
-from tests.cli.conftest import commands
+from tests.support.cli import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 NOBODY = "http://127.0.0.1:9"
@@ -143,6 +143,6 @@ def test_a_command_looks_into_the_directory_it_is_pointed_at(helixq, name, tmp_p
 
 def test_a_receipt_is_verified_offline_unless_the_record_is_asked(helixq):
     for words in (["--url", NOBODY], ["--dsn", "x"], ["--data", "x"]):
-        done = helixq("receipt", "verify", "-", *words, given=b"{}")
+        done = helixq("receipt", "verify", "-", *words, stdin=b"{}")
         assert done.code == Exit.USAGE
         assert "--recorded" in done.err

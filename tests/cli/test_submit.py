@@ -104,7 +104,7 @@ def test_csv_from_a_spreadsheet(helixq, lab, tmp_path):
 
 def test_csv_with_a_column_of_json(helixq, lab):
     sheet = b'identity,payload,revision\ns,"{""n"": 1}",2\n'
-    assert helixq("submit", lab.q, "--from", "-", given=sheet).code == Exit.OK
+    assert helixq("submit", lab.q, "--from", "-", stdin=sheet).code == Exit.OK
     story = helixq("batch", "show", "s", "--queue", lab.q, "--payload", "--json").json
     assert (story["payload"], story["revision"]) == ({"n": 1}, "2")
 
@@ -123,7 +123,7 @@ def test_csv_with_a_column_of_json(helixq, lab):
     ],
 )
 def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, why):
-    done = helixq("submit", lab.q, "--from", "-", "--format", "csv", "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", "--format", "csv", "--json", stdin=sheet)
     assert done.code == Exit.NO
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 1}
     assert why in done.json["problems"][0]["reason"]
@@ -132,7 +132,7 @@ def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, w
 @pytest.mark.parametrize("between", [";", "\t"])
 def test_columns_are_parted_as_the_spreadsheet_does_it(helixq, lab, between):
     sheet = between.join(["identity", "payload.a", "payload.b\nS-1", "1,5", "x\n"]).encode()
-    assert helixq("submit", lab.q, "--from", "-", given=sheet).code == Exit.OK
+    assert helixq("submit", lab.q, "--from", "-", stdin=sheet).code == Exit.OK
     story = helixq("batch", "show", "S-1", "--queue", lab.q, "--payload", "--json").json
     assert story["payload"] == {"a": "1,5", "b": "x"}
 
@@ -141,7 +141,7 @@ def test_columns_are_parted_as_the_spreadsheet_does_it(helixq, lab, between):
 def test_another_encoding_is_named_and_never_guessed(helixq, lab, row):
     """Also where it stands in a later line of a cell."""
     sheet = b"identity,payload.a\nfirst,a\n" + row + b"\nlast,c\n"
-    done = helixq("submit", lab.q, "--from", "-", "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", "--json", stdin=sheet)
     assert counted(done) == {"rows": 3, "new": 2, "duplicate": 0, "bad": 1}
     [told] = done.json["problems"]
     assert (told["line"], "got the byte 0xE4" in told["reason"]) == (3, True)
@@ -151,7 +151,7 @@ def test_another_encoding_is_named_and_never_guessed(helixq, lab, row):
 @pytest.mark.parametrize("sheet", [b"", b"\n \n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_no_work(helixq, lab, form, sheet):
     chosen = () if form is None else ("--format", form)
-    done = helixq("submit", lab.q, "--from", "-", *chosen, "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", *chosen, "--json", stdin=sheet)
     assert done.code == Exit.OK
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 0}
 
@@ -160,10 +160,10 @@ def test_a_pipe_of_twenty_thousand_rows_and_again(helixq, lab):
     rows = "".join(
         json.dumps({"identity": f"p-{n}", "payload": {"n": n}}) + "\n" for n in range(20_000)
     )
-    first = helixq.process("submit", lab.q, "--from", "-", "--json", given=rows.encode())
+    first = helixq.process("submit", lab.q, "--from", "-", "--json", stdin=rows.encode())
     assert first.code == Exit.OK, first.err
     assert counted(first) == {"rows": 20_000, "new": 20_000, "duplicate": 0, "bad": 0}
-    again = helixq("submit", lab.q, "--from", "-", given=rows.encode())
+    again = helixq("submit", lab.q, "--from", "-", stdin=rows.encode())
     assert again.lines[:2] == [["new", "0"], ["duplicate", "20000"]]
     assert [count for _, count in again.lines[2:]] == ["0"] * 3
 
@@ -172,11 +172,11 @@ def test_broken_json_in_line_seven_hinders_no_other(helixq, lab):
     rows = [json.dumps({"identity": f"b-{n}"}) for n in range(1, 11)]
     rows[6] = '{"identity": "b-7", '
     sheet = "\n".join(rows).encode()
-    done = helixq("submit", lab.q, "--from", "-", "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", "--json", stdin=sheet)
     assert done.code == Exit.NO
     assert counted(done) == {"rows": 10, "new": 9, "duplicate": 0, "bad": 1}
     assert done.json["problems"][0]["line"] == 7
-    assert "line 7: bad:" in helixq("submit", lab.q, "--from", "-", given=sheet).err
+    assert "line 7: bad:" in helixq("submit", lab.q, "--from", "-", stdin=sheet).err
 
 
 ODD_ROWS = [
@@ -208,7 +208,7 @@ ODD_ROWS = [
 
 def test_whatever_is_wrong_with_a_row_is_told_with_its_line(helixq, lab):
     sheet = "\n".join([*ODD_ROWS, '{"identity": "good"}']).encode() + b'\n{"identity": "\xff"}'
-    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", stdin=sheet)
     assert done.code == Exit.NO
     told = {problem["line"]: problem["reason"] for problem in done.json["problems"]}
     assert set(range(1, len(ODD_ROWS) + 3)) - set(told) == {len(ODD_ROWS) + 1}
@@ -220,17 +220,17 @@ def test_an_array_of_json_says_where_it_broke(helixq, lab):
     rows = (
         b'[\n {"identity": "j-1"},\n {"identity": "j-1", "payload": 2},\n {"identity": "j-3",}\n]'
     )
-    done = helixq("submit", lab.q, "--from", "-", "--json", given=rows)
+    done = helixq("submit", lab.q, "--from", "-", "--json", stdin=rows)
     assert done.code == Exit.NO
     found = [(problem["line"], problem["kind"]) for problem in done.json["problems"]]
     assert found == [(3, "conflict"), (4, "bad")]
-    one = helixq("submit", lab.q, "--from", "-", given=b'{\n "identity": "alone"\n}')
+    one = helixq("submit", lab.q, "--from", "-", stdin=b'{\n "identity": "alone"\n}')
     assert one.lines[0] == ["new", "1"]
 
 
 def test_a_line_without_end_is_skipped_and_the_next_is_read(helixq, lab):
     sheet = b'{"identity": "' + b"x" * 5_000_000 + b'"}\n{"identity": "after"}\n'
-    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", given=sheet)
+    done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", stdin=sheet)
     assert counted(done) == {"rows": 2, "new": 1, "duplicate": 0, "bad": 1}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
-from tests.cli.conftest import HELIXQ, commands
+from tests.support.cli import HELIXQ, commands
 
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "release", "erase"},
@@ -67,7 +67,7 @@ def test_every_command_answers_in_json_and_says_what_it_does():
 def on_a_terminal(helixq, *arguments):
     """Both streams go to one terminal of 160 columns; it gives the text."""
     leader, follower = pty.openpty()
-    environment = helixq._environment(None, {"COLUMNS": "160", "TERM": "xterm-256color"})
+    environment = helixq.environment(COLUMNS="160", TERM="xterm-256color")
     with subprocess.Popen(
         [HELIXQ, *arguments], stdin=follower, stdout=follower, stderr=follower, env=environment
     ) as process:
@@ -177,7 +177,7 @@ def test_an_answer_that_cannot_be_written_down_was_not_given(helixq):
                 [HELIXQ, *command],
                 stdout=full,
                 stderr=subprocess.PIPE,
-                env=helixq._environment(None, {}),
+                env=helixq.environment(),
                 text=True,
                 check=False,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from tests.cli.conftest import HELIXQ
+from tests.support.cli import HELIXQ
 from tests.support.database import Database
 from tests.support.lab import Lab
 

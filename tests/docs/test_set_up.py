@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from helixqueue.embedded import Postgres
-from tests.cli.conftest import HELIXQ
+from tests.support.cli import HELIXQ
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "README.md"
 LOGINS = {"OWNER": "helix_admin", "PROGRAM": "lab_app", "OPERATOR": "lab_keeper"}

@@ -10,7 +10,7 @@ from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences as calls
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, receipt_of
-from tests.cli.conftest import Helixq
+from tests.support.cli import Helixq
 from tests.support.fence_looks import fence_of
 from tests.support.fence_passing import let_time_pass
 
@@ -112,10 +112,10 @@ def test_a_receipt_is_verified_offline(helixq, helix, name, tmp_path):
     assert done.code == Exit.OK
     assert fence.receipt in done.out
     changed = json.loads(shown.read_text())["receipt"] | {"effect": "re_2"}
-    done = helixq("receipt", "verify", "-", "--json", given=json.dumps(changed).encode(), **offline)
+    done = helixq("receipt", "verify", "-", "--json", stdin=json.dumps(changed).encode(), **offline)
     assert (done.code, done.json["ok"]) == (Exit.NO, False)
     assert helixq("receipt", "verify", tmp_path / "nothing", **offline).code == Exit.REFUSED
-    assert helixq("receipt", "verify", "-", given=b"[]", **offline).code == Exit.REFUSED
+    assert helixq("receipt", "verify", "-", stdin=b"[]", **offline).code == Exit.REFUSED
 
 
 def test_a_signed_receipt_is_verified_by_its_key(helixq, helix, name, tmp_path):
@@ -155,7 +155,7 @@ def test_rehearse_says_what_would_happen_and_does_nothing(helixq, helix, databas
     def rehearse(*told, may_run=False, code=Exit.OK):
         calls = [{"name": name, "payload": {"cents": 5}} | one for one in told]
         options = ["--may-run"] if may_run else []
-        done = helixq("fence", "rehearse", "-", "--json", *options, given=lines_of(*calls))
+        done = helixq("fence", "rehearse", "-", "--json", *options, stdin=lines_of(*calls))
         assert done.code == code, done.out
         return done.json
 
@@ -180,7 +180,7 @@ def test_rehearse_says_what_would_happen_and_does_nothing(helixq, helix, databas
         going = rehearse({"key": "going", "payload": None}, may_run=True, code=Exit.NO)
         assert going["counts"] == {"in progress": 1}
         before = helixq("fence", "list", "--name", name, "--json").out
-        assert helixq("fence", "rehearse", "-", given=b'{"name":"x"}').code == Exit.NO
+        assert helixq("fence", "rehearse", "-", stdin=b'{"name":"x"}').code == Exit.NO
         assert helixq("fence", "list", "--name", name, "--json").out == before
     assert helixq("fence", "rehearse", "/nowhere/calls").code == Exit.REFUSED
 

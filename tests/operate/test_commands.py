@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helixqueue.cli.exits import Exit
-from tests.cli.conftest import Helixq
+from tests.support.cli import Helixq
 from tests.support.ledger_damage import damaged, one
 
 

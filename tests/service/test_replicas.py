@@ -21,8 +21,8 @@ from helixqueue.engine import tokens
 from helixqueue.engine.migrate import migrate
 from helixqueue.ledger.replay import replay
 from helixqueue.up.databases import admit
-from tests.cli.conftest import HELIXQ
 from tests.service.conftest import TLS, Site, serving, settings_for
+from tests.support.cli import HELIXQ
 from tests.support.database import Database
 from tests.support.lab import Lab, one_database, until
 

@@ -25,8 +25,8 @@ from helixqueue.service.problems import PROBLEMS
 from helixqueue.service.request_log import MaskingFormatter, RequestLog
 from helixqueue.service.run import demand_fit
 from helixqueue.service.service import Service
-from tests.cli.conftest import HELIXQ
 from tests.service.conftest import Site, serving, settings_for
+from tests.support.cli import HELIXQ
 from tests.support.database import Database
 from tests.support.faults import Faults
 from tests.support.lab import until

@@ -12,7 +12,7 @@ from helixqueue.cli.exits import Exit
 from helixqueue.engine import calls, reads, tenant_session, tokens
 from helixqueue.engine.tenant_session import InvalidToken, TenantSessions
 from helixqueue.errors import NotPermitted, Refused
-from tests.cli.conftest import Helixq
+from tests.support.cli import Helixq
 from tests.support.lab import POOLED, Lab, one_database
 
 

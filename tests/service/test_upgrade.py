@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from helixqueue.engine import revision
-from tests.cli.conftest import HELIXQ
 from tests.service.conftest import Site, serving, settings_for
 from tests.service.test_replicas import Load, code, proven, queue_of, replica
+from tests.support.cli import HELIXQ
 from tests.support.lab import one_database, until
 
 KNOWN = {"identity": "S-0", "payload": 1}

@@ -27,8 +27,8 @@ from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
 from helixqueue.up.directory_lock import LOCK, taken, url_of
 from helixqueue.up.processes import Processes, SupervisedProcess
-from tests.cli.conftest import HELIXQ
 from tests.service.conftest import TLS
+from tests.support.cli import HELIXQ
 from tests.support.lab import until
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,95 @@
+"""Runs `helixq` in this process through `main`, or in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from typer.main import get_command
+
+from helixqueue.cli.main import VERBS, build, main
+
+HELIXQ = Path(sys.executable).with_name("helixq")
+_queue_numbers = itertools.count(1)
+
+
+def commands():
+    """Every command by its full name, such as `batch list`."""
+    by_name = {}
+    for verb in VERBS:
+        command = get_command(build(verb)).commands[verb]
+        subcommands = getattr(command, "commands", {})
+        by_name |= {f"{verb} {name}": sub for name, sub in subcommands.items()} or {verb: command}
+    return by_name
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    @property
+    def lines(self):
+        """The rows of a table, without its header."""
+        return [line.split("\t") for line in self.out.splitlines()][1:]
+
+
+class Helixq:
+    """Runs commands against one database; `q` is a queue name that only this test uses."""
+
+    def __init__(self, database, role="pool"):
+        self.database = database
+        self.role = role
+        self.q = f"cli{next(_queue_numbers)}"
+        self.default_environment = {"HELIX_TENANT": "a"}
+
+    def __call__(self, *arguments, stdin=b"", role=None, terminal=False, **environment):
+        """Run in this process; with `terminal`, standard output claims to be a terminal."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+        out.isatty = lambda: terminal
+        stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), "utf-8")
+        with (
+            mock.patch.dict(os.environ, self.environment(role, **environment), clear=True),
+            mock.patch("sys.stdin", stream),
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main([str(argument) for argument in arguments])
+        for output in (out, err):
+            output.flush()
+        texts = (output.buffer.getvalue().decode() for output in (out, err))
+        result = CommandResult(ended.value.code, *texts)
+        assert "Traceback" not in result.err, result.err
+        return result
+
+    def process(self, *arguments, stdin=b"", role=None, cwd=None, **environment):
+        """Run in a process of its own."""
+        done = subprocess.run(
+            [HELIXQ, *map(str, arguments)],
+            input=stdin,
+            env=self.environment(role, **environment),
+            cwd=cwd,
+            capture_output=True,
+            check=False,
+        )
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def environment(self, role=None, **more):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
+        kept |= {"HELIX_DSN": self.database.dsn(role or self.role), "TZ": "UTC"}
+        return kept | self.default_environment | more
