@@ -1074,8 +1074,8 @@ begin
   v_state := case when p_start then 'RUNNING' else 'ASSIGNED' end;
   -- The reaper looks at this call once after ten seconds, because most leases have ended by then, and
   -- from there on at the least deadline that is left.
-  insert into helix.request (id, number, worker, due)
-  values (p_request, v_entry, p_worker, v_now + make_interval(
+  insert into helix.request (id, number, worker, unsettled, due)
+  values (p_request, v_entry, p_worker, v_prefix, v_now + make_interval(
             secs => least(10, v_seconds, (select min(s) from unnest(v_choice.lease_seconds) s))))
   on conflict do nothing;
   if not found then
@@ -1193,11 +1193,15 @@ begin
     where w.batch = u.batch and w.number = u.number and w.epoch = u.epoch and w.state = 'RUNNING'
       and (w.nonce = u.nonce or helix.lease_nonce(w.nonce, w.batch) = u.nonce)
       and (v_queues is null or w.queue = any (v_queues))
-    returning w.batch, w.version, w.queue, w.late, u.result
+    returning w.batch, w.number, w.version, w.queue, w.late, u.result
   )
-  select array_agg(c.batch) as batch, array_agg(c.version) as version, array_agg(c.queue) as queue,
-         array_agg(c.late) as late, array_agg(c.result) as result, count(c.result) as results
+  select array_agg(c.batch) as batch, array_agg(c.number) as number, array_agg(c.version) as version,
+         array_agg(c.queue) as queue, array_agg(c.late) as late, array_agg(c.result) as result,
+         count(c.result) as results
   into v_done from completed c;
+  if cardinality(v_done.batch) > 1 then
+    perform helix.count_settled(v_done.number);
+  end if;
   if v_done.results > 0 then
     insert into helix.result (batch, version, queue, result)
     select d.batch, d.version, d.queue, d.result::json
@@ -1274,6 +1278,25 @@ end
 $$;
 
 ALTER FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) OWNER TO helix_engine;
+
+-- Name: count_settled(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_settled(p_number bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  update helix.request r
+  set unsettled = r.unsettled - s.leases, due = case when r.unsettled > s.leases then r.due end
+  from (select q.id, c.leases
+        from (select u.number, count(*)::integer as leases from unnest(p_number) as u (number)
+              group by u.number) c
+        join helix.request q on q.number = c.number
+        for update of q skip locked) s
+  where r.id = s.id;
+end
+$$;
+
+ALTER FUNCTION helix.count_settled(p_number bigint[]) OWNER TO helix_engine;
 
 -- Name: create_token_v1(text, text, bytea, text[], text[], timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1443,7 +1466,7 @@ CREATE FUNCTION helix.do_duty(p_duty text, p_actor text, p_limit integer) RETURN
     AS $$
 begin
   return case p_duty
-    when 'reap' then cardinality(helix.reap(p_actor, p_limit))
+    when 'reap' then helix.reap_since(p_actor, p_limit)
     when 'promote' then helix.promote(p_limit)
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
@@ -2603,8 +2626,10 @@ begin
     from helix.request r
     join helix.entry e on e.id = r.number
     cross join lateral unnest(e.batch) as u (batch)
-    join helix.work w on w.batch = u.batch and w.number = r.number
-    where r.id = p_request and r.worker = p_worker and w.state in ('ASSIGNED', 'RUNNING')
+    cross join lateral (select l.batch, l.queue from helix.work l
+                        where l.batch = u.batch and l.number = r.number
+                          and l.state in ('ASSIGNED', 'RUNNING') offset 0) w
+    where r.id = p_request and r.worker = p_worker
       and (v_queues is null or w.queue = any (v_queues)));
   return query
     select (h.header).*
@@ -5337,51 +5362,88 @@ $$;
 
 ALTER FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) OWNER TO helix_reader;
 
--- Name: reap(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: reap(text, integer, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.reap(p_actor text, p_limit integer) RETURNS bigint[]
+CREATE FUNCTION helix.reap(p_actor text, p_limit integer, p_from timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, OUT lost bigint[], OUT visited integer) RETURNS record
     LANGUAGE plpgsql
     SET enable_sort TO 'on'
     AS $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_number bigint[];
-  v_lost   bigint[];
+  v_now     timestamptz := clock_timestamp();
+  v_id      uuid[];
+  v_number  bigint[];
+  v_live    bigint[];   -- numbers of the calls that have leases
+  v_overdue bigint[];
 begin
-  v_number := array(select r.number from helix.request r where r.due < v_now
-                    order by r.due, r.number limit p_limit for update skip locked);
-  if v_number = '{}' then
-    return '{}';
+  lost := '{}';
+  select array_agg(c.id), array_agg(c.number), count(*) into v_id, v_number, visited
+  from (select r.id, r.number from helix.request r where r.due >= p_from and r.due < v_now
+        order by r.due, r.number limit p_limit for update skip locked) c;
+  if visited = 0 then
+    return;
   end if;
-  v_lost := helix.skip_counted_keys(array(
-    select l.batch from (
-      select w.batch
-      from unnest(v_number) as n (number)
-      join helix.entry e on e.id = n.number
-      cross join lateral unnest(e.batch) as u (batch)
-      join helix.work w on w.batch = u.batch and w.number = n.number
-      where w.state in ('ASSIGNED', 'RUNNING') and w.deadline < v_now
-      order by w.batch limit p_limit for update of w skip locked) l));
-  if v_lost <> '{}' then
+  select array_agg(distinct w.number), array_agg(w.batch) filter (where w.deadline < v_now)
+  into v_live, v_overdue
+  from unnest(v_number) as n (number)
+  join helix.entry e on e.id = n.number
+  cross join lateral unnest(e.batch) as u (batch)
+  -- A look-up for each lease: as a join it was planned, on a small table, as a walk over all of helix.work.
+  cross join lateral (select l.batch, l.number, l.deadline from helix.work l
+                      where l.batch = u.batch and l.number = n.number
+                        and l.state in ('ASSIGNED', 'RUNNING') offset 0) w;
+  if v_overdue is not null then
+    lost := helix.skip_counted_keys(array(
+      select w.batch from helix.work w
+      where w.batch = any (v_overdue) and w.state in ('ASSIGNED', 'RUNNING') and w.deadline < v_now
+      order by w.batch limit p_limit for update skip locked));
+  end if;
+  if lost <> '{}' then
     perform helix.end_leases(
       array_agg(w.batch), 'lost', p_actor, null,
       array_agg(format('%s did not renew before %s', w.actor, w.deadline)))
-    from helix.work w where w.batch = any (v_lost);
+    from helix.work w where w.batch = any (lost);
   end if;
   -- When to look again: at the least deadline that is left, or never.
   update helix.request r
-  set due = (select min(w.deadline) from helix.entry e
-             cross join lateral unnest(e.batch) as u (batch)
-             join helix.work w on w.batch = u.batch and w.number = e.id
-             where e.id = r.number and w.state in ('ASSIGNED', 'RUNNING'))
-  from (select q.id from helix.request q where q.due < v_now and q.number = any (v_number)
-        offset 0) visited
-  where r.id = visited.id;
-  return v_lost;
+  set due = case when r.number = any (v_live) then (
+              select min(w.deadline) from helix.entry e
+              cross join lateral unnest(e.batch) as u (batch)
+              cross join lateral (select l.deadline from helix.work l
+                                  where l.batch = u.batch and l.number = e.id
+                                    and l.state in ('ASSIGNED', 'RUNNING') offset 0) w
+              where e.id = r.number) end
+  from unnest(v_id) as c (id)
+  where r.id = c.id;
 end
 $$;
 
-ALTER FUNCTION helix.reap(p_actor text, p_limit integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.reap(p_actor text, p_limit integer, p_from timestamp with time zone, OUT lost bigint[], OUT visited integer) OWNER TO helix_engine;
+
+-- Name: reap_since(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reap_since(p_actor text, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now     bigint := extract(epoch from clock_timestamp()) * 1000000;
+  v_mark    bigint := (select d.mark from helix.duty d where d.duty = 'reap');
+  v_marked  boolean := v_mark / 2000000 = v_now / 2000000;
+  v_visited integer;
+  v_lost    bigint[];
+begin
+  select r.lost, r.visited into v_lost, v_visited
+  from helix.reap(p_actor, p_limit, case when v_marked
+                                         then to_timestamp(v_mark / 1000000.0) - interval '1 s'
+                                         else '-infinity' end) r;
+  -- After a run that came to its limit the next one starts at the beginning again.
+  if not v_marked and v_visited < p_limit then
+    update helix.duty d set mark = v_now where d.duty = 'reap';
+  end if;
+  return cardinality(v_lost);
+end
+$$;
+
+ALTER FUNCTION helix.reap_since(p_actor text, p_limit integer) OWNER TO helix_engine;
 
 -- Name: reap_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5401,8 +5463,9 @@ begin
   v_queues := helix.scope_queues();
   perform set_config('helix.scope', '*', true);
   -- The actor goes into the ledgers of all tenants: a login of one must not choose it.
-  v_lost := helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
-                       least(p_limit, 10000));
+  select r.lost into v_lost
+  from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
+                  least(p_limit, 10000)) r;
   return (select count(*) from helix.work w
           where w.batch = any (v_lost) and (v_queues is null or w.queue = any (v_queues)));
 end
@@ -5919,13 +5982,18 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_count integer;
 begin
+  -- A look-up in the claim order for each idle lane. As a join this would read all claimable work, and while
+  -- an old snapshot is held also what was claimed since.
   update helix.lane l set idle = false, used_at = v_now
-  where l.idle and exists (select from helix.work w where w.pending and w.lane = l.id);
+  where l.idle
+    and (select true from helix.work w where w.pending and w.lane = l.id
+         order by w.turn, w.batch limit 1);
   update helix.lane l set idle = true
   where l.id = any (array(
     select i.id from helix.lane i
     where not i.idle and i.used_at < v_now - interval '1 hour'
-      and not exists (select from helix.work w where w.pending and w.lane = i.id)
+      and (select true from helix.work w where w.pending and w.lane = i.id
+           order by w.turn, w.batch limit 1) is null
       and not exists (select from helix.queue q where q.name = i.queue and q.class = i.class)
     limit p_limit for update skip locked));
   get diagnostics v_count = row_count;
@@ -7604,11 +7672,12 @@ ALTER TABLE helix.refusal OWNER TO helix_owner;
 CREATE TABLE helix.request (
     id uuid NOT NULL,
     number bigint NOT NULL,
-    worker text NOT NULL,
     due timestamp with time zone,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    unsettled integer NOT NULL,
+    worker text NOT NULL
 )
-WITH (autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000');
+WITH (fillfactor='80', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='1000');
 
 ALTER TABLE helix.request OWNER TO helix_owner;
 
@@ -7923,6 +7992,10 @@ CREATE INDEX lane_active ON helix.lane USING btree (queue) WHERE (NOT idle);
 -- Name: request_due; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX request_due ON helix.request USING btree (due, number) WHERE (due IS NOT NULL);
+
+-- Name: request_number; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX request_number ON helix.request USING btree (number);
 
 -- Name: work_blocked; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -8715,6 +8788,10 @@ GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result
 -- Name: FUNCTION count_leases(p_queue integer[], p_key text[], p_change integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_settled(p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_settled(p_number bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9565,9 +9642,13 @@ REVOKE ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name tex
 GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_client;
 
--- Name: FUNCTION reap(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION reap(p_actor text, p_limit integer, p_from timestamp with time zone, OUT lost bigint[], OUT visited integer); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.reap(p_actor text, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.reap(p_actor text, p_limit integer, p_from timestamp with time zone, OUT lost bigint[], OUT visited integer) FROM PUBLIC;
+
+-- Name: FUNCTION reap_since(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reap_since(p_actor text, p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION reap_v1(p_actor text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -91,16 +91,18 @@ create table helix.ended (
 );
 
 -- Claim calls by their request id. The repeat of a call whose answer was lost finds its leases here.
--- `due` tells the reaper when to look at the leases of a call: it is a lower bound of their deadlines
--- that renewals do not touch, and null when no lease is left.
+-- `due` is when the reaper looks at the leases of a call: a lower bound of their deadlines that renewals
+-- do not touch, and null when no lease is left.
 create table helix.request (
-  id     uuid primary key,
-  number bigint not null,          -- of its leases: the ledger entry of the claim
-  worker text not null,
-  due    timestamptz,
-  at     timestamptz not null default clock_timestamp()
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+  id        uuid primary key,
+  number    bigint not null,       -- of its leases: the ledger entry of the claim
+  due       timestamptz,
+  at        timestamptz not null default clock_timestamp(),
+  unsettled integer not null,      -- upper bound of its live leases; see helix.count_settled
+  worker    text not null
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create index request_due on helix.request (due, number) where due is not null;
+create index request_number on helix.request (number);
 
 -- How many leases each limit key has now; counted by the trigger `record`, locked by claim.
 create table helix.key_limit (

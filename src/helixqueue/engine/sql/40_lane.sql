@@ -139,13 +139,18 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_count integer;
 begin
+  -- A look-up in the claim order for each idle lane. As a join this would read all claimable work, and while
+  -- an old snapshot is held also what was claimed since.
   update helix.lane l set idle = false, used_at = v_now
-  where l.idle and exists (select from helix.work w where w.pending and w.lane = l.id);
+  where l.idle
+    and (select true from helix.work w where w.pending and w.lane = l.id
+         order by w.turn, w.batch limit 1);
   update helix.lane l set idle = true
   where l.id = any (array(
     select i.id from helix.lane i
     where not i.idle and i.used_at < v_now - interval '1 hour'
-      and not exists (select from helix.work w where w.pending and w.lane = i.id)
+      and (select true from helix.work w where w.pending and w.lane = i.id
+           order by w.turn, w.batch limit 1) is null
       and not exists (select from helix.queue q where q.name = i.queue and q.class = i.class)
     limit p_limit for update skip locked));
   get diagnostics v_count = row_count;

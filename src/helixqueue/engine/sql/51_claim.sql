@@ -113,8 +113,8 @@ begin
   v_state := case when p_start then 'RUNNING' else 'ASSIGNED' end;
   -- The reaper looks at this call once after ten seconds, because most leases have ended by then, and
   -- from there on at the least deadline that is left.
-  insert into helix.request (id, number, worker, due)
-  values (p_request, v_entry, p_worker, v_now + make_interval(
+  insert into helix.request (id, number, worker, unsettled, due)
+  values (p_request, v_entry, p_worker, v_prefix, v_now + make_interval(
             secs => least(10, v_seconds, (select min(s) from unnest(v_choice.lease_seconds) s))))
   on conflict do nothing;
   if not found then
@@ -189,8 +189,10 @@ begin
     from helix.request r
     join helix.entry e on e.id = r.number
     cross join lateral unnest(e.batch) as u (batch)
-    join helix.work w on w.batch = u.batch and w.number = r.number
-    where r.id = p_request and r.worker = p_worker and w.state in ('ASSIGNED', 'RUNNING')
+    cross join lateral (select l.batch, l.queue from helix.work l
+                        where l.batch = u.batch and l.number = r.number
+                          and l.state in ('ASSIGNED', 'RUNNING') offset 0) w
+    where r.id = p_request and r.worker = p_worker
       and (v_queues is null or w.queue = any (v_queues)));
   return query
     select (h.header).*

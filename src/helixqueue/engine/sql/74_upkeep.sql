@@ -2,48 +2,86 @@
 -- (75_duty.sql). The time is read into a variable first: clock_timestamp() is volatile, and a volatile
 -- comparison is no index condition, so each function would read the whole table.
 
--- Takes back leases whose deadline has passed, and returns their batches. `request.due` says which calls
--- to look at; the row lock and the deadline are checked in one statement, so any number of reapers and a
--- fast worker cannot undo each other.
-create function helix.reap(p_actor text, p_limit integer) returns bigint[]
-language plpgsql
+-- Takes back leases whose deadline has passed, and returns their batches and the number of claim calls that
+-- it looked at. `request.due` says which calls those are; p_from leaves out the calls that were due before it.
+-- The row lock and the deadline are checked in one statement, so any number of reapers and a fast worker
+-- cannot undo each other.
+create function helix.reap(
+  p_actor text, p_limit integer, p_from timestamptz default '-infinity',
+  out lost bigint[], out visited integer
+) language plpgsql
 -- Claims switch sorting off; here that would read all of helix.work in order.
 set enable_sort = on as $$
 declare
-  v_now    timestamptz := clock_timestamp();
-  v_number bigint[];
-  v_lost   bigint[];
+  v_now     timestamptz := clock_timestamp();
+  v_id      uuid[];
+  v_number  bigint[];
+  v_live    bigint[];   -- numbers of the calls that have leases
+  v_overdue bigint[];
 begin
-  v_number := array(select r.number from helix.request r where r.due < v_now
-                    order by r.due, r.number limit p_limit for update skip locked);
-  if v_number = '{}' then
-    return '{}';
+  lost := '{}';
+  select array_agg(c.id), array_agg(c.number), count(*) into v_id, v_number, visited
+  from (select r.id, r.number from helix.request r where r.due >= p_from and r.due < v_now
+        order by r.due, r.number limit p_limit for update skip locked) c;
+  if visited = 0 then
+    return;
   end if;
-  v_lost := helix.skip_counted_keys(array(
-    select l.batch from (
-      select w.batch
-      from unnest(v_number) as n (number)
-      join helix.entry e on e.id = n.number
-      cross join lateral unnest(e.batch) as u (batch)
-      join helix.work w on w.batch = u.batch and w.number = n.number
-      where w.state in ('ASSIGNED', 'RUNNING') and w.deadline < v_now
-      order by w.batch limit p_limit for update of w skip locked) l));
-  if v_lost <> '{}' then
+  select array_agg(distinct w.number), array_agg(w.batch) filter (where w.deadline < v_now)
+  into v_live, v_overdue
+  from unnest(v_number) as n (number)
+  join helix.entry e on e.id = n.number
+  cross join lateral unnest(e.batch) as u (batch)
+  -- A look-up for each lease: as a join it was planned, on a small table, as a walk over all of helix.work.
+  cross join lateral (select l.batch, l.number, l.deadline from helix.work l
+                      where l.batch = u.batch and l.number = n.number
+                        and l.state in ('ASSIGNED', 'RUNNING') offset 0) w;
+  if v_overdue is not null then
+    lost := helix.skip_counted_keys(array(
+      select w.batch from helix.work w
+      where w.batch = any (v_overdue) and w.state in ('ASSIGNED', 'RUNNING') and w.deadline < v_now
+      order by w.batch limit p_limit for update skip locked));
+  end if;
+  if lost <> '{}' then
     perform helix.end_leases(
       array_agg(w.batch), 'lost', p_actor, null,
       array_agg(format('%s did not renew before %s', w.actor, w.deadline)))
-    from helix.work w where w.batch = any (v_lost);
+    from helix.work w where w.batch = any (lost);
   end if;
   -- When to look again: at the least deadline that is left, or never.
   update helix.request r
-  set due = (select min(w.deadline) from helix.entry e
-             cross join lateral unnest(e.batch) as u (batch)
-             join helix.work w on w.batch = u.batch and w.number = e.id
-             where e.id = r.number and w.state in ('ASSIGNED', 'RUNNING'))
-  from (select q.id from helix.request q where q.due < v_now and q.number = any (v_number)
-        offset 0) visited
-  where r.id = visited.id;
-  return v_lost;
+  set due = case when r.number = any (v_live) then (
+              select min(w.deadline) from helix.entry e
+              cross join lateral unnest(e.batch) as u (batch)
+              cross join lateral (select l.deadline from helix.work l
+                                  where l.batch = u.batch and l.number = e.id
+                                    and l.state in ('ASSIGNED', 'RUNNING') offset 0) w
+              where e.id = r.number) end
+  from unnest(v_id) as c (id)
+  where r.id = c.id;
+end
+$$;
+
+-- `reap` as a duty. While an old snapshot is held, calls that were due stay in the index as dead entries, and
+-- every run would read all of them. So the first run of every two seconds starts at the beginning and
+-- notes its time as the mark (microseconds since 1970); the runs after it start one second before the mark.
+create function helix.reap_since(p_actor text, p_limit integer) returns integer
+language plpgsql as $$
+declare
+  v_now     bigint := extract(epoch from clock_timestamp()) * 1000000;
+  v_mark    bigint := (select d.mark from helix.duty d where d.duty = 'reap');
+  v_marked  boolean := v_mark / 2000000 = v_now / 2000000;
+  v_visited integer;
+  v_lost    bigint[];
+begin
+  select r.lost, r.visited into v_lost, v_visited
+  from helix.reap(p_actor, p_limit, case when v_marked
+                                         then to_timestamp(v_mark / 1000000.0) - interval '1 s'
+                                         else '-infinity' end) r;
+  -- After a run that came to its limit the next one starts at the beginning again.
+  if not v_marked and v_visited < p_limit then
+    update helix.duty d set mark = v_now where d.duty = 'reap';
+  end if;
+  return cardinality(v_lost);
 end
 $$;
 
@@ -82,8 +120,9 @@ begin
   v_queues := helix.scope_queues();
   perform set_config('helix.scope', '*', true);
   -- The actor goes into the ledgers of all tenants: a login of one must not choose it.
-  v_lost := helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
-                       least(p_limit, 10000));
+  select r.lost into v_lost
+  from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
+                  least(p_limit, 10000)) r;
   return (select count(*) from helix.work w
           where w.batch = any (v_lost) and (v_queues is null or w.queue = any (v_queues)));
 end

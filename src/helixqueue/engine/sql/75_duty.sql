@@ -98,7 +98,7 @@ create function helix.do_duty(p_duty text, p_actor text, p_limit integer) return
 language plpgsql as $$
 begin
   return case p_duty
-    when 'reap' then cardinality(helix.reap(p_actor, p_limit))
+    when 'reap' then helix.reap_since(p_actor, p_limit)
     when 'promote' then helix.promote(p_limit)
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
