@@ -2,7 +2,7 @@
 
 Why not psycopg_pool: it keeps worker threads, which a fork loses, and while a server is away it
 answers with its own timeout instead of what the server said. Here a connection is made by whoever
-needs it and its error is theirs (docs/decisions/0010-a-pool-without-threads.md).
+needs it and its error is theirs (docs/decisions/0010-connection-pool.md).
 
 What a pool holds belongs to one process, and to one event loop: a forked child or the next
 `asyncio.run` starts with an empty one. An inherited connection is never used or closed, because

@@ -2,7 +2,7 @@
 
 The schema comes from the database, where whoever may set a queue's settings wrote it. So nothing in
 it may reach out (no reference leaves the document) or run for long (regular expressions without
-backtracking). See docs/decisions/0009-schemas.md for the choice of the library.
+backtracking). See docs/decisions/0009-json-schemas.md for the choice of the library.
 """
 
 from __future__ import annotations
