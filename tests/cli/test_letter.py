@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from helixqueue.cli.exits import Exit
-from tests.service.conftest import Site, serving, settings_for
+from tests.support.service import Site, serving, settings_for
 
 
 @pytest.fixture(scope="module")

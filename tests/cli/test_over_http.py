@@ -17,9 +17,9 @@ from helixqueue.cli import pages
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.cli import Helixq
 from tests.support.lab import POOLED, Lab, failed
+from tests.support.service import Site, serving, settings_for
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
 

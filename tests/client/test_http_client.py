@@ -32,8 +32,8 @@ from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.policy import Policy, Route
 from helixqueue.service.problems import PROBLEMS, Problem, problem_of
 from helixqueue.transport.http.problem import error_of
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import Lab
+from tests.support.service import Site, serving, settings_for
 
 # As the engine and the client make them; each comes back as it was.
 RAISED = [

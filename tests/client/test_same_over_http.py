@@ -11,7 +11,7 @@ import pytest
 
 from helixqueue import HelixClient
 from tests.client import test_bad_input, test_client
-from tests.service.conftest import Site, serving, settings_for
+from tests.support.service import Site, serving, settings_for
 
 # What needs a database's client, or its event loop, or changes it from inside.
 OTHER = {"ahelix", "monkeypatch", "tmp_path"}

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from helixqueue import __version__
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
-from tests.service.conftest import Site, serving, settings_for
+from tests.support.service import Site, serving, settings_for
 
 # All in one process of the suite: the others need not wait for the installation.
 pytestmark = pytest.mark.xdist_group("fresh")

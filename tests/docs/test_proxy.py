@@ -19,11 +19,9 @@ from helixqueue import AsyncHelixClient, HelixClient, Queue, Refused, State, Una
 from helixqueue.service import ServiceSettings
 from helixqueue.service.changes import QUIET_SECONDS
 from helixqueue.service.settings import MAX_WAIT_SECONDS
-from tests.service.conftest import Site, serving, settings_for
-from tests.service.test_changes import events
-from tests.service.test_login import offered
 from tests.support.lab import Lab, one_database, until
 from tests.support.nginx import GUIDE, Nginx, _program, block
+from tests.support.service import Site, offer_login, serving, settings_for, stream_events
 
 NAME = "helix.example.org"
 MIB = 1024 * 1024
@@ -131,14 +129,14 @@ def test_changes_arrive_while_their_stream_is_open_and_go_on_behind_the_last(htt
         return http.stream("GET", "/v1/changes", params={"queue": lab.q}, headers=headers)
 
     with told() as stream:
-        changes = events(stream)
+        changes = stream_events(stream)
         assert next(changes)[1] == "begin"
         lab.submit("a")
         place, _, change = next(changes)
         assert change["to_state"] == "PENDING"
     lab.claim(start=False)
     with told(**{"Last-Event-ID": place}) as stream:
-        changes = events(stream)
+        changes = stream_events(stream)
         assert next(changes)[1] == "begin"
         assert next(changes)[2]["to_state"] == "ASSIGNED"
 
@@ -181,7 +179,7 @@ def test_what_a_client_is_slow_to_read_does_not_wait_on_the_proxy_s_disk(http, p
 
 
 def test_a_login_link_works_and_its_code_stands_in_no_log(proxy, database):
-    code = offered(database)
+    code = offer_login(database)
     with asking(proxy, STRANGER, Authorization="x", Host=NAME) as person:
         told = [person.get("/login", params={"code": code}) for _ in range(30)]
         assert {one.status_code for one in told} == {200, 429}

@@ -9,34 +9,15 @@ import httpx
 import pytest
 
 from helixqueue.engine import tokens
-from helixqueue.service import ServiceSettings, create_app
-from tests.service.conftest import ALL, TLS
 from tests.support.lab import Lab
-
-DOCUMENT = create_app(ServiceSettings("postgresql://nobody@/nowhere")).app.openapi()
-OPERATIONS = [
-    (method.upper(), path, told["x-scope"])
-    for path, methods in DOCUMENT["paths"].items()
-    for method, told in methods.items()
-]
-GUARDED = [one for one in OPERATIONS if one[2] != "open"]
-
-
-def filled(path, batch_id=None, fence="v1:" + "0" * 64):
-    return path.format(
-        batch_id=batch_id or uuid.uuid4(), queue="shared", name="uploader", fence=fence
-    )
-
-
-def ids(one):
-    return f"{one[0]} {one[1]}"
+from tests.support.service import ALL, GUARDED, OPERATIONS, TLS, fill_path, operation_name
 
 
 def asked(site, operation, token):
     method, path, _ = operation
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=site.url, timeout=30, verify=TLS) as client:
-        return client.request(method, filled(path), headers=headers)
+        return client.request(method, fill_path(path), headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +41,13 @@ def narrow(site):
     return {scope: site.token(*(one for one in ALL if one != scope)) for scope in ALL}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=ids)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=operation_name)
 def test_every_operation_says_what_it_demands(operation):
     assert operation[2] in {*ALL, "any", "open"}
     assert (operation[2] == "open") == operation[1].startswith(("/health/", "/v1/login"))
 
 
-@pytest.mark.parametrize("operation", GUARDED, ids=ids)
+@pytest.mark.parametrize("operation", GUARDED, ids=operation_name)
 def test_no_operation_answers_a_stranger(site, strangers, operation):
     for why, token in strangers.items():
         told = asked(site, operation, token)
@@ -75,14 +56,16 @@ def test_no_operation_answers_a_stranger(site, strangers, operation):
         assert told.json()["type"].endswith(":unauthenticated")
 
 
-@pytest.mark.parametrize("operation", [one for one in GUARDED if one[2] != "any"], ids=ids)
+@pytest.mark.parametrize(
+    "operation", [one for one in GUARDED if one[2] != "any"], ids=operation_name
+)
 def test_no_operation_answers_without_its_scope(site, narrow, operation):
     told = asked(site, operation, narrow[operation[2]])
     assert told.status_code == 403
     assert told.json()["expected"] == f"a token with the scope {operation[2]}"
 
 
-@pytest.mark.parametrize("operation", GUARDED, ids=ids)
+@pytest.mark.parametrize("operation", GUARDED, ids=operation_name)
 def test_methods_that_a_path_does_not_know_are_refused(site, strangers, operation):
     _, path, _ = operation
     known = {one for one, there, _ in OPERATIONS if there == path}

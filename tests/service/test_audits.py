@@ -15,10 +15,10 @@ from helixqueue.engine import tenant_session as serving_calls
 from helixqueue.errors import Unavailable
 from helixqueue.operate.check import LATE, invariants
 from helixqueue.service.service import Service
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.cli import Helixq
 from tests.support.lab import Lab, until
 from tests.support.ledger_damage import damaged
+from tests.support.service import Site, serving, settings_for
 
 
 @pytest.fixture(scope="module")

@@ -11,30 +11,12 @@ import httpx
 import pytest
 
 from helixqueue.engine import calls, reads
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import completed, until
+from tests.support.service import PROBLEM_PREFIX, Site, problem_kind, serving, settings_for, submit
 
-PROBLEM = "urn:helixqueue:problem:"
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
 BATCHES = """
     select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"""
-
-
-def submit(http, lab, identity="s-1", payload=None, **more):
-    body = {"identity": identity, "payload": {} if payload is None else payload, **more}
-    headers = body.pop("headers", {})
-    return http.post(f"/v1/queues/{lab.q}/batches", json=body, headers=headers)
-
-
-def kind(answer):
-    assert answer.headers["content-type"] == "application/problem+json"
-    told = answer.json()
-    assert told["status"] == answer.status_code
-    assert told["remedy"]
-    assert told["expected"]
-    assert told["got"]
-    assert told["request"] == answer.headers["x-request-id"]
-    return told["type"].removeprefix(PROBLEM)
 
 
 def test_two_spellings_are_one_batch_with_one_receipt(http, lab):
@@ -47,7 +29,7 @@ def test_two_spellings_are_one_batch_with_one_receipt(http, lab):
 def test_another_payload_is_a_conflict_with_a_difference(site, http, lab):
     submit(http, lab, payload={"reads": 1})
     told = submit(http, lab, payload={"reads": 2})
-    assert (told.status_code, kind(told)) == (409, "conflict")
+    assert (told.status_code, problem_kind(told)) == (409, "conflict")
     [change] = told.json()["diff"]
     assert (change["op"], change["path"], change["value"]) == ("replace", "/reads", 2)
     with site.client("submit") as blind:
@@ -60,13 +42,13 @@ def test_another_payload_is_a_conflict_with_a_difference(site, http, lab):
 )
 def test_a_bad_identity_is_refused_by_name(http, lab, identity, problem):
     told = submit(http, lab, identity)
-    assert (told.status_code, kind(told)) == (422, problem)
+    assert (told.status_code, problem_kind(told)) == (422, problem)
 
 
 def test_a_payload_that_breaks_the_schema_is_refused_with_its_place(http, lab):
     lab.queue(payload_schema={"type": "object", "properties": {"n": {"type": "integer"}}})
     told = submit(http, lab, payload={"n": "seven"})
-    assert (told.status_code, kind(told)) == (422, "invalid-payload")
+    assert (told.status_code, problem_kind(told)) == (422, "invalid-payload")
     assert told.json()["pointer"] == "/n"
 
 
@@ -94,7 +76,7 @@ def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem)
     told = http.post(
         f"/v1/queues/{lab.q}/batches", content=body, headers={"content-type": "application/json"}
     )
-    assert (told.status_code, kind(told)) == (status, problem)
+    assert (told.status_code, problem_kind(told)) == (status, problem)
     assert problem != "not-json" or told.json()["detail"].startswith("body ")
     assert lab.value(BATCHES, lab.q) == 0
 
@@ -115,7 +97,7 @@ def test_a_body_in_another_form_is_not_guessed_at(http, lab, path, said):
     body = b'{"identity": "a", "payload": 1}' if path.endswith("batches") else b'{"reason": "r"}'
     path = path.format(q=lab.q)
     told = http.post(path, content=body, headers=[("connection", "close"), *said])
-    assert (told.status_code, kind(told)) == (415, "unsupported-media-type")
+    assert (told.status_code, problem_kind(told)) == (415, "unsupported-media-type")
     assert "application/json" in told.json()["remedy"] or said[-1][0] == "content-encoding"
     for form in ("application/json; charset=utf-8", "application/merge-patch+json", None):
         headers = {} if form is None else {"content-type": form}
@@ -134,10 +116,10 @@ def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(site, http, lab):
 
 def test_a_queue_that_is_not_there_or_closed_takes_nothing(http, lab):
     told = http.post("/v1/queues/nowhere/batches", json={"identity": "a", "payload": 1})
-    assert (told.status_code, kind(told)) == (404, "no-such-queue")
+    assert (told.status_code, problem_kind(told)) == (404, "no-such-queue")
     lab.queue(closed=True)
     told = submit(http, lab, "late")
-    assert (told.status_code, kind(told)) == (409, "queue-closed")
+    assert (told.status_code, problem_kind(told)) == (409, "queue-closed")
 
 
 def test_many_are_answered_row_by_row_in_order(http, lab):
@@ -151,7 +133,7 @@ def test_many_are_answered_row_by_row_in_order(http, lab):
     found = told.json()["submitted"]
     words = ["new", "duplicate", "conflict", "refused", "duplicate"]
     assert [one["decision"] for one in found] == words
-    assert found[2]["problem"]["type"] == f"{PROBLEM}conflict"
+    assert found[2]["problem"]["type"] == f"{PROBLEM_PREFIX}conflict"
     assert found[0]["receipt"] == found[4]["receipt"]
     too_many = {"submissions": [{"identity": str(n), "payload": 1} for n in range(1001)]}
     assert http.post(f"/v1/queues/{lab.q}/chunks", json=too_many).status_code == 422
@@ -239,7 +221,7 @@ def test_a_run_is_found_with_all_of_its_batches_and_no_others(http, lab, monkeyp
 def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method, path):
     body = {"identity": "S-1", "payload": 1} if method == "POST" else None
     told = http.request(method, path.format(q=lab.q), json=body)
-    assert (told.status_code, kind(told)) == (422, "invalid-request")
+    assert (told.status_code, problem_kind(told)) == (422, "invalid-request")
     assert told.json()["got"] in {"stat", "runs", "dry_run", "queue"}
     assert lab.value(BATCHES, lab.q) == 0
 
@@ -251,7 +233,7 @@ def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method
 )  # fmt: skip
 def test_a_filter_that_could_mean_two_things_is_refused(http, query):
     told = http.get(f"/v1/batches?{query}")
-    assert (told.status_code, kind(told)) == (422, "invalid-request")
+    assert (told.status_code, problem_kind(told)) == (422, "invalid-request")
     assert "PostgreSQL" not in told.text
 
 
@@ -281,13 +263,13 @@ def test_a_story_tells_of_attempts_events_and_refusals(site, http, lab):
         assert blind["payload"] is blind["result"] is None
         assert {event["detail"] for event in blind["events"]} == {None}
         refused = viewer.get(f"/v1/batches/{batch_id}", params={"payload": "true"})
-        assert (refused.status_code, kind(refused)) == (403, "forbidden")
+        assert (refused.status_code, problem_kind(refused)) == (403, "forbidden")
         assert viewer.get(f"/v1/batches/{batch_id}/outcome").json()["result"] is None
 
 
 def test_a_batch_of_nobody_is_not_found(http):
     told = http.get(f"/v1/batches/{uuid.uuid4()}")
-    assert (told.status_code, kind(told)) == (404, "no-such-batch")
+    assert (told.status_code, problem_kind(told)) == (404, "no-such-batch")
 
 
 def test_a_keyed_request_is_repeated_and_not_run_again(http, lab):
@@ -298,7 +280,7 @@ def test_a_keyed_request_is_repeated_and_not_run_again(http, lab):
     assert second.headers["idempotency-replayed"] == "true"
     assert first.json() == second.json()
     other = submit(http, lab, "other", headers=key)
-    assert (other.status_code, other.json()["type"]) == (409, f"{PROBLEM}key-reused")
+    assert (other.status_code, other.json()["type"]) == (409, f"{PROBLEM_PREFIX}key-reused")
 
 
 def test_what_was_refused_may_be_asked_again_with_its_key(http, lab):
@@ -314,7 +296,7 @@ def test_a_full_queue_says_how_full_it_is(database, lab):
     with serving(settings) as url, Site(database, url).client() as http:
         lab.submit_many(3)
         told = submit(http, lab, "one-more")
-        assert (told.status_code, kind(told)) == (429, "queue-full")
+        assert (told.status_code, problem_kind(told)) == (429, "queue-full")
         assert (told.json()["pending"], told.json()["limit"]) == (3, 3)
         assert int(told.headers["retry-after"]) >= 1
         # What is pending counts, so there is room again when work was done, and only for so much.
@@ -322,7 +304,7 @@ def test_a_full_queue_says_how_full_it_is(database, lab):
         until(lambda: submit(http, lab, "one-more").status_code == 201)
         rows = [{"identity": f"m{n}", "payload": {}} for n in range(2)]
         many = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
-        assert (many.status_code, kind(many)) == (429, "queue-full")
+        assert (many.status_code, problem_kind(many)) == (429, "queue-full")
         assert (many.json()["pending"], many.json()["got"]) == (2, "4")
     assert lab.value(BATCHES, lab.q) == 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,25 +19,13 @@ from helixqueue.records.rows import SubmissionRow
 from helixqueue.service import changes
 from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.states import State
-from tests.service.conftest import Site, settings_for
-from tests.service.conftest import serving as service_on
 from tests.support.lab import POOLED, until
+from tests.support.service import Site, settings_for, stream_events
+from tests.support.service import serving as service_on
 
 READ = """
     select (seq_tup_read + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables
     where relid = 'helix.entry'::regclass"""
-
-
-def events(stream):
-    """Each event as (id, kind, data), as they come."""
-    told = {}
-    for line in stream.iter_lines():
-        name, _, value = line.partition(": ")
-        if line:
-            told[name] = value
-        elif "data" in told:
-            yield told.get("id"), told["event"], json.loads(told["data"])
-            told = {}
 
 
 @contextmanager
@@ -48,7 +35,7 @@ def following(http, after=None, **query):
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["x-accel-buffering"] == "no"
-        yield events(stream)
+        yield stream_events(stream)
 
 
 def steps(found):

@@ -16,8 +16,8 @@ import pytest
 from helixqueue.service import slow_clients
 from helixqueue.service.run import OWN_FILES, config_of
 from helixqueue.service.slow_clients import MAX_HEAD_BYTES
-from tests.service.conftest import TLS, Site, serving, settings_for
 from tests.support.lab import until
+from tests.support.service import TLS, Site, serving, settings_for
 
 HEAD_SECONDS = 0.3
 IDLE_SECONDS = 1

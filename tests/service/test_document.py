@@ -8,7 +8,7 @@ import pytest
 from helixqueue.fence.http.problem import PREFIX
 from helixqueue.service import examples, problem_examples
 from helixqueue.service.problems import PROBLEMS
-from tests.service.test_access import DOCUMENT, OPERATIONS
+from tests.support.service import DOCUMENT, OPERATIONS
 
 TOLD = [DOCUMENT["paths"][path][method.lower()] for method, path, _ in OPERATIONS]
 BY_ID = {told["operationId"]: told for told in TOLD}

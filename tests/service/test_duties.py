@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from helixqueue.engine import duties
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import Lab, until
+from tests.support.service import Site, serving, settings_for
 
 NAMES = {"reap", "promote", "expire", "fences", "retire", "archive", "sweep"}
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from tests.service.test_access import DOCUMENT, OPERATIONS
+from tests.support.service import DOCUMENT, OPERATIONS
 
 load_all_checks()
 CHOSEN = [

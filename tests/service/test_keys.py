@@ -9,8 +9,8 @@ import pytest
 from helixqueue import HelixQueue
 from helixqueue.engine import fences
 from helixqueue.identity import key_text
-from tests.service.test_access import DOCUMENT
 from tests.support.lab import POOLED
+from tests.support.service import DOCUMENT
 
 WRITES = {
     told["operationId"]: (method.upper(), path, told["x-fenced"])

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from helixqueue.engine import calls
-from tests.service.test_batches import kind, submit
 from tests.support.lab import Lab, failed
+from tests.support.service import problem_kind, submit
 
 
 def listed(http, lab, **filters):
@@ -74,7 +74,7 @@ def test_a_redriven_letter_runs_again_and_leaves_the_list(site, http, lab):
         assert redrive(ann, batch_ids=[batch_id]).json()["answers"][0]["answer"] == "repeat"
     assert listed(http, lab)["letters"] == []
     told = http.get(f"/v1/letters/{batch_id}")
-    assert (told.status_code, kind(told)) == (404, "no-such-letter")
+    assert (told.status_code, problem_kind(told)) == (404, "no-such-letter")
     event = http.get(f"/v1/batches/{batch_id}").json()["events"][-1]
     assert (event["reason"], event["actor"], event["detail"]) == (
         "retried", f"ann-{lab.q}", "a new flow cell",
@@ -145,7 +145,7 @@ def test_another_tenant_sees_no_letter_and_redrives_none(site, http, lab):
     with site.client(tenant="b") as other:
         assert listed(other, lab)["letters"] == []
         theirs, nobodys = (other.get(f"/v1/letters/{one}") for one in (batch_id, uuid.uuid4()))
-        assert (kind(theirs), kind(nobodys)) == ("no-such-letter", "no-such-letter")
+        assert (problem_kind(theirs), problem_kind(nobodys)) == ("no-such-letter", "no-such-letter")
         [told] = redrive(other, batch_ids=[batch_id]).json()["answers"]
         assert (told["answer"], told["state"]) == ("refused", None)
         assert redrive(other, queue=lab.q).json()["answers"] == []

@@ -9,16 +9,8 @@ import psycopg
 import pytest
 
 from helixqueue.engine import tokens
-from tests.service.conftest import TLS
 from tests.support.lab import Lab
-
-
-def offered(database, tenant="a", **options):
-    code = tokens.fresh("hl_")
-    offer = tokens.offer_login(tenant=tenant, code_hash=code.hash, actor="ann", **options)
-    with Lab(database, "operator") as operator:
-        operator.run(offer)
-    return code.token
+from tests.support.service import TLS, offer_login
 
 
 def exchanged(site, code):
@@ -26,7 +18,7 @@ def exchanged(site, code):
 
 
 def test_of_many_who_open_a_link_one_gets_the_token(site, database):
-    code = offered(database)
+    code = offer_login(database)
     with ThreadPoolExecutor(12) as pool:
         told = list(pool.map(lambda _: exchanged(site, code), range(12)))
     assert sorted(one.status_code for one in told) == [201] + [404] * 11
@@ -40,7 +32,7 @@ def test_of_many_who_open_a_link_one_gets_the_token(site, database):
 
 
 def test_a_code_is_good_for_as_long_as_it_was_offered(site, database):
-    code = offered(database)
+    code = offer_login(database)
     with database.connect("helix_bootstrap") as connection:
         connection.execute(
             "create function helix.test_age() returns void language sql security definer as "
@@ -54,7 +46,7 @@ def test_a_code_is_good_for_as_long_as_it_was_offered(site, database):
 
 
 def test_only_hashes_are_kept_and_nobody_reads_even_those(database):
-    code = offered(database)
+    code = offer_login(database)
     kept = database.value("select string_agg(l::text, ' ') from helix.login l")
     assert code not in kept
     for role in ("pool", "operator", "service"):
@@ -72,7 +64,7 @@ def test_a_link_is_for_the_tenant_of_whoever_offers_it(database):
 
 
 def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, database):
-    code = offered(database)
+    code = offer_login(database)
     with httpx.Client(base_url=site.url, verify=TLS) as http:
         for _ in range(3):
             page = http.get("/login", params={"code": code})
@@ -92,7 +84,7 @@ def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, da
 )
 def test_nobody_is_advised_to_send_a_token_in_the_clear(site, database, host, base):
     """A proxy with TLS asks us over plain HTTP, under the name that the browser knows."""
-    form, headers = {"code": offered(database)}, {"Host": host}
+    form, headers = {"code": offer_login(database)}, {"Host": host}
     page = httpx.post(f"{site.url}/login", data=form, headers=headers, verify=TLS)
     assert page.status_code == 200
     assert f" {base}" in page.text

@@ -13,8 +13,8 @@ from helixqueue.service import work
 from helixqueue.service.app import create_app
 from helixqueue.service.problems import Problem
 from helixqueue.service.tenant_limits import TenantLimits
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import PATIENCE_S, until
+from tests.support.service import Site, serving, settings_for
 
 WAIT = {"worker": "w", "queues": ["held"], "seconds": 30}
 

@@ -11,8 +11,8 @@ import pytest
 from helixqueue import HelixQueue
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
-from tests.service.test_access import DOCUMENT, GUARDED, filled, ids
 from tests.support.lab import POOLED, Lab
+from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
 
 WORD = "okapi"  # in whatever is theirs
 # Of the stream, which does not end by itself, test_changes.py shows it.
@@ -110,14 +110,14 @@ def bodies(operation, loot):
     return [body]
 
 
-@pytest.mark.parametrize("operation", ASKED, ids=ids)
+@pytest.mark.parametrize("operation", ASKED, ids=operation_name)
 def test_no_operation_tells_or_touches_another_tenant(site, database, mine, theirs, operation):
     method, path, _ = operation
     before = rows_of_b(database)
     assert all(before.values()), "nothing is there to be seen"
     with site.client(token=mine) as http:
         for batch_id in theirs.batch_ids if "{batch_id}" in path else [None]:
-            at = filled(path, batch_id, theirs.fence)
+            at = fill_path(path, batch_id, theirs.fence)
             for body in bodies(operation, theirs):
                 told = http.request(method, at, json=body)
                 assert told.status_code < 500

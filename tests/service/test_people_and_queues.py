@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from tests.service.test_batches import kind, submit
+from tests.support.service import problem_kind, submit
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_nothing_is_decided_without_a_reason(http, lab, batch_id, verb, body):
 
 def test_failed_work_is_retried_and_only_failed_work(http, lab, batch_id):
     told = decide(http, "retry", batch_id)
-    assert (told.status_code, kind(told)) == (409, "illegal-transition")
+    assert (told.status_code, problem_kind(told)) == (409, "illegal-transition")
     lab.fail(*lab.claim(), permanent=True)
     assert decide(http, "retry", batch_id).json()["state"] == "PENDING"
 
@@ -70,7 +70,10 @@ def test_finished_work_is_erased_and_its_ledger_stays(http, lab, batch_id):
 def test_a_queue_is_declared_changed_paused_and_resumed_for_a_reason(site, lab):
     name = f"{lab.q}-new"
     with site.client("operate", "read", name=f"boss-{lab.q}") as boss:
-        assert kind(boss.post(f"/v1/queues/{name}/pause", json={"reason": "x"})) == "no-such-queue"
+        assert (
+            problem_kind(boss.post(f"/v1/queues/{name}/pause", json={"reason": "x"}))
+            == "no-such-queue"
+        )
         told = boss.put(
             f"/v1/queues/{name}",
             json={"reason": "a new assay", "lease_seconds": 60, "requires": {"gpus": 1}},
@@ -144,4 +147,4 @@ def test_a_page_of_very_many_queues_counts_less_far(http, lab):
 
 def test_a_profile_is_for_good(http, lab):
     told = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
-    assert (told.status_code, kind(told)) == (422, "refused")
+    assert (told.status_code, problem_kind(told)) == (422, "refused")

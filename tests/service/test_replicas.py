@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import subprocess
-import threading
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +14,17 @@ import pytest
 from helixqueue.embedded import Postgres
 from helixqueue.engine import tokens
 from helixqueue.engine.migrate import migrate
-from helixqueue.ledger.replay import replay
 from helixqueue.up.databases import admit
-from tests.service.conftest import TLS, Site, serving, settings_for
-from tests.support.cli import HELIXQ
 from tests.support.database import Database
 from tests.support.lab import Lab, one_database, until
+from tests.support.replicas import (
+    SubmitLoad,
+    assert_each_acknowledged_once,
+    new_queue,
+    replica,
+    status_of,
+)
+from tests.support.service import TLS, Site, serving, settings_for
 
 ROOT = Path(__file__).parents[2]
 AWAY_SECONDS = 30 if os.environ.get("HELIX_PROOF") else 8
@@ -37,107 +37,13 @@ def scratch(server, template):
     yield from one_database(server, template, None)
 
 
-@contextmanager
-def replica(dsn, source=ROOT / "src"):
-    """A service in a process of its own, and its URL; `source` has the release."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HELIX_")}
-    with subprocess.Popen(
-        [HELIXQ, "serve", "--dsn", dsn, "--port", "0", "--json"],
-        env=kept | {"PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        try:
-            url = json.loads(process.stdout.readline())["url"]
-            until(lambda: code(f"{url}/health/ready") == 200, 60)
-            yield process, url
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-@contextmanager
-def queue_of(database):
-    with Lab(database) as lab:
-        lab.queue()
-        yield lab
-
-
-def code(url):
-    try:
-        return httpx.get(url, verify=TLS, timeout=30).status_code
-    except httpx.TransportError:
-        return None
-
-
-class Load:
-    """Clients that submit until told to stop, at whichever service answers."""
-
-    def __init__(self, urls, token, queue, clients=4):
-        self.urls = urls
-        self.acknowledged = {}  # identity: the receipts it was answered with
-        self.statuses = []  # of every answer, with how long it took
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._path = f"/v1/queues/{queue}/batches"
-        self._stop = threading.Event()
-        self._mutex = threading.Lock()
-        self._numbers = itertools.count()
-        self._threads = [threading.Thread(target=self._run) for _ in range(clients)]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self):
-        with httpx.Client(headers=self._headers, verify=TLS, timeout=30) as http:
-            while not self._stop.is_set():
-                # Each identity comes from several clients.
-                self._submit(http, f"S-{next(self._numbers) // 2}")
-
-    def _submit(self, http, identity):
-        for url in itertools.cycle(self.urls):
-            began = time.monotonic()
-            try:
-                told = http.post(url + self._path, json={"identity": identity, "payload": 1})
-                status = told.status_code
-            except httpx.TransportError:
-                status = None
-            with self._mutex:
-                self.statuses.append((status, time.monotonic() - began))
-            if status in {200, 201}:
-                with self._mutex:
-                    receipt = json.dumps(told.json()["receipt"], sort_keys=True)
-                    self.acknowledged.setdefault(identity, []).append(receipt)
-                return
-            if self._stop.wait(0.05):
-                return
-
-
-def proven(database, load):
-    """Everything acknowledged is there, once, and the ledger says so."""
-    assert load.acknowledged
-    assert {len(set(receipts)) for receipts in load.acknowledged.values()} == {1}
-    kept = database.rows("select b.identity, count(*) from helix.batch b group by 1")
-    assert {number for _, number in kept} == {1}
-    assert set(load.acknowledged) <= {identity for identity, _ in kept}
-    with database.connect("helix_migrator") as connection:
-        assert replay(connection).clean
-
-
 def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lost(scratch):
     dsn = scratch.dsn("service", direct=True)
     with (
         replica(dsn) as (doomed, first),
         replica(dsn) as (survivor, second),
-        queue_of(scratch) as lab,
-        Load([first, second], Site(scratch, first).token(), lab.q) as load,
+        new_queue(scratch) as lab,
+        SubmitLoad([first, second], Site(scratch, first).token(), lab.q) as load,
     ):
         until(lambda: len(load.acknowledged) > 100, 60)
         doomed.kill()
@@ -156,7 +62,7 @@ def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lo
         )
         assert actor.endswith(f".{survivor.pid}")
     assert None in {status for status, _ in load.statuses}, "nobody felt the kill"
-    proven(scratch, load)
+    assert_each_acknowledged_once(scratch, load)
 
 
 def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path):
@@ -169,7 +75,7 @@ def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path)
         token = _token(database)
         with (
             replica(postgres.service_dsn) as (_, url),
-            Load([url], token, "q") as load,
+            SubmitLoad([url], token, "q") as load,
         ):
             until(lambda: len(load.acknowledged) > 20, 60)
             postgres.kill()
@@ -180,17 +86,17 @@ def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path)
             during = load.statuses[down:]
             assert {status for status, _ in during} == {503}
             assert max(seconds for _, seconds in during) < 8
-            assert code(f"{url}/health/live") == 200
-            assert code(f"{url}/health/ready") == 503
+            assert status_of(f"{url}/health/live") == 200
+            assert status_of(f"{url}/health/ready") == 503
             postgres.start()
             back = len(load.acknowledged)
             until(lambda: len(load.acknowledged) > back + 20, 30)
-            until(lambda: code(f"{url}/health/ready") == 200)
+            until(lambda: status_of(f"{url}/health/ready") == 200)
             ran = "select max(d.last_at) from helix.duty d"
             at = database.value(ran)
             until(lambda: database.value(ran) > at)
         assert 500 not in {status for status, _ in load.statuses}
-        proven(database, load)
+        assert_each_acknowledged_once(database, load)
 
 
 def _token(database):
@@ -220,10 +126,10 @@ def test_an_old_release_serves_on_the_new_schema_while_a_release_is_rolled_out(s
         set_revision(scratch, "9999", "0001")
         with serving(settings_for(scratch)) as restarted:
             for url in (old, restarted):
-                assert code(f"{url}/health/ready") == 200
+                assert status_of(f"{url}/health/ready") == 200
             assert http.get("/v1/queues").status_code == 200
         set_revision(scratch, "9999", "9000")
-        until(lambda: code(f"{old}/health/ready") == 503)
+        until(lambda: status_of(f"{old}/health/ready") == 503)
         told = httpx.get(f"{old}/health/ready", verify=TLS).json()
         assert "does not fit" in told["detail"]
 
@@ -231,7 +137,7 @@ def test_an_old_release_serves_on_the_new_schema_while_a_release_is_rolled_out(s
 def test_a_new_release_is_not_ready_before_somebody_migrated(scratch):
     set_revision(scratch, "0000", "0000")
     with serving(settings_for(scratch)) as url:
-        assert code(f"{url}/health/ready") == 503
+        assert status_of(f"{url}/health/ready") == 503
 
 
 def test_the_database_shares_the_duties_out(scratch):

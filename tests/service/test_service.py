@@ -25,12 +25,12 @@ from helixqueue.service.problems import PROBLEMS
 from helixqueue.service.request_log import MaskingFormatter, RequestLog
 from helixqueue.service.run import demand_fit
 from helixqueue.service.service import Service
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.cli import HELIXQ
 from tests.support.database import Database
 from tests.support.faults import Faults
 from tests.support.lab import until
 from tests.support.pooler import Pooler
+from tests.support.service import Site, serving, settings_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 

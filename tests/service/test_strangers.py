@@ -11,8 +11,8 @@ from helixqueue.engine import tokens
 from helixqueue.service.problems import Problem
 from helixqueue.service.rate_limit import PLACES_MAX, AnonymousRateLimit
 from helixqueue.service.service import Service
-from tests.service.conftest import TLS, Site, serving, settings_for
 from tests.support.lab import until
+from tests.support.service import TLS, Site, serving, settings_for
 
 GUESSES = 20
 

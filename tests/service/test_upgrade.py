@@ -10,10 +10,16 @@ from pathlib import Path
 import pytest
 
 from helixqueue.engine import revision
-from tests.service.conftest import Site, serving, settings_for
-from tests.service.test_replicas import Load, code, proven, queue_of, replica
 from tests.support.cli import HELIXQ
 from tests.support.lab import one_database, until
+from tests.support.replicas import (
+    SubmitLoad,
+    assert_each_acknowledged_once,
+    new_queue,
+    replica,
+    status_of,
+)
+from tests.support.service import Site, serving, settings_for
 
 KNOWN = {"identity": "S-0", "payload": 1}
 PACKAGE = Path(__file__).parents[2] / "src" / "helixqueue"
@@ -90,10 +96,10 @@ def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, rel
     assert revision.head() == "0001", "the next release of this test is 0002"
     dsn = scratch.dsn("service", direct=True)
     urls = []
-    with queue_of(scratch) as lab, replica(dsn) as (old, old_url):
+    with new_queue(scratch) as lab, replica(dsn) as (old, old_url):
         urls.append(old_url)
         site = Site(scratch, old_url)
-        with Load(urls, site.token(), lab.q, clients=2) as load, site.client() as http:
+        with SubmitLoad(urls, site.token(), lab.q, clients=2) as load, site.client() as http:
             until(lambda: len(load.acknowledged) > 20, 60)
             held = lab.claim(4)  # by a worker of the old release, which settles afterwards
             migrated = helixq(release, "migrate", "--dsn", scratch.dsn("helix_migrator"))
@@ -102,7 +108,7 @@ def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, rel
             # What ran goes on: submits, settings, claims and settlements.
             before = len(load.acknowledged)
             until(lambda: len(load.acknowledged) > before + 20, 60)
-            assert code(f"{old_url}/health/ready") == 200
+            assert status_of(f"{old_url}/health/ready") == 200
             assert {one.answer for one in lab.complete(*held)} == {"ok"}
             lab.complete(*lab.claim(4))
             lab.queue(max_attempts=7)
@@ -121,4 +127,4 @@ def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, rel
                 before = len(load.acknowledged)
                 until(lambda: len(load.acknowledged) > before + 20, 60)
     assert not {status for status, _ in load.statuses} - {200, 201, 503, None}
-    proven(scratch, load)
+    assert_each_acknowledged_once(scratch, load)

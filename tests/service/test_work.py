@@ -7,8 +7,8 @@ import logging
 import uuid
 
 from helixqueue.engine import calls
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import until
+from tests.support.service import Site, serving, settings_for
 
 
 def claimed(http, lab, worker="gpu-1", **more):

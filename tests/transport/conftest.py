@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from helixqueue import HelixClient, HelixQueue
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import Lab, one_database
+from tests.support.service import Site, serving, settings_for
 
 WAYS = ("direct", "http")
 _numbers = itertools.count(1)

@@ -17,8 +17,8 @@ from helixqueue.transport.factory import transport_of
 from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
 from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.lab import until
+from tests.support.service import Site, serving, settings_for
 
 
 class Way:

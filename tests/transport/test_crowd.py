@@ -12,9 +12,9 @@ import pytest
 
 from helixqueue import AsyncHelixClient, HelixClient, Submission, Unavailable
 from helixqueue.service import ServiceSettings
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.faults import Faults
 from tests.support.lab import BATCHES, until
+from tests.support.service import Site, serving, settings_for
 
 CLIENTS = 200
 IDENTITIES = 1_000

@@ -27,9 +27,9 @@ from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
 from helixqueue.up.directory_lock import LOCK, taken, url_of
 from helixqueue.up.processes import Processes, SupervisedProcess
-from tests.service.conftest import TLS
 from tests.support.cli import HELIXQ
 from tests.support.lab import until
+from tests.support.service import TLS
 
 ROOT = Path(__file__).parents[2]
 RESIDENT_MB = 150

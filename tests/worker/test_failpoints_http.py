@@ -10,8 +10,8 @@ import pytest
 
 from helixqueue import HelixClient
 from helixqueue.failpoints import POINTS
-from tests.service.conftest import Site, serving, settings_for
 from tests.support.network_cuts import Cutting
+from tests.support.service import Site, serving, settings_for
 from tests.worker.test_failpoints import (  # noqa: F401 - collected here, with the fixtures below
     Victim,
     pytestmark,
