@@ -231,8 +231,8 @@ def _refused(store: Database) -> None:
     for number in range(20):
         first = _claimed(store, f"frozen-{number:02}", ["align"], 20)
         held = [LeaseRef(one.batch, one.token) for one in first]
-        store.run(calls.release(worker=f"frozen-{number:02}", held=held))
-        store.run(calls.renew(worker=f"frozen-{number:02}", held=held))
+        store.run(calls.release(worker=f"frozen-{number:02}", leases=held))
+        store.run(calls.renew(worker=f"frozen-{number:02}", leases=held))
         ends = [_end(one) for one in first]
         store.run(calls.settle(worker=f"frozen-{number:02}", settlements=ends))
 

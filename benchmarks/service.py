@@ -76,7 +76,7 @@ def served(arena: Arena, database: str, tenants: tuple[str, ...] = (TENANT,)) ->
             )
             connection.execute(f"grant {group} to {role}")
         connection.execute("select helix.bind_v1('service', '*', true)")
-    made = {tenant: tokens.fresh() for tenant in tenants}
+    made = {tenant: tokens.new_token() for tenant in tenants}
     with Database.connect(arena.dsn(database, "keeper")) as store:
         for tenant, token in made.items():
             store.run(

@@ -313,7 +313,7 @@ def doubted(database, over_http):
 
         with pytest.raises(TimeoutError):
             act()
-        [row] = helix.run(fences.listed(name=name)).rows
+        [row] = helix.run(fences.list_fences(name=name)).rows
     return name, key_text(row.key)
 
 

@@ -272,8 +272,8 @@ def test_a_story_and_queues_are_read_as_the_store_reads_them(site, lab, name):
     [row] = lab.submit(("a", "b"), payload={"n": 1}, revision="2")
     lab.complete(*lab.claim(), result='{"reads":7}')
     with HelixClient(site.url, token=site.token()) as helix:
-        told = helix.run(reads.story(row.receipt.batch_id, payload=True))
-        assert told == lab.run(direct.story(row.receipt.batch_id, payload=True))
+        told = helix.run(reads.batch_detail(row.receipt.batch_id, payload=True))
+        assert told == lab.run(direct.batch_detail(row.receipt.batch_id, payload=True))
         assert helix.run(reads.queues(queue=name)) == lab.run(direct.queues(tenant="a", queue=name))
         assert helix.run(reads.queues(queue="nowhere")).rows == ()
         own = {"bound": 10, "after": f"a/{name[:-1]}", "limit": 1}

@@ -74,7 +74,7 @@ def past(tmp_path_factory):
                 lost_leases = claim(db, TAIL, "W")
             with Store.connect(Database(primary.server, "drilled").dsn("operator")) as db:
                 for _ in range(3):
-                    epoch, _ = db.run(calls.recover(actor="ann", reason="drill"))
+                    epoch, *_ = db.run(calls.recover(actor="ann", reason="drill"))
 
             primary.server.stop()
             standby.promote()
@@ -159,10 +159,10 @@ def test_a_zombie_of_the_lost_past_is_refused_though_number_and_batch_coincide(
     before = new.rows(LEASE_ROW, lease.batch)
 
     answers = [
-        *db.run(calls.start(worker="W", held=held([zombie]))),
-        *db.run(calls.renew(worker="W", held=held([zombie]))),
+        *db.run(calls.start(worker="W", leases=held([zombie]))),
+        *db.run(calls.renew(worker="W", leases=held([zombie]))),
         *db.run(calls.settle(worker="W", settlements=[completed(zombie, '"of old"')])),
-        *db.run(calls.release(worker="W", held=held([zombie]))),
+        *db.run(calls.release(worker="W", leases=held([zombie]))),
     ]
 
     assert [(one.answer, one.owner) for one in answers] == [("refused", worker)] * 4
@@ -202,7 +202,7 @@ def test_lost_work_submitted_again_gets_the_ids_it_had_and_nobody_else_gets_them
 
 def test_recover_ends_leases_and_raises_the_epoch(past, new):
     with Store.connect(new.dsn("operator")) as db:
-        epoch, ended = db.run(calls.recover(actor="ann", reason="failed over without its tail"))
+        epoch, ended, _ = db.run(calls.recover(actor="ann", reason="failed over without its tail"))
         assert ended == len(past.kept_leases)
         assert epoch > max(one.token.epoch for one in [*past.kept_leases, *past.lost_leases])
         assert {lease.token.epoch for lease in claim(db, 3, "V")} == {epoch}

@@ -560,5 +560,5 @@ def test_a_worker_introduces_itself(lab):
 
 
 def test_the_bound_of_a_call_is_named():
-    with pytest.raises(ValueError, match="claim: at most 1000 rows a call, got 1001"):
+    with pytest.raises(ValueError, match="claim: expected at most 1000 rows per call, got 1001"):
         calls.claim(worker="w", request=uuid.uuid4(), queues=["q"], count=1001)

@@ -131,7 +131,7 @@ def fenced(lab, _before):
 
 def recovered(lab, before):
     with Lab(lab.database, "operator") as operator:
-        epoch, ended = operator.run(calls.recover(actor="ann", reason="failed over"))
+        epoch, ended, _ = operator.run(calls.recover(actor="ann", reason="failed over"))
     assert epoch > before.epoch
     assert ended == 4
 

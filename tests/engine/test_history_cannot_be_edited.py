@@ -65,7 +65,7 @@ STATEMENTS = {
     "within dynamic SQL": "do $$ begin execute 'delete from {t}'; end $$",
     # The guard once looked for the engine's name in the text of the call stack.
     "under a false name": "do $$ begin execute E'delete from {t} /*\\n"
-    "PL/pgSQL function helix.forget_fences(integer) line 1 at SQL statement */'; end $$",
+    "PL/pgSQL function helix.delete_fences(integer) line 1 at SQL statement */'; end $$",
     "update under a false name": "do $$ begin execute E'update {t} set {c} = {c} /*\\n"
     "PL/pgSQL function helix.archive(integer) line 1 at SQL statement */'; end $$",
     "by prepared statement": "deallocate all; prepare by_hand as delete from {t}; execute by_hand",

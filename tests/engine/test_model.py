@@ -340,7 +340,7 @@ class Lives(RuleBasedStateMachine):
     def release(self, lease):
         batch, row, worker = lease
         held = [LeaseRef(row.batch, self.token(row))]
-        answers = self.lab.run(calls.release(worker=worker, held=held))
+        answers = self.lab.run(calls.release(worker=worker, leases=held))
         self.answered("release", lease, answers, self.model.release(batch, row.token))
 
     @rule(pick=picks, state=states, then=st.sampled_from(["", "reap", "promote"]))

@@ -29,7 +29,7 @@ def tended(lab, duty, limit=1_000):
         due = f"update helix.duty set next_at = '-infinity' where duty = '{duty}'"
         assert execute(due) is None
     did = []
-    while (done := lab.run(duties.tend(actor="duty", limit=limit))) is not None:
+    while (done := lab.run(duties.run_duty(actor="duty", limit=limit))) is not None:
         assert done.error is None, done
         if done.duty == duty:
             did.append(done.did)

@@ -293,8 +293,8 @@ READS = {
     ],
     "read_batches_v1": lambda _: (
         [
-            {"walk": walk, "state": state, "tenant": tenant, "limit": 1000}
-            for walk, state in (
+            {"scan": scan, "state": state, "tenant": tenant, "limit": 1000}
+            for scan, state in (
                 ("all", None),
                 ("finished", "COMPLETED"),
                 ("finished", "FAILED"),
@@ -305,10 +305,10 @@ READS = {
             for tenant in (None, "b")
         ]
         + [
-            {"walk": "finished_by", "state": "COMPLETED", "worker": f"{WORD}-worker"},
-            {"walk": "leased", "worker": f"{WORD}-worker"},
-            {"walk": "identity", "tenant": "b", "queue": "shared", "identity": [f"{WORD}-5"]},
-            {"walk": "identity", "identity": [f"{WORD}-5"]},
+            {"scan": "finished_by", "state": "COMPLETED", "worker": f"{WORD}-worker"},
+            {"scan": "leased", "worker": f"{WORD}-worker"},
+            {"scan": "identity", "tenant": "b", "queue": "shared", "identity": [f"{WORD}-5"]},
+            {"scan": "identity", "identity": [f"{WORD}-5"]},
         ]
     ),
     "read_failed_batches_v1": lambda _: [{}, {"tenant": "b"}, {"failure": "Broken"}],
@@ -328,9 +328,9 @@ READS = {
     "read_tenant_workers_v1": lambda _: [{"tenant": "b"}],
     "read_fence_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
     "read_fences_v1": lambda _: [
-        {"walk": "age"},
-        {"walk": "name", "name": f"{WORD}-name"},
-        {"walk": "doubt", "tenant": "b"},
+        {"scan": "age"},
+        {"scan": "name", "name": f"{WORD}-name"},
+        {"scan": "doubt", "tenant": "b"},
     ],
     "read_fence_history_v1": lambda loot: [{"key": key} for key in loot.fences.values()],
     "read_fence_counts_v1": lambda _: [{}],
@@ -339,7 +339,7 @@ READS = {
         {name: values for name, values in tokens(loot).items() if name != "nonce"}
     ],
     "read_chains_v1": lambda _: [{"after": 0, "limit": 1000}],
-    "read_standing_v1": lambda _: [{"after": 0, "limit": 1000}],
+    "read_batch_states_v1": lambda _: [{"after": 0, "limit": 1000}],
     # About everything or about the login itself.
     "read_entries_v1": lambda _: [{"id": 0, "part": 0, "limit": 1000}],
     "read_check_v1": lambda _: [{"set": name} for name in CHECKS],
@@ -357,7 +357,7 @@ READS = {
 CHECKS = ("steps", "entries", "results", "batches", "counters", "records", "fences")
 # What these tell has none of b's words in it, even when b asks.
 WORDLESS = {
-    "read_standing_v1", "read_entries_v1", "read_check_v1", "read_changes_lost_v1",
+    "read_batch_states_v1", "read_entries_v1", "read_check_v1", "read_changes_lost_v1",
     "read_fence_holder_v1", "read_fence_lag_v1", "read_duties_v1", "read_tenants_v1",
     "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1", "read_lease_names_v1",
 }  # fmt: skip
@@ -401,7 +401,7 @@ def read_by(connection, name, arguments):
         return repr([refused.diag.message_primary, refused.diag.message_detail])
 
 
-@pytest.mark.parametrize("name", ["read_standing_v1", "read_chains_v1", "read_changes_v1"])
+@pytest.mark.parametrize("name", ["read_batch_states_v1", "read_chains_v1", "read_changes_v1"])
 def test_a_read_of_everything_names_the_tenants_own_batches_only(wall, loot, name):
     for role, tenant in (("app_a", "a"), ("app_b", "b")):
         with wall.connect(role) as connection:
@@ -435,7 +435,7 @@ def test_a_tenant_reads_what_is_its_own(wall):
         with wall.connect(role) as connection:
             for word in words:
                 connection.execute(word.encode())
-            batches = Lab(connection).call("read_batches_v1", "tenant", walk="all", limit=1000)
+            batches = Lab(connection).call("read_batches_v1", "tenant", scan="all", limit=1000)
             assert {tenant for (tenant,) in batches} == tenants, (role, words)
             queues = Lab(connection).call(
                 "read_queues_v1", "(settings).tenant", tenant=None, queue=None
@@ -466,8 +466,8 @@ def test_a_named_tenant_is_forgotten_with_its_transaction(wall):
         own = Lab(connection)
         with connection.transaction():
             connection.execute("set local helix.tenant = 'a'")
-            assert own.call("read_batches_v1", "distinct tenant", walk="all") == [("a",)]
-        assert own.call("read_batches_v1", "count(tenant)", walk="all") == [(0,)]
+            assert own.call("read_batches_v1", "distinct tenant", scan="all") == [("a",)]
+        assert own.call("read_batches_v1", "count(tenant)", scan="all") == [(0,)]
 
 
 def test_a_talkative_function_is_told_nothing(wall):
@@ -546,7 +546,7 @@ CASES = {
         "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
         "actor": "eve", "nonce": 1, "start": True, "lease_seconds": 60, "quiet_seconds": 60,
     },
-    "foresee_fence_v1": lambda _: {
+    "preview_fence_v1": lambda _: {
         "tenant": "b", "name": f"{WORD}-name", "identity": f"{WORD}-sealed", "request": "{}",
     },
     "seal_fence_v1": lambda loot: {
@@ -571,7 +571,7 @@ CASES = {
         "hash": b"x" * 32, "key": loot.fences["IN_DOUBT"], "version": 2, "applied": False,
         "reason": "x",
     },
-    "tend_fences_v1": lambda _: {"actor": "eve"},
+    "sweep_fences_v1": lambda _: {"actor": "eve"},
     "release_by_id_v1": lambda loot: {"ids": loot.ids, "actor": "eve", "detail": "x"},
     "create_token_v1": lambda _: {
         "tenant": "b", "name": "eve", "hash": b"e" * 32, "scopes": ["admin"], "queues": None,
@@ -592,7 +592,7 @@ CASES = {
         "actor": "eve",
     },
     "redeem_login_v1": lambda _: {"hash": b"x" * 32, "token_hash": b"e" * 32},
-    "tend_v1": lambda _: {"actor": "eve"},
+    "run_duty_v1": lambda _: {"actor": "eve"},
 }  # fmt: skip
 
 # Helpers that compute from their arguments and read nothing.
@@ -604,13 +604,13 @@ PURE = {
 # These change nothing of b's even when b calls them like this, or are the operators' alone.
 IDLE = {
     "bind_v1", "unbind_v1", "recover_v1", "rotate_secret_v1", "promote_v1", "hello_v1", "wait_v1",
-    "queue_requires_v1", "resolve_fence_v1", "tend_fences_v1", "foresee_fence_v1",
+    "queue_requires_v1", "resolve_fence_v1", "sweep_fences_v1", "preview_fence_v1",
     "authenticate_v1", "assume_v1",
-    "resolve_by_token_v1", "redeem_login_v1", "tend_v1",
+    "resolve_by_token_v1", "redeem_login_v1", "run_duty_v1",
 }  # fmt: skip
 
 # A login that serves all tenants does the duties for all; what they do, time alone decides.
-FOR_ALL = {"tend_v1"}
+FOR_ALL = {"run_duty_v1"}
 
 
 def test_every_function_a_client_may_call_has_a_case(wall):
@@ -664,7 +664,7 @@ def told_by(connection, name, arguments):
 def test_no_function_touches_or_tells_of_another_tenant(copied, loot, who):
     with copied.connect("helix_bootstrap") as watcher, as_intruder(copied, who) as connection:
         # What time alone decides, any claim does for all tenants: not the intruder's doing.
-        watcher.execute("select helix.tend_v1('duty') from generate_series(1, 20)")
+        watcher.execute("select helix.run_duty_v1('duty') from generate_series(1, 20)")
         before = rows_of_b(watcher)
         for name, arguments in CASES.items():
             assert WORD not in told_by(connection, name, arguments(loot)), name
@@ -749,7 +749,7 @@ def test_a_role_bound_to_two_tenants_has_both_and_no_third(database):
         for tenant in ("a", "b", "c"):
             pool.queue(tenant)
             pool.submit("s1", tenant=tenant)
-        read = {"function": "read_batches_v1", "columns": "tenant", "walk": "all"}
+        read = {"function": "read_batches_v1", "columns": "tenant", "scan": "all"}
         assert sorted(a.call(**read)) == [("a",), ("b",)]
         with a.connection.transaction():
             a.rows("select set_config('helix.tenant', 'b', true)")

@@ -37,11 +37,11 @@ SHORT_S = 0.05
 
 # Everything a worker can do with a lease.
 WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[WriteResult]]]] = {
-    "start": lambda worker, lease: calls.start(worker=worker, held=held([lease])),
-    "renew": lambda worker, lease: calls.renew(worker=worker, held=held([lease])),
+    "start": lambda worker, lease: calls.start(worker=worker, leases=held([lease])),
+    "renew": lambda worker, lease: calls.renew(worker=worker, leases=held([lease])),
     "complete": lambda worker, lease: calls.settle(worker=worker, settlements=[completed(lease)]),
     "fail": lambda worker, lease: calls.settle(worker=worker, settlements=[failed(lease)]),
-    "release": lambda worker, lease: calls.release(worker=worker, held=held([lease])),
+    "release": lambda worker, lease: calls.release(worker=worker, leases=held([lease])),
 }
 OPERATION = {name: name for name in WRITES} | {"complete": "settle", "fail": "settle"}
 EVERY_COLUMN = "select to_jsonb(w) from helix.work w where batch = %s"
@@ -81,7 +81,7 @@ def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
         settled = [completed(one) if write == "complete" else failed(one) for one in leases]
         return calls.settle(worker="A", settlements=settled)
     verb = {"start": calls.start, "renew": calls.renew, "release": calls.release}[write]
-    return verb(worker="A", held=held(leases))
+    return verb(worker="A", leases=held(leases))
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -212,7 +212,7 @@ def test_a_refusal_names_the_owner_of_the_last_try(database, db):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     assert db.run(WRITES["renew"]("A", stale))[0].owner == "B"
-    db.run(calls.release(worker="B", held=held([lease])))
+    db.run(calls.release(worker="B", leases=held([lease])))
     [third] = claim(db, 1, "C")
     assert db.run(WRITES["renew"]("A", stale))[0].owner == "C"
     assert database.rows("select owner, owner_number, times from helix.refusal") == [

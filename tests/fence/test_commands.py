@@ -30,7 +30,7 @@ def doubted(helix, name):
 
     with pytest.raises(TimeoutError):
         act()
-    [row] = helix.fences.run(calls.listed(name=name)).rows
+    [row] = helix.fences.run(calls.list_fences(name=name)).rows
 
     @helix.fence(name, key=lambda: ("order", 7))
     def again() -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_a_receipt_is_verified_offline(helixq, helix, name, tmp_path):
 def test_a_signed_receipt_is_verified_by_its_key(helixq, helix, name, tmp_path):
     with helix.fence(name, key="k") as fence:
         fence.seal(1)
-    [row] = helix.fences.run(calls.listed(name=name)).rows
+    [row] = helix.fences.run(calls.list_fences(name=name)).rows
     private = Ed25519Signer.from_private(b"k" * 32)
     for signer, option, key in (
         (private, "--public-key", private.public_bytes.hex().encode()),

@@ -106,7 +106,7 @@ class Shop:
     def stands(self):
         """State and key."""
         names = (self._desk.name, f"http /{self._desk.name}")
-        rows = [row for name in names for row in self._desk.run(calls.listed(name=name)).rows]
+        rows = [row for name in names for row in self._desk.run(calls.list_fences(name=name)).rows]
         return (rows[0].state, rows[0].key) if rows else (None, None)
 
 

@@ -133,7 +133,7 @@ def test_a_rollback_erases_the_fence_with_the_effect(desk):
     with desk.store.connection.transaction(force_rollback=True):
         held = desk.hold(start=False, alone=False)
         desk.seal(held)
-    assert desk.run(fences.one(held.key)) is None
+    assert desk.run(fences.find_fence(held.key)) is None
     assert desk.claim().decision == "granted"
 
 
@@ -259,7 +259,7 @@ def test_gauges_count_fences_by_state_and_age(desk):
     desk.seal(desk.hold("done"))
     desk.hold("going")
     desk.run(fences.doubt(desk.hold("doubted"), actor="w", detail="x"))
-    found = {c.state: c.number for c in desk.run(fences.count()) if c.name == desk.name}
+    found = {c.state: c.number for c in desk.run(fences.count_open()) if c.name == desk.name}
     assert found == {FenceState.EFFECT_STARTED: 1, FenceState.IN_DOUBT: 1}
 
 

@@ -47,7 +47,7 @@ def test_a_lost_call_is_sent_again_and_the_effect_takes_place_once(helix, faults
     assert faults.fired == 1
     assert act("k") == 2
     assert ran == ["before", "k"]
-    [row] = [r for r in helix.fences.run(calls.listed(name=name)).rows if r.identity == "k"]
+    [row] = [r for r in helix.fences.run(calls.list_fences(name=name)).rows if r.identity == "k"]
     assert (row.state, row.attempt, row.version) == ("SEALED", 1, 2)
 
 
@@ -72,7 +72,7 @@ def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
         with pytest.raises(InDoubt, match="the effect took place"):
             act()
     with HelixQueue(database.dsn(), tenant="a") as helix:
-        [row] = helix.fences.run(calls.listed(name=name)).rows
+        [row] = helix.fences.run(calls.list_fences(name=name)).rows
         assert row.state == "EFFECT_STARTED"
         let_time_pass(database, row.key, deadline=True)
         act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran twice"))

@@ -278,7 +278,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def tend(self):
-        self.store.run(fences.tend())
+        self.store.run(fences.sweep())
         for fence in self.model.values():
             if fence.lapsed and fence.state == "CLAIMED":
                 fence.state = "RELEASED"
@@ -304,7 +304,7 @@ class Lives(RuleBasedStateMachine):
     # What always holds.
 
     def _row(self, key):
-        rows = self.store.run(fences.listed(name=self.name, limit=1_000)).rows
+        rows = self.store.run(fences.list_fences(name=self.name, limit=1_000)).rows
         return next((row for row in rows if row.identity == key), None)
 
     @invariant()

@@ -100,7 +100,7 @@ def probed(desk):
     desk.run(fences.probe(desk.claim(), "applied", TIMES, actor="p", nonce=8, answer=found))
 
 
-def redriven(desk):
+def rerun(desk):
     doubted(desk)
     desk.claim(replayable=True)
 
@@ -120,7 +120,7 @@ def recovered(desk):
 
 
 DECISIONS = [repeated, expired, in_progress, mismatch, in_doubt, probe_unknown, unknown, fenced_out]
-STEPS = [claimed, started, reclaimed, sealed, released, failed, lapsed, probed, redriven, resolved,
+STEPS = [claimed, started, reclaimed, sealed, released, failed, lapsed, probed, rerun, resolved,
          recovered]  # fmt: skip
 
 
@@ -136,8 +136,8 @@ def test_every_word_of_the_database_has_its_story(database):
 @pytest.mark.parametrize("happens", [*STEPS, *DECISIONS], ids=lambda story: story.__name__)
 def test_every_decision_is_on_record_with_who_took_it(desk, happens):
     happens(desk)
-    [row] = desk.run(fences.listed(name=desk.name)).rows
-    told = [one for one in desk.run(fences.story(row.key)) if one.what == happens.__name__]
+    [row] = desk.run(fences.list_fences(name=desk.name)).rows
+    told = [one for one in desk.run(fences.fence_history(row.key)) if one.what == happens.__name__]
     assert len(told) == (2 if happens is probed else 1)
     for one in told:
         assert one.actor

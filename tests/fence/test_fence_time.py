@@ -20,7 +20,7 @@ def test_the_body_goes_first_and_the_tombstone_stays(desk):
     told = desk.claim()
     assert (told.decision, told.answer, told.receipt) == ("expired", None, sealed.receipt)
     assert desk.claim(request="{}").decision == "mismatch"
-    tended = desk.run(fences.tend())
+    tended = desk.run(fences.sweep())
     assert tended.emptied >= 1
     told = desk.claim()
     assert (told.decision, told.receipt) == ("expired", sealed.receipt)
@@ -32,7 +32,7 @@ def test_the_request_is_forgotten_with_its_answer_kept_or_not(desk, omitted):
     desk.seal(held, omitted=omitted)
     assert desk.claim(request="{}").request == '{"amount":5}'
     desk.pass_time(held, answer=True)
-    desk.run(fences.tend())
+    desk.run(fences.sweep())
     told = desk.claim(request="{}")
     assert (told.decision, told.request) == ("mismatch", None)
 
@@ -51,7 +51,7 @@ def test_what_has_not_ended_has_no_tombstone(desk, state):
     if state == "IN_DOUBT":
         desk.run(fences.doubt(held, actor="w1", detail="x"))
     desk.pass_time(held, deadline=True)
-    desk.run(fences.tend())
+    desk.run(fences.sweep())
     assert desk.state(held) in {FenceState.IN_DOUBT, FenceState.RELEASED}
     assert desk.story(held)
 
@@ -60,8 +60,8 @@ def test_tending_forgets_what_is_past_its_tombstone(desk):
     held = desk.hold()
     desk.seal(held)
     desk.pass_time(held, tombstone=True)
-    desk.run(fences.tend())
-    assert desk.run(fences.one(held.key)) is None
+    desk.run(fences.sweep())
+    assert desk.run(fences.find_fence(held.key)) is None
 
 
 def test_a_lease_that_ran_out_before_the_effect_is_claimed_again(desk):
@@ -113,12 +113,12 @@ def test_a_hosts_clock_that_is_wrong_changes_no_decision(helix, database, name, 
 def test_the_lag_of_housekeeping_is_told(desk):
     held, claimed = desk.hold("sealed"), desk.hold("claimed", start=False)
     desk.seal(held)
-    desk.run(fences.tend())
+    desk.run(fences.sweep())
     desk.pass_time(held, answer=True, tombstone=True)
     desk.pass_time(claimed, deadline=True)
-    behind = desk.run(fences.lag())
+    behind = desk.run(fences.sweep_lag())
     assert behind.leases >= 10
     assert min(behind.answers, behind.tombstones) >= 1
-    while desk.run(fences.tend()).released:
+    while desk.run(fences.sweep()).released:
         pass
-    assert desk.run(fences.lag()) == fences.SealLag(0, 0, 0)
+    assert desk.run(fences.sweep_lag()) == fences.SweepLag(0, 0, 0)

@@ -196,7 +196,7 @@ with HelixQueue(sys.argv[1], tenant="a") as helix:
         with helix.fence(sys.argv[2], key=key, ttl=Times(lease=0.3)):
             deadlines = set()
             for _ in range(200):
-                rows = helix.fences.run(fences.listed(name=sys.argv[2])).rows
+                rows = helix.fences.run(fences.list_fences(name=sys.argv[2])).rows
                 deadlines |= {row.deadline for row in rows if row.identity == key}
                 if len(deadlines) > 2:
                     return True

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from helixqueue.engine.fences import SealLag
+from helixqueue.engine.fences import SweepLag
 from helixqueue.errors import Conflict, LeaseLost
 from helixqueue.fence import NotApplied
 from helixqueue.fence.counters import Counters
@@ -91,6 +91,6 @@ def test_any_name_makes_a_label_that_can_be_read():
     counters = Counters()
     odd = 'a "b" \\ c\nd'
     counters.decided("function", odd, "executed")
-    text = exposition(counters.snapshot(), [], SealLag(0, 0, 0))
+    text = exposition(counters.snapshot(), [], SweepLag(0, 0, 0))
     labels = {"surface": "function", "fence": odd, "decision": "executed"}
     assert value(text, "decisions_total", **labels) == 1

@@ -28,7 +28,7 @@ def sealed(database):
     ):
         fence.seal({"id": 1}, effect="re_1")
     with Store.connect(database.dsn(), pooled=POOLED) as store:
-        [row] = store.run(calls.listed(name=name)).rows
+        [row] = store.run(calls.list_fences(name=name)).rows
     return row, fence.receipt
 
 
@@ -50,7 +50,7 @@ def test_equal_work_has_an_equal_receipt_whenever_it_is_done(database, sealed):
         connection.execute(
             """create or replace function helix.test_forget(p_key bytea) returns void
                language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-               begin perform helix.enter(); perform helix.forget_fences(array[p_key]); end $$;
+               begin perform helix.enter(); perform helix.delete_fences(array[p_key]); end $$;
                alter function helix.test_forget owner to helix_engine"""
         )
         connection.execute("select helix.test_forget(%s)", (row.key,))

@@ -47,7 +47,7 @@ def database(server, template, pooler):
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    monkeypatch.setattr(fences, "LOOK", LOOK)
+    monkeypatch.setattr(fences, "ROWS_SCANNED", LOOK)
 
 
 def rows_read(desk, call):
@@ -82,7 +82,7 @@ def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role
                 )
                 found, after = [], None
                 while True:
-                    call = fences.listed(limit=LIMIT, after=after, **asked)
+                    call = fences.list_fences(limit=LIMIT, after=after, **asked)
                     assert rows_read(desk, call) <= MOST, asked
                     page = desk.run(call)
                     found += [(row.tenant, row.identity) for row in page.rows]
@@ -94,7 +94,7 @@ def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role
 
 def test_doubts_are_found_at_once_behind_all_that_was_sealed_since(database):
     with Desk(database) as desk:
-        page = desk.run(fences.listed(tenant="a", state=FenceState.IN_DOUBT))
+        page = desk.run(fences.list_fences(tenant="a", state=FenceState.IN_DOUBT))
     assert [row.identity for row in page.rows] == ["doubt", "doubt-2", "doubt-1", "doubt-0"]
     assert page.next is None
 
@@ -102,4 +102,4 @@ def test_doubts_are_found_at_once_behind_all_that_was_sealed_since(database):
 @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "1" * 20, "٣"])
 def test_a_cursor_that_is_none_is_refused(after):
     with pytest.raises(Refused, match="expected the `next` of an earlier page"):
-        fences.listed(after=after)
+        fences.list_fences(after=after)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from helixqueue.engine import reads, tenant_session
+from helixqueue.engine import reads, service_calls
 from tests.postgres.test_bounded_reads import LIMIT, LOOK, MOST, database, rows_read
 from tests.support.lab import Lab
 
@@ -49,7 +49,7 @@ def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
 @pytest.mark.parametrize(
     ("workers", "seen_by"),
     [
-        (partial(tenant_session.workers, tenant="m"), ("service", EACH)),
+        (partial(service_calls.tenant_workers, tenant="m"), ("service", EACH)),
         (reads.workers, ("operator", 4 * EACH + 1)),
         (reads.workers, ("pool", 1)),
     ],
@@ -58,8 +58,8 @@ def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(
     crowded, monkeypatch, workers, seen_by, plans
 ):
     role, there = seen_by
-    monkeypatch.setattr(tenant_session, "WORKERS_LOOK", LOOK)
-    monkeypatch.setitem(reads._LOOK, "workers", LOOK)
+    monkeypatch.setattr(service_calls, "WORKERS_SCANNED", LOOK)
+    monkeypatch.setitem(reads._ROWS_SCANNED, "workers", LOOK)
     later = crowded.value("select clock_timestamp() + interval '1 hour'")
     with Lab(crowded, role) as fresh, fresh.store.connection.transaction():
         fresh.own_rows("select set_config('helix.tenant', 'm', true)")

@@ -75,7 +75,7 @@ def lab(database):
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    monkeypatch.setattr(reads, "_LOOK", dict.fromkeys(reads._LOOK, LOOK))
+    monkeypatch.setattr(reads, "_ROWS_SCANNED", dict.fromkeys(reads._ROWS_SCANNED, LOOK))
 
 
 def lists(lab) -> dict[str, dict[str, Any]]:

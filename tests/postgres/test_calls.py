@@ -14,10 +14,10 @@ import pytest
 
 from helixqueue import errors
 from helixqueue.engine import calls
-from helixqueue.engine.statements import statements
 from helixqueue.postgres.database import AsyncDatabase, parsed
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.sqlstate import translate
+from helixqueue.postgres.statements import statements
 from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow, Token
 from helixqueue.states import State
 from tests.support.lab import POOLED, one_database
@@ -58,8 +58,8 @@ def story(queue):
         worker="w", request=uuid.uuid4(), queues=[queue], count=4, free={"gpus": 8}
     )
     held = sorted(LeaseRef(lease.batch, lease.token) for lease in claimed.leases)
-    yield calls.start(worker="w", held=held)
-    yield calls.renew(worker="w", held=held)
+    yield calls.start(worker="w", leases=held)
+    yield calls.renew(worker="w", leases=held)
     yield calls.settle(
         worker="w",
         settlements=[
@@ -67,9 +67,9 @@ def story(queue):
             Settlement(*held[1], "failed", failure="F", detail="Ω", permanent=True),
         ],
     )
-    yield calls.release(worker="w", held=held[2:3], detail="draining")
-    yield calls.release(worker="w", held=[LeaseRef(held[3].batch, Token(1, 2, 3))])
-    yield calls.take_back(ids=[uuid.UUID(int=1)], reason="the node is gone", actor="ann")
+    yield calls.release(worker="w", leases=held[2:3], detail="draining")
+    yield calls.release(worker="w", leases=[LeaseRef(held[3].batch, Token(1, 2, 3))])
+    yield calls.release_by_id(ids=[uuid.UUID(int=1)], reason="the node is gone", actor="ann")
     yield calls.claim(
         worker="w",
         request=uuid.uuid4(),
@@ -158,8 +158,8 @@ def test_sync_and_async_give_the_same_answers_to_every_call(database):
 
 def test_recover_gives_the_epoch_and_the_number_of_leases(database):
     with Store.connect(database.dsn("operator"), pooled=POOLED) as db:
-        before, _ = db.run(calls.recover(actor="ann", reason="restored"))
-        after, ended = db.run(calls.recover(actor="ann", reason="again"))
+        before, *_ = db.run(calls.recover(actor="ann", reason="restored"))
+        after, ended, _ = db.run(calls.recover(actor="ann", reason="again"))
     assert (after > before, ended) == (True, 0)
 
 
@@ -184,17 +184,17 @@ def test_no_call_is_without_a_bound(name):
     arguments = {
         "settle": {"worker": "w", "settlements": many},
         "cancel": {"ids": many, "reason": "because"},
-    }.get(name, {"worker": "w", "held": many})
-    with pytest.raises(ValueError, match=f"{name}: at most 1000 rows a call, got 1001; send it"):
+    }.get(name, {"worker": "w", "leases": many})
+    with pytest.raises(ValueError, match=f"{name}: expected at most 1000 rows per call, got 1001"):
         BUILDERS[name](**arguments)
 
 
 def test_empty_calls_have_empty_answers(database):
     with Store.connect(database.dsn("pool"), pooled=POOLED) as db:
         for call in (
-            calls.start(worker="w", held=[]),
-            calls.renew(worker="w", held=[]),
-            calls.release(worker="w", held=[]),
+            calls.start(worker="w", leases=[]),
+            calls.renew(worker="w", leases=[]),
+            calls.release(worker="w", leases=[]),
             calls.settle(worker="w", settlements=[]),
             calls.cancel(ids=[], reason="because"),
             calls.retry(ids=[], reason="because"),

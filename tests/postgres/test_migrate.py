@@ -20,7 +20,7 @@ from helixqueue.errors import (
     Unavailable,
 )
 from tests.support.pooler import Pooler
-from tests.support.schema_dump import dumped
+from tests.support.schema_dump import dump_schema
 
 ROLES = ("helix_owner", "helix_engine", "helix_reader", "helix_client", "helix_operator")
 
@@ -29,10 +29,10 @@ def test_the_second_time_nothing_happens(empty):
     dsn = empty.dsn("helix_migrator")
     said = []
     assert migrate(dsn) == Migrated(None, revision.head())
-    before = dumped(empty)
+    before = dump_schema(empty)
     assert migrate(dsn, say=said.append) == Migrated(revision.head(), revision.head())
     assert said == [f"already at revision {revision.head()}"]
-    assert dumped(empty) == before
+    assert dump_schema(empty) == before
 
 
 def test_it_tells_what_it_runs(empty):
@@ -110,7 +110,7 @@ def test_a_hostile_search_path_changes_nothing(scratch):
     migrate(plain.dsn("helix_migrator"))
     migrate(odd.dsn("helix_migrator"))
     scratch.admin(f"alter database {odd.name} reset all")  # pg_dump would feel it too
-    assert dumped(odd) == dumped(plain)
+    assert dump_schema(odd) == dump_schema(plain)
 
 
 def test_a_plain_owner_suffices(empty):

@@ -89,7 +89,7 @@ def test_work_that_arrives_between_pages_does_not_shift_them(lab):
 
 def test_a_list_is_of_its_time(lab):
     [first] = lab.submit("first")
-    created = lab.run(reads.story(first.receipt.batch_id)).created_at
+    created = lab.run(reads.batch_detail(first.receipt.batch_id)).created_at
     lab.submit("second")
     a_moment = timedelta(microseconds=1)
     assert walk(lab, until=created + a_moment) == ["first"]
@@ -105,7 +105,7 @@ def test_an_identity_is_found_in_any_spelling(lab, spelling):
     lab.submit(NFC, revision="2")
     page = lab.run(reads.batches(queue=lab.q, identity=spelling))
     assert [(row.revision, row.raw) for row in page.rows] == [("2", (NFC,)), ("", (NFD,))]
-    story = lab.run(reads.story_of_identity("a", lab.q, spelling))
+    story = lab.run(reads.batch_detail_by_identity("a", lab.q, spelling))
     assert story.batch_id == one.receipt.batch_id
     assert (story.identity, story.raw) == ((NFC,), (NFD,))
 
@@ -156,8 +156,8 @@ def test_a_story_tells_of_the_zombie_and_of_who_came_after(lab):
     lab.settle(completed(frozen), worker="bo")
     lab.submit(NFC, payload={"pod5": "a"})
     lab.submit(NFC, payload={"pod5": "b"})
-    story = lab.run(reads.story(one.receipt.batch_id))
-    assert story == lab.run(reads.story_of_key(one.receipt.key))
+    story = lab.run(reads.batch_detail(one.receipt.batch_id))
+    assert story == lab.run(reads.batch_detail_by_key(one.receipt.key))
     assert (story.state, story.place, story.fingerprint) == (
         State.COMPLETED,
         "outcome",
@@ -175,14 +175,14 @@ def test_a_story_tells_of_the_zombie_and_of_who_came_after(lab):
     assert (refusal.worker, refusal.owner, refusal.times) == ("bo", "ada", 2)
     assert [decision.kind for decision in story.decisions] == ["duplicate", "conflict"]
     assert (story.payload, story.result) == (None, None)
-    full = lab.run(reads.story(one.receipt.batch_id, payload=True))
+    full = lab.run(reads.batch_detail(one.receipt.batch_id, payload=True))
     assert (full.payload, full.result) == ('{"pod5":"a"}', '{"reads":7}')
 
 
 def test_a_lease_that_is_held_has_no_end(lab):
     [one] = lab.submit("x")
     [lease] = lab.claim()
-    story = lab.run(reads.story(one.receipt.batch_id))
+    story = lab.run(reads.batch_detail(one.receipt.batch_id))
     assert (story.worker, story.deadline) == ("w1", lease.deadline)
     assert [held.ended_at for held in story.leases] == [None]
 
@@ -191,22 +191,22 @@ def test_what_was_erased_and_what_was_retired_still_have_a_story(lab):
     [one] = lab.submit("x", payload={"name": "secret"})
     lab.complete(*lab.claim())
     lab.decide("erase", one.receipt.batch_id)
-    story = lab.run(reads.story(one.receipt.batch_id, payload=True))
+    story = lab.run(reads.batch_detail(one.receipt.batch_id, payload=True))
     assert (story.erased, story.payload, story.result) == (True, None, None)
     assert [decision.kind for decision in story.decisions] == ["erased"]
     lab.value(
         "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp() + interval '1 h')", lab.q
     )
-    story = lab.run(reads.story_of_key(one.receipt.key))
+    story = lab.run(reads.batch_detail_by_key(one.receipt.key))
     assert (story.place, story.state, story.queue) == ("retired", State.COMPLETED, None)
     assert story.retired_at is not None
 
 
 def test_an_unknown_batch_has_no_story(lab):
-    assert lab.run(reads.story(uuid.uuid4())) is None
-    assert lab.run(reads.story_of_identity("a", lab.q, "nobody")) is None
+    assert lab.run(reads.batch_detail(uuid.uuid4())) is None
+    assert lab.run(reads.batch_detail_by_identity("a", lab.q, "nobody")) is None
     with pytest.raises(Refused, match="expected a key"):
-        reads.story_of_key("v1:zz")
+        reads.batch_detail_by_key("v1:zz")
 
 
 def test_outcomes_and_events_come_in_the_order_they_were_asked_for(lab):
@@ -327,8 +327,8 @@ def test_another_tenant_reads_nothing(lab, database):
             assert run(reads.batches(state=state)).rows == ()
         assert run(reads.batches(identity="mine")).rows == ()
         assert run(reads.batches(worker="w1")).rows == ()
-        assert run(reads.story(one.receipt.batch_id)) is None
-        assert run(reads.story_of_key(one.receipt.key)) is None
+        assert run(reads.batch_detail(one.receipt.batch_id)) is None
+        assert run(reads.batch_detail_by_key(one.receipt.key)) is None
         assert run(reads.outcomes(ids=[one.receipt.batch_id])) == [None]
         assert run(reads.events(ids=[one.receipt.batch_id])) == {one.receipt.batch_id: []}
         assert run(reads.queues()).rows == ()
@@ -359,7 +359,7 @@ def asked_of(lab):
     yield from (reads.batches(state=state) for state in State)
     yield from (reads.batches(identity="1-00007"), reads.batches(worker="w1"))
     yield from (reads.letters(), reads.letters(queue=lab.q, failure="Broken"))
-    yield from (reads.story(ids[0]), reads.story_of_key(page.rows[0].key))
+    yield from (reads.batch_detail(ids[0]), reads.batch_detail_by_key(page.rows[0].key))
     yield from (reads.outcomes(ids=ids, results=True), reads.events(ids=ids))
 
 

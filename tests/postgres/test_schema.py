@@ -1,24 +1,35 @@
-"""The schema that migrations make is the one written down, whichever way it was made."""
+"""The generated files show the schema that the migrations create, whichever way they run."""
 
 import subprocess
 
 import pytest
 
 from helixqueue.engine.migrate import migrate, print_sql
-from tests.support.schema_dump import COMMAND, FILE, dumped
+from tests.support.schema_dump import COMMAND, DUMP, EXPECTED, dump_schema, expected_schema
 
 
-def test_schema_sql_shows_what_migrations_make(empty, server):
+def test_generated_files_match_the_migrated_schema(empty, server):
     if server.version != 18:
-        pytest.skip("schema.sql is PostgreSQL 18's dump")
+        pytest.skip("the files are generated from PostgreSQL 18")
     migrate(empty.dsn("helix_migrator"))
-    assert dumped(empty) == FILE.read_text(encoding="utf-8"), (
-        f"engine/sql has changed and schema.sql has not: run `{COMMAND}` and review its diff"
+    dump = dump_schema(empty)
+    assert dump == DUMP.read_text(encoding="utf-8"), (
+        f"engine/sql changed and {DUMP.name} did not: run `{COMMAND}` and review its diff"
+    )
+    assert expected_schema(dump) == EXPECTED.read_text(encoding="utf-8"), (
+        f"engine/sql changed and {EXPECTED.name} did not: run `{COMMAND}`"
     )
 
 
+def test_expected_schema_lists_every_trigger_and_policy_of_the_dump():
+    """An object that the patterns miss would escape `check`."""
+    dump = DUMP.read_text(encoding="utf-8")
+    expected = EXPECTED.read_text(encoding="utf-8")
+    assert expected.count('["') == dump.count("\nCREATE TRIGGER ") + dump.count("\nCREATE POLICY ")
+
+
 @pytest.mark.parametrize("role", ["helix_migrator", "helix_bootstrap"])
-def test_the_printed_script_makes_the_same_schema(scratch, role):
+def test_printed_script_creates_the_same_schema_as_migrate(scratch, role):
     """Run by the owner, or by an administrator who is superuser."""
     migrated, printed = scratch.database(), scratch.database()
     migrate(migrated.dsn("helix_migrator"))
@@ -30,6 +41,6 @@ def test_the_printed_script_makes_the_same_schema(scratch, role):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert dumped(printed) == dumped(migrated)
-    # And the next `helixq migrate` knows where it stands.
+    assert dump_schema(printed) == dump_schema(migrated)
+    # The next `helixq migrate` recognises the revision.
     assert migrate(printed.dsn("helix_migrator")).before is not None

@@ -67,7 +67,7 @@ def test_settlements_that_waited_for_a_renewal_find_where_it_put_their_leases(da
         submit(db, ["one", "two"])
         leases = claim(db, 2, "A")
         with other.connection.transaction():
-            other.run(calls.renew(worker="A", held=held(leases)))
+            other.run(calls.renew(worker="A", leases=held(leases)))
             settled = pool.submit(
                 db.run, calls.settle(worker="A", settlements=[completed(one) for one in leases])
             )
@@ -87,7 +87,7 @@ def cancel_or_work(role, dsn, number, ids):
             if role == "work":
                 leases = claim(db, chance.choice([5, 50]), f"w{number}")
                 chance.shuffle(leases)
-                db.run(calls.release(worker=f"w{number}", held=held(leases)))
+                db.run(calls.release(worker=f"w{number}", leases=held(leases)))
             else:
                 chance.shuffle(mine)
                 some = mine[: chance.choice([3, 40, 400])]

@@ -190,7 +190,7 @@ def drain_with(db, leases):
 def test_release(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1)
-    call = calls.release(worker="w", held=held(leases))
+    call = calls.release(worker="w", leases=held(leases))
     lose_reply(faults, call)
     before = events(database)
     assert db.run(call)[0].answer == "repeat"
@@ -205,7 +205,7 @@ def test_release(database, db, faults):
 def test_start(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1, start=False)
-    call = calls.start(worker="w", held=held(leases))
+    call = calls.start(worker="w", leases=held(leases))
     lose_reply(faults, call)
     before = events(database)
     [answer] = db.run(call)
@@ -217,7 +217,7 @@ def test_start(database, db, faults):
 def test_renew(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1)
-    call = calls.renew(worker="w", held=held(leases))
+    call = calls.renew(worker="w", leases=held(leases))
     lose_reply(faults, call)
     assert db.run(call)[0].answer == "ok"
     proven(database)
@@ -311,8 +311,8 @@ def test_a_repeated_write_waits_for_the_first(database, db, verb):
     leases = claim(db, 2, start=verb != "start")
     call = {
         "settle": calls.settle(worker="w", settlements=[completed(lease) for lease in leases]),
-        "release": calls.release(worker="w", held=held(leases)),
-        "start": calls.start(worker="w", held=held(leases)),
+        "release": calls.release(worker="w", leases=held(leases)),
+        "start": calls.start(worker="w", leases=held(leases)),
     }[verb]
     lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, f"{verb}_v1", lock, leases[1].batch)

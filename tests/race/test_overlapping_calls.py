@@ -145,7 +145,7 @@ class Mixer:
     def _act(self, verb, *, kept: bool = True) -> None:
         leases = [one for one, _ in self.some(kept=kept)]
         if leases:
-            call = getattr(calls, verb)(worker=self.name, held=leases)
+            call = getattr(calls, verb)(worker=self.name, leases=leases)
             self.heard(verb, self.run(verb, call), leases)
 
     def renew(self) -> None:
@@ -238,7 +238,7 @@ class Keeper(Mixer):
                 self.pin(leases)
                 kept |= {one.batch: LeaseRef(one.batch, one.token) for one in leases}
             if kept:
-                renewals = calls.renew(worker=self.name, held=list(kept.values()))
+                renewals = calls.renew(worker=self.name, leases=list(kept.values()))
                 told = {answer.batch: answer.answer for answer in self.run("renew", renewals)}
                 assert told.keys() == kept.keys()
                 for batch, answer in told.items():

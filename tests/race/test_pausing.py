@@ -35,7 +35,7 @@ def pause_or_work(role: str, dsn: str) -> int:
             else:
                 leases = claim(db, 20, role)
                 if leases:
-                    db.run(calls.release(worker=role, held=held(leases)))
+                    db.run(calls.release(worker=role, leases=held(leases)))
                     turns += 1
     return turns
 

@@ -28,7 +28,7 @@ def strangers(site):
         assert operator.run(tokens.revoke(tenant="a", name="revoked", reason="lost")) == 1
     return {
         "none": None,
-        "unknown": tokens.fresh().token,
+        "unknown": tokens.new_token().token,
         "torn": "hx_short",
         "expired": site.token(expires_at=datetime.now(UTC) - timedelta(seconds=1)),
         "revoked": revoked,

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from helixqueue.cli.exits import Exit
-from helixqueue.engine import tenant_session as serving_calls
+from helixqueue.engine import service_calls
 from helixqueue.errors import Unavailable
 from helixqueue.operate.check import LATE, invariants
 from helixqueue.service.service import Service
@@ -211,6 +211,6 @@ def test_a_part_that_cannot_be_closed_does_not_keep_the_rest_open(database, monk
         with pytest.raises(RuntimeError, match="broken"):
             await service.close()
         with pytest.raises(Unavailable, match="closed"):
-            await service.served.ask(serving_calls.schema())
+            await service.served.run_without_tenant(service_calls.read_schema_revision())
 
     asyncio.run(end())

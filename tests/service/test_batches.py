@@ -186,7 +186,9 @@ def test_a_list_is_walked_in_pages_and_filtered(http, lab):
 
 def test_a_run_is_found_with_all_of_its_batches_and_no_others(http, lab, monkeypatch):
     """Those of another tenant's run of the same number neither."""
-    monkeypatch.setitem(reads._LOOK, "batches_of_run", 2)  # pages that had to stop early, too
+    monkeypatch.setitem(
+        reads._ROWS_SCANNED, "batches_of_run", 2
+    )  # pages that had to stop early, too
     lab.submit("of-another", tenant="b", queue=lab.q)
     lab.submit(*[f"r-{n}" for n in range(6)])
     lab.belong(7, "^(of-another|r-[0235])$")

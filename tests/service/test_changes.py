@@ -11,10 +11,11 @@ from threading import Barrier
 
 import pytest
 
-from helixqueue.engine import calls, tenant_session, tokens
-from helixqueue.engine.tenant_session import Cursor, TenantSessions
+from helixqueue.engine import calls, tokens
+from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, read_changes
 from helixqueue.identity import canonical_text
 from helixqueue.postgres.database import Database as Store
+from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.records.rows import SubmissionRow
 from helixqueue.service import changes
 from helixqueue.service.change_marks import ChangeMarks
@@ -107,7 +108,7 @@ def test_who_comes_back_from_far_behind_is_told_all_in_many_looks(http, lab, mon
 def looked_at(database, xid, span, tenant="a"):
     """How many entries of the ledger a look reads, and how many changes it finds."""
     since = datetime.now(UTC) - timedelta(hours=1)
-    look = tenant_session.changes(Cursor(xid, 0, 0, since), span=span)
+    look = read_changes(ChangeCursor(xid, 0, 0, since), span=span)
     with database.connect("service") as connection, connection.transaction():
         connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
         found = look.read(connection.execute(look.sql, look.args).fetchall())
@@ -130,7 +131,7 @@ def test_a_look_at_few_transactions_reads_little_of_the_ledger(database, lab):
             "select min(xid), percentile_disc(0.5) within group (order by xid) from helix.entry"
         )
     few, _ = looked_at(database, one, span=1)
-    assert 0 < few * 5 < looked_at(database, first, span=tenant_session.SPAN_MAX)[0]
+    assert 0 < few * 5 < looked_at(database, first, span=SPAN_MAX)[0]
 
 
 def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
@@ -138,8 +139,8 @@ def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
     for n in range(50):
         lab.submit(f"theirs-{n}")
     [(first,)] = database.rows("select min(xid) from helix.entry")
-    of_a, changes_of_a = looked_at(database, first, span=tenant_session.SPAN_MAX)
-    of_b, changes_of_b = looked_at(database, first, span=tenant_session.SPAN_MAX, tenant="b")
+    of_a, changes_of_a = looked_at(database, first, span=SPAN_MAX)
+    of_b, changes_of_b = looked_at(database, first, span=SPAN_MAX, tenant="b")
     assert (changes_of_a > 0, changes_of_b) == (True, 0)
     # Each entry once, to see whose it is; those with steps of the tenant once more.
     entries = database.value("select count(*) from helix.entry")
@@ -148,7 +149,7 @@ def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
 
 def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
     """Its events belong before those of a later one that was quicker; so those wait."""
-    token_hash = tokens.hashed(site.token("read"))
+    token_hash = tokens.hash_token(site.token("read"))
     rows = [SubmissionRow("slow", canonical_text({}))]
 
     async def story():
@@ -156,8 +157,8 @@ def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
             database.dsn("service"), connections=1, connect_seconds=5, statement_seconds=10,
             wait_seconds=5, pooled=POOLED,
         )  # fmt: skip
-        begin = Cursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1))
-        look = tenant_session.changes(begin, queue=lab.q)
+        begin = ChangeCursor(0, 0, 0, datetime.now(UTC) - timedelta(hours=1))
+        look = read_changes(begin, queue=lab.q)
         with Store(database.connect("pool", autocommit=False)) as slow:
             call = calls.submit(tenant="a", queue=lab.q, profile="text-v1", rows=rows)
             [late] = slow.run(call)

@@ -43,7 +43,7 @@ def last_runs(http):
 
 def test_a_fault_of_the_service_ends_no_duties(http, caplog, monkeypatch):
     """A task that dies says nothing until the process ends, and nothing would come back by time."""
-    tend, faults = duties.tend, iter([ZeroDivisionError("somebody's data")])
+    tend, faults = duties.run_duty, iter([ZeroDivisionError("somebody's data")])
 
     def faulty(**options):
         for fault in faults:
@@ -62,7 +62,7 @@ def test_who_acts_for_some_tenants_takes_no_turn_that_is_everybodys(database, ro
     with database.connect(role) as connection, pytest.raises(
         psycopg.errors.InsufficientPrivilege, match="may not do duties"
     ):  # fmt: skip
-        connection.execute("select helix.tend_v1('eve')")
+        connection.execute("select helix.run_duty_v1('eve')")
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ def test_a_duty_that_fails_leaves_the_others_their_turn_and_is_told(scratch):
     with scratch_owner as connection:
         connection.execute(broken)
     with Lab(scratch) as lab:
-        done = [lab.run(duties.tend(actor="me", limit=10)) for _ in range(len(NAMES))]
+        done = [lab.run(duties.run_duty(actor="me", limit=10)) for _ in range(len(NAMES))]
         assert {one.duty for one in done} == NAMES
         [failed] = [one for one in done if one.error]
         assert (failed.duty, failed.did, failed.error) == ("retire", None, "zebra")
-        rows = {row.duty: row for row in lab.run(duties.listed())}
+        rows = {row.duty: row for row in lab.run(duties.list_duties())}
         assert (rows["retire"].failed, rows["retire"].failures) == ("QH999", 1)
         assert rows["retire"].last_at is None
         # The words may be about somebody's data, and everybody may read the table.
@@ -110,7 +110,7 @@ def test_workers_that_are_long_gone_are_forgotten_whoever_they_logged_in_as(scra
             scratch.rows("select helix.hello_v1(%s)", name, role=role)
         scratch.rows("select helix.test_age('gone')", role=role)
     with Lab(scratch, "service") as service:  # which by itself sees nobody's
-        done = [service.run(duties.tend(actor="me", limit=10)) for _ in range(len(NAMES))]
+        done = [service.run(duties.run_duty(actor="me", limit=10)) for _ in range(len(NAMES))]
     assert [one.did for one in done if one.duty == "sweep"] == [2]
     left = scratch.rows("select role::text, name from helix.worker order by role")
     assert left == [("app_a", "here"), ("pool", "here")]
@@ -118,14 +118,14 @@ def test_workers_that_are_long_gone_are_forgotten_whoever_they_logged_in_as(scra
 
 def test_one_at_a_time_and_nobody_waits(scratch):
     with Lab(scratch) as lab, scratch.connect("pool", autocommit=False) as busy:
-        held = busy.execute("select duty from helix.tend_v1('busy')").fetchone()
+        held = busy.execute("select duty from helix.run_duty_v1('busy')").fetchone()
         others = []
-        while (done := lab.run(duties.tend(actor="other", limit=10))) is not None:
+        while (done := lab.run(duties.run_duty(actor="other", limit=10))) is not None:
             others.append(done.duty)
         assert sorted([*held, *others]) == sorted(NAMES)
         # It dies in the middle: what it did is undone, and the next to ask does it.
         busy.rollback()
-        assert lab.run(duties.tend(actor="heir", limit=10)).duty == held[0]
+        assert lab.run(duties.run_duty(actor="heir", limit=10)).duty == held[0]
 
 
 def test_a_run_is_bounded_and_goes_on_at_once(scratch):
@@ -135,7 +135,7 @@ def test_a_run_is_bounded_and_goes_on_at_once(scratch):
         leases = lab.claim(25)
         lab.pass_time(*[one.batch for one in leases])
         did = []
-        while (done := lab.run(duties.tend(actor="me", limit=10))) is not None:
+        while (done := lab.run(duties.run_duty(actor="me", limit=10))) is not None:
             if done.duty == "reap":
                 did.append(done.did)
         assert did == [10, 10, 5]

@@ -66,7 +66,7 @@ def test_a_fence_and_its_story_are_told_to_their_tenant_alone(site, http, lab):
 
 
 def test_pages_and_filters_find_each_fence_once(database, http, lab, monkeypatch):
-    monkeypatch.setattr(fences, "LOOK", 4)
+    monkeypatch.setattr(fences, "ROWS_SCANNED", 4)
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         for number in range(9):
             with suppress(TimeoutError), helix.fence(lab.q, key=str(number)):
@@ -104,13 +104,13 @@ def doubted(database, lab):
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
             raise TimeoutError("the bank did not answer")
-        [row] = helix.run(fences.listed(name=lab.q)).rows
+        [row] = helix.run(fences.list_fences(name=lab.q)).rows
     return row
 
 
 def resolve(database, row, token, role="service"):
     call = fences.resolve_by_token(
-        tokens.hashed(token), row.key, row.version, fences.Times(), reason="looked", answer=None
+        tokens.hash_token(token), row.key, row.version, fences.Times(), reason="looked", answer=None
     )
     with Lab(database, role) as desk:
         return desk.run(call).decision

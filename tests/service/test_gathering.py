@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helixqueue.engine import calls, tokens
-from helixqueue.engine.tenant_session import TenantSessions
 from helixqueue.errors import InvalidIdentity, NotPermitted, Refused, Unavailable
+from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.records.rows import SubmissionRow
 from helixqueue.service.submit_coalescer import MAX_CHARS, MAX_ROWS, Single, SubmitCoalescer
 from tests.support.faults import Faults
@@ -68,7 +68,7 @@ class Sending:
         self.q = lab.q
         self.dsn = database.dsn("service")
         self.sizes = []  # of each call
-        self.token = tokens.fresh()
+        self.token = tokens.new_token()
         with Lab(database, "operator") as operator:
             assert operator.run(
                 tokens.create(

@@ -44,7 +44,7 @@ def ready(database, lab):
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
             raise TimeoutError("the bank did not answer")
-        [doubt] = helix.run(fences.listed(name=lab.q)).rows
+        [doubt] = helix.run(fences.list_fences(name=lab.q)).rows
     return ids, doubt
 
 

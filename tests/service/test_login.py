@@ -58,7 +58,7 @@ def test_only_hashes_are_kept_and_nobody_reads_even_those(database):
 
 
 def test_a_link_is_for_the_tenant_of_whoever_offers_it(database):
-    code = tokens.fresh("hl_")
+    code = tokens.new_token("hl_")
     with Lab(database, "app_a") as lab, pytest.raises(Exception, match="may not act"):
         lab.run(tokens.offer_login(tenant="b", code_hash=code.hash))
 

@@ -59,14 +59,14 @@ def theirs(database):
     with Lab(database, "operator") as operator:
         operator.run(
             tokens.create(
-                tenant="b", name="uploader", token_hash=tokens.fresh().hash, scopes=["read"],
+                tenant="b", name="uploader", token_hash=tokens.new_token().hash, scopes=["read"],
                 queues=None, expires_at=datetime.now(UTC) + timedelta(days=1),
             )
         )  # fmt: skip
     with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
             raise TimeoutError("the bank did not answer")
-        [doubt] = helix.run(fences.listed(name="refund")).rows
+        [doubt] = helix.run(fences.list_fences(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
         {"batch": runs.batch, "token": "{}.{}.{}".format(*runs.token)},

@@ -101,7 +101,7 @@ def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path)
 
 def _token(database):
     """For tenant a, made by the server's superuser: no role of the tests is on this server."""
-    made = tokens.fresh()
+    made = tokens.new_token()
     expires_at = datetime.now(UTC) + timedelta(hours=1)
     with Lab(database, "helix_bootstrap") as lab:
         assert lab.run(

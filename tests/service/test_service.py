@@ -53,7 +53,7 @@ def test_a_flood_of_looks_at_health_is_one_question_a_second(database, monkeypat
 
     async def flood():
         service = Service(settings_for(database, connections=1))
-        look = service.served.ask
+        look = service.served.run_without_tenant
         monkeypatch.setattr(service.served, "ask", lambda call: asked.append(call) or look(call))
         told = await asyncio.gather(*(service.why_not_ready() for _ in range(200)))
         await service.served.close()

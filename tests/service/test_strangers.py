@@ -26,13 +26,13 @@ def strict(database):
 
 
 def guesses():
-    return [tokens.fresh().token for _ in range(GUESSES)]
+    return [tokens.new_token().token for _ in range(GUESSES)]
 
 
 def guess(site):
     return httpx.get(
         f"{site.url}/v1/token",
-        headers={"Authorization": f"Bearer {tokens.fresh().token}"},
+        headers={"Authorization": f"Bearer {tokens.new_token().token}"},
         verify=TLS,
         timeout=30,
     )
@@ -58,7 +58,7 @@ def test_guessed_codes_are_told_to_wait_and_guessed_tokens_do_not_count_as_such(
     with serving(settings) as url, httpx.Client(base_url=url, verify=TLS) as http:
         while http.get("/v1/token").status_code != 429:
             pass
-        code = {"code": tokens.fresh("hl_").token}
+        code = {"code": tokens.new_token("hl_").token}
         told = [http.post("/v1/login", json=code).status_code for _ in range(3)]
         told += [http.post("/login", data=code).status_code for _ in range(3)]
         assert told == [404, 404, 404, 410, 410, 429]

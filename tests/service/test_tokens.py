@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from helixqueue.cli.exits import Exit
-from helixqueue.engine import calls, reads, tenant_session, tokens
-from helixqueue.engine.tenant_session import InvalidToken, TenantSessions
+from helixqueue.engine import calls, reads, service_calls, tokens
 from helixqueue.errors import NotPermitted, Refused
+from helixqueue.postgres.tenant_sessions import InvalidToken, TenantSessions
 from tests.support.cli import Helixq
 from tests.support.lab import POOLED, Lab, one_database
 
@@ -31,7 +31,7 @@ def soon(**span):
 
 
 def made(lab, name, *, tenant="a", scopes=("read",), queues=None, expires_at=None):
-    token = tokens.fresh()
+    token = tokens.new_token()
     call = tokens.create(
         tenant=tenant,
         name=name,
@@ -106,7 +106,7 @@ def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
             wait_seconds=5, pooled=POOLED,
         )  # fmt: skip
         before = await served.run(token.hash, reads.queues())
-        between = await served.ask(reads.queues())
+        between = await served.run_without_tenant(reads.queues())
         await served.close()
         return before, between
 
@@ -119,7 +119,7 @@ def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
     expired = made(lab, "late", expires_at=datetime.now(UTC) - timedelta(seconds=1))
     revoked = made(lab, "gone")
     assert ruled(lab, tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
-    for token_hash in (tokens.fresh().hash, expired.hash, revoked.hash):
+    for token_hash in (tokens.new_token().hash, expired.hash, revoked.hash):
         wrote, read = asked(
             database, token_hash, calls.set_queue(tenant="a", queue="forged"), reads.queues()
         )
@@ -141,7 +141,7 @@ def test_last_use_is_written_at_most_once_a_minute(database, lab):
     token = made(lab, "used")
 
     def used():
-        [row] = lab.run(tokens.listed(tenant="a", name="used"))
+        [row] = lab.run(tokens.list_tokens(tenant="a", name="used"))
         return row.last_used_at
 
     assert used() is None
@@ -154,7 +154,11 @@ def test_last_use_is_written_at_most_once_a_minute(database, lab):
 
 
 def test_a_rotated_token_overlaps_and_then_ends(database, lab):
-    first, second, third = made(lab, "turning", queues=["q"]), tokens.fresh(), tokens.fresh()
+    first, second, third = (
+        made(lab, "turning", queues=["q"]),
+        tokens.new_token(),
+        tokens.new_token(),
+    )
 
     def rotated(token, overlap):
         rotate = tokens.rotate(
@@ -185,7 +189,7 @@ def test_a_name_is_used_once_for_ever(lab):
     again = tokens.create(
         tenant="a",
         name="once",
-        token_hash=tokens.fresh().hash,
+        token_hash=tokens.new_token().hash,
         scopes=["read"],
         queues=None,
         expires_at=soon(),
@@ -194,7 +198,7 @@ def test_a_name_is_used_once_for_ever(lab):
     rotate = tokens.rotate(
         tenant="a",
         name="once",
-        token_hash=tokens.fresh().hash,
+        token_hash=tokens.new_token().hash,
         expires_at=soon(),
         overlap_seconds=0,
     )
@@ -207,27 +211,30 @@ def test_a_programs_login_gives_itself_no_rights_by_a_token(database, lab, role)
     name = f"own-{role.replace('_', '-')}"
     made(lab, name)
     said = {"tenant": "a", "name": name}
-    fresh = {"token_hash": tokens.fresh().hash, "expires_at": soon()}
+    fresh = {"token_hash": tokens.new_token().hash, "expires_at": soon()}
     with Lab(database, role) as program:
         for call in (
             tokens.create(**said | {"name": "mine"}, **fresh, scopes=["operate"], queues=None),
             tokens.rotate(**said, **fresh, overlap_seconds=0),
             tokens.revoke(**said, reason="x"),
-            tokens.offer_login(tenant="a", code_hash=tokens.fresh("hl_").hash, actor="eve"),
+            tokens.offer_login(tenant="a", code_hash=tokens.new_token("hl_").hash, actor="eve"),
         ):
             with pytest.raises(NotPermitted, match="may not give or take tokens of tenant a"):
                 program.run(call)
-        [row] = program.run(tokens.listed(tenant="a", name=name))
+        [row] = program.run(tokens.list_tokens(tenant="a", name=name))
     assert (row.generation, row.revoked_at) == (1, None)
 
 
 def test_workers_of_two_tenants_do_not_meet(database, lab):
     one, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
     for token, tenant in ((one, "a"), (two, "b")):
-        name = tenant_session.worker_name(tenant, f"gpu-{tenant}")
+        name = service_calls.worker_name(tenant, f"gpu-{tenant}")
         asked(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
         [listed, forged] = asked(
-            database, token.hash, tenant_session.workers(tenant=tenant), calls.hello(worker="c/gpu")
+            database,
+            token.hash,
+            service_calls.tenant_workers(tenant=tenant),
+            calls.hello(worker="c/gpu"),
         )
         assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)
@@ -239,7 +246,7 @@ def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):
     lab.queue()
     lab.submit("held")
     [lease] = lab.claim()
-    take = calls.take_back(ids=[lease.batch_id], reason="node is gone", actor="ann")
+    take = calls.release_by_id(ids=[lease.batch_id], reason="node is gone", actor="ann")
     [verdict] = lab.run(take)
     assert (verdict.answer, verdict.state) == ("ok", "PENDING")
     assert [one.answer for one in lab.run(take)] == ["repeat"]
@@ -260,7 +267,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
     assert helixq("token", "create", f"{name}x", "--scope", "root").code == 5
     rotated = helixq("token", "rotate", name, "--overlap", "0", "--json")
     with Lab(database, "service") as service:
-        old, new = (tokens.hashed(one.json["token"]) for one in (created, rotated))
+        old, new = (tokens.hash_token(one.json["token"]) for one in (created, rotated))
         assert service.run(tokens.authenticate([old, new])).keys() == {new}
     listed = helixq("token", "list", "--json")
     assert created.json["token"] not in listed.out

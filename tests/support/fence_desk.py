@@ -51,12 +51,12 @@ class Desk:
         return self.run(fences.seal(held, answer, times, actor="w1"))
 
     def state(self, held):
-        row = self.run(fences.one(held.key))
+        row = self.run(fences.find_fence(held.key))
         return row.state
 
     def story(self, held):
-        row = self.run(fences.one(held.key))
-        return [told.what for told in self.run(fences.story(row.key))]
+        row = self.run(fences.find_fence(held.key))
+        return [told.what for told in self.run(fences.fence_history(row.key))]
 
     def pass_time(self, held, **moments):
         let_time_pass(self.database, held.key, **moments)

@@ -17,7 +17,7 @@ class Refund(BaseModel):
 def fence_of(database, name, identity=None):
     """The one fence of a name, or of a name and an identity."""
     with Store.connect(database.dsn(), pooled=POOLED) as store:
-        rows = store.run(calls.listed(name=name)).rows
+        rows = store.run(calls.list_fences(name=name)).rows
     [row] = [row for row in rows if identity in {None, row.identity}]
     return row
 

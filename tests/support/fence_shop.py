@@ -45,7 +45,7 @@ def kind_of(response):
 
 async def fences_of(door):
     name = door.middleware.policy.routes[0].name
-    return [*(await door.helix.fences.run(calls.listed(name=name))).rows]
+    return [*(await door.helix.fences.run(calls.list_fences(name=name))).rows]
 
 
 class Shop:

@@ -253,13 +253,13 @@ class Lab:
         return list(self.call_claim(count, start=start, **options).leases)
 
     def start(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
-        return self.run(calls.start(worker=worker or self.worker, held=held(leases)))
+        return self.run(calls.start(worker=worker or self.worker, leases=held(leases)))
 
     def renew(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
-        return self.run(calls.renew(worker=worker or self.worker, held=held(leases)))
+        return self.run(calls.renew(worker=worker or self.worker, leases=held(leases)))
 
     def release(self, *leases: LeaseRow, detail: str | None = None) -> list[WriteResult]:
-        return self.run(calls.release(worker=self.worker, held=held(leases), detail=detail))
+        return self.run(calls.release(worker=self.worker, leases=held(leases), detail=detail))
 
     def settle(self, *settlements: Settlement, worker: str | None = None) -> list[WriteResult]:
         return self.run(calls.settle(worker=worker or self.worker, settlements=settlements))

@@ -287,7 +287,7 @@ def wait_every_way(a: Lab, database: Database) -> None:
 
 def archive_all(operator: Lab) -> None:
     """Do every duty once; the last entries of the ledger are reached in one of them."""
-    while operator.rows("select helix.tend_v1('ann')"):
+    while operator.rows("select helix.run_duty_v1('ann')"):
         pass
     assert operator.stored("select 1 from helix.entry where batch is null")
 

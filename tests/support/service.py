@@ -52,7 +52,7 @@ class Site:
         self.url = url
 
     def token(self, *scopes, tenant="a", queues=None, name=None, expires_at=None):
-        made = tokens.fresh()
+        made = tokens.new_token()
         with Lab(self.database, "operator") as operator:
             assert operator.run(
                 tokens.create(
@@ -140,7 +140,7 @@ def stream_events(stream):
 
 def offer_login(database, tenant="a", **options):
     """The code of a new login link."""
-    code = tokens.fresh("hl_")
+    code = tokens.new_token("hl_")
     offer = tokens.offer_login(tenant=tenant, code_hash=code.hash, actor="ann", **options)
     with Lab(database, "operator") as operator:
         operator.run(offer)

@@ -159,7 +159,7 @@ def _show(
     """
     with connection.reached(dsn, data) as there:
         found = _found(there, batch, tenant, queue, revision)
-        told = there.run(there.reads.story(found, payload=payload))
+        told = there.run(there.reads.batch_detail(found, payload=payload))
     if told is None:
         raise NoSuchBatch(f"no batch has the id {found}, among those this role may see")
     if as_json:
@@ -226,7 +226,7 @@ _decision(
     They go back to their queue at no cost of an attempt, and whoever held them is refused from then
     on. Ends with 1 when nobody holds one of them, or there is no such batch.
     """,
-    call="take_back",
+    call="release_by_id",
 )
 _decision(
     "erase",

@@ -88,7 +88,7 @@ def _list(
     """
     with connection.reached(dsn, data) as there:
         of = connection.tenant_to_read(there, tenant)
-        read = partial(there.fences.listed, tenant=of, name=name, state=state)
+        read = partial(there.fences.list_fences, tenant=of, name=name, state=state)
         rows, onward = pages.as_many(there, read, limit, after)
     if as_json:
         show.as_json({"fences": [_facts(row) for row in rows], "next": onward})
@@ -118,7 +118,7 @@ def _show(
     """
     with connection.reached(dsn, data) as there:
         row = _found(there, fence, name, tenant)
-        story = there.run(there.fences.story(row.key))
+        story = there.run(there.fences.fence_history(row.key))
     if as_json:
         show.as_json({**_facts(row), "story": [_step(told) for told in story]})
     else:
@@ -231,7 +231,7 @@ def _found(there: connection.Reached, ref: str, name: str | None, tenant: str | 
             ) from None
         of = connection.tenant_named(there, tenant)
         key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
-    found: FenceRow | None = there.run(there.fences.one(key))
+    found: FenceRow | None = there.run(there.fences.find_fence(key))
     if found is None:
         raise NoSuchFence(f"no fence has the key {key_text(key)}, among those this role may see")
     return found

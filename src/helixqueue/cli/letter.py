@@ -122,7 +122,7 @@ def _show(
     with connection.reached(dsn, data) as there:
         of = connection.tenant_to_read(there, tenant)
         batch_id = batch_ref.find(there, letter, tenant=of, queue=queue, revision=revision)
-        told = there.run(there.reads.story(batch_id))
+        told = there.run(there.reads.batch_detail(batch_id))
     found = None if told is None else Letter.of(told)
     if found is None:
         stands = "" if told is None else f": it is {told.state}"

@@ -95,7 +95,7 @@ def _verify(
 def _not_on_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
     """What a database or a service says of the fence that the receipt is about."""
     with connection.reached(dsn, data) as there:
-        row = there.run(there.fences.one(key_bytes(document["key"])))
+        row = there.run(there.fences.find_fence(key_bytes(document["key"])))
     if row is None:
         return ["no fence has this key, among those that may be seen there: forgotten, or never"]
     if row.state is not FenceState.SEALED or row.receipt is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
 from helixqueue.cli import connection, show
@@ -32,7 +30,7 @@ def _recover(
     with connection.opened(dsn, data, as_owner=True) as database:
         recovered = recover(database.connection, reason=reason, actor=actor)
     if as_json:
-        show.as_json(asdict(recovered))
+        show.as_json(recovered._asdict())
     else:
         typer.echo(
             f"epoch {recovered.epoch}; {recovered.ended} leases ended, "

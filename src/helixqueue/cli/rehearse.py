@@ -64,7 +64,7 @@ class Rehearsal:
     def _told(self, chunk: list[tuple[int, FencePreview | Refused]]) -> Iterator[Rehearsed]:
         asked = [one for _, one in chunk if isinstance(one, FencePreview)]
         told = iter(
-            self._there.run(self._there.fences.foresee(tenant=self._tenant, asked=asked))
+            self._there.run(self._there.fences.preview(tenant=self._tenant, calls=asked))
             if asked
             else ()
         )

@@ -87,7 +87,7 @@ def _created(
     if there.is_service:
         asked = http_tokens.create(name=name, scopes=scopes, queues=queues, days=days)
         return cast("CreatedToken | None", there.run(asked))
-    made = tokens.fresh()
+    made = tokens.new_token()
     created = there.run(
         tokens.create(
             tenant=of,
@@ -101,7 +101,7 @@ def _created(
     )
     if not created:
         return None
-    return CreatedToken(made.token, there.run(tokens.listed(tenant=of, name=name))[-1])
+    return CreatedToken(made.token, there.run(tokens.list_tokens(tenant=of, name=name))[-1])
 
 
 @app.command("list")
@@ -129,7 +129,7 @@ def _list(
 
 def _all(there: connection.Reached, of: str | None) -> Iterator[TokenRow]:
     """Page by page."""
-    listed: Any = http_tokens.listed if there.is_service else tokens.listed
+    listed: Any = http_tokens.list_tokens if there.is_service else tokens.list_tokens
     after = None
     while True:
         page = there.run(listed(tenant=of, after=after, limit=pages.PAGE_ROWS))
@@ -182,7 +182,7 @@ def _rotated(
     if there.is_service:
         asked = http_tokens.rotate(name=name, days=days, overlap_seconds=overlap)
         return cast("CreatedToken | None", there.run(asked))
-    made = tokens.fresh()
+    made = tokens.new_token()
     generation = there.run(
         tokens.rotate(
             tenant=of,
@@ -195,7 +195,7 @@ def _rotated(
     )
     if generation is None:
         return None
-    rows = there.run(tokens.listed(tenant=of, name=name))
+    rows = there.run(tokens.list_tokens(tenant=of, name=name))
     return CreatedToken(made.token, next(row for row in rows if row.generation == generation))
 
 
@@ -263,7 +263,7 @@ def _link(
         if there.is_service:
             login = there.run(http_tokens.offer_login())
         else:
-            code = tokens.fresh("hl_")
+            code = tokens.new_token("hl_")
             of = connection.tenant_to_change(there, tenant)
             until = there.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
             login = Login(code.token, of, until)

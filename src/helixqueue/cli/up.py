@@ -301,7 +301,7 @@ def _children(wanted: Wanted, found: Databases) -> Sequence[SupervisedProcess]:
 
 def _facts(wanted: Wanted, found: Databases, url: str) -> dict[str, Any]:
     """What the banner tells; the link is made here and is good once."""
-    code = tokens.fresh("hl_")
+    code = tokens.new_token("hl_")
     with Database.connect(found.dsn, tenant=wanted.tenant) as database:
         until = database.run(
             tokens.offer_login(tenant=wanted.tenant, code_hash=code.hash, actor="helixq up")

@@ -20,10 +20,10 @@ import psycopg
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, BROKEN, TENANT
 from helixqueue.engine import calls
-from helixqueue.engine.statements import statements
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import replay
 from helixqueue.postgres.database import Database
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, TENANT
-from helixqueue.engine.statements import statements
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from helixqueue.worker.lease import Lease

@@ -15,11 +15,11 @@ import psycopg
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import TENANT, Row, submit_sheet
 from helixqueue.engine import reads
-from helixqueue.engine.statements import statements
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import ReplayResult, replay
 from helixqueue.operate.check import Result, check
 from helixqueue.postgres.database import Database
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,7 +153,7 @@ def _look(postgres: Postgres, database: Database, rows: list[Row], batch: int) -
     samples = [Sample(*row) for row in ask(_sql("samples")).fetchall()]
     refusals = [Refusal(*row) for row in ask(_sql("refusals")).fetchall()]
     [(batch_id,)] = ask(_sql("public_id"), (batch,)).fetchall()
-    story = database.run(reads.story(batch_id))
+    story = database.run(reads.batch_detail(batch_id))
     if story is None:  # pragma: no cover - it was completed a moment ago
         raise AssertionError(f"batch {batch_id} has no story")
     # The role that migrates sees what checking needs to see.

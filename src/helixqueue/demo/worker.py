@@ -15,8 +15,8 @@ import psycopg
 
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, TENANT
-from helixqueue.engine.statements import statements
 from helixqueue.errors import LeaseLost
+from helixqueue.postgres.statements import statements
 from helixqueue.records.rows import Settlement
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Lists as PostgreSQL's own array literals.
+"""Encodes lists as PostgreSQL array literals.
 
-The driver turns a list into an array element by element, in Python: for a call of twenty arrays
-that was a third of a round trip, and half of the client's share of a bulk submit. One join does it.
+The driver encodes a list element by element in Python: for a call with twenty arrays that took a
+third of a round trip, and half of the client's time of a bulk submit. One join is enough.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _RECORD_SEPARATOR = "\x1e"
 
 
 def plain(values: Iterable[Any] | None) -> str | None:
-    """Of numbers, booleans and UUIDs, whose text needs no quotes; None stays null."""
+    """Encode numbers, booleans and UUIDs, whose text needs no quotes; None becomes null."""
     if values is None:
         return None
     return "{" + ",".join(["null" if value is None else str(value) for value in values]) + "}"
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Of whole numbers, none of them missing: the quickest, for what every worker sends."""
+    """Encode integers without None: the fastest form, for what every worker sends."""
     return "{" + ",".join(map(str, values)) + "}"
 
 
 def texts(values: Sequence[str | None] | None) -> str | None:
-    """Of texts (and of what is written as one), each in quotes."""
+    """Encode texts and values with a text form, each in quotes."""
     if values is None:
         return None
     known = [value for value in values if value is not None]
     if len(known) == len(values) > 0:
-        # Escaped in one go. A NUL inside a value must not pass for a separator: then each value is
+        # Escaped in one pass. If a value contains a NUL, which is the separator here, each value is
         # quoted by itself, and the driver refuses the NUL.
         joined = "\0".join(known)
         if joined.count("\0") == len(known) - 1:
@@ -42,13 +42,13 @@ def texts(values: Sequence[str | None] | None) -> str | None:
 
 
 def json_texts(values: Sequence[str]) -> str:
-    """Of JSON texts, for `string_to_array(%s, chr(30))`, which is three times as fast as a literal.
+    """Join JSON texts for `string_to_array(%s, chr(30))`, three times as fast as a literal.
 
-    JSON escapes control characters, so one of them can separate the texts as they are.
+    JSON escapes control characters, so a control character can separate the texts.
     """
     joined = _RECORD_SEPARATOR.join(values)
     if joined.count(_RECORD_SEPARATOR) != max(len(values) - 1, 0):
-        raise ValueError("expected JSON texts; got one with a bare control character")
+        raise ValueError("expected JSON texts, got one with an unescaped control character")
     return joined
 
 

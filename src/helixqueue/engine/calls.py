@@ -1,7 +1,7 @@
-"""Every engine call, described once for sync and async: SQL, arguments, how to read the answer.
+"""The engine's calls, described once for sync and async: SQL, arguments, how to read the rows.
 
-Nothing here does I/O. A `Call` is one statement, so in autocommit it is one transaction and one
-round trip; inside a caller's transaction it is simply part of that. The SQL is in calls.sql.
+Nothing here does I/O. A `Call` is one statement: with autocommit it is one transaction and one
+round trip, inside a caller's transaction it is part of that. The SQL is in calls.sql.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 import orjson
 
 from helixqueue.engine.arrays import json_texts, numbers, plain, texts
-from helixqueue.engine.statements import statements
 from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.claim_hints import Hint
 from helixqueue.records.rows import (
     ActionResult,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_SQL = {name: one.sql for name, one in statements("helixqueue.engine", "calls.sql").items()}
-# A look-up is five times as fast as calling the enum, and is done for every row.
+_SQL = sql_texts("helixqueue.engine", "calls.sql")
+# Five times as fast as calling the enum, and done for every row.
 _STATES = {state.value: state for state in State}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING = frozenset((None, ""))
+_DEFAULTS = frozenset((None, ""))
 _QUEUE_COLUMNS = [field.name for field in fields(QueueRow)]
 
-# Bounds of one call: larger sets are cut into chunks by the caller.
+# Limits of one call; the caller splits larger sets into chunks.
 SUBMIT_ROWS_MAX = 10_000
 LEASES_MAX = 1_000
 
@@ -59,13 +59,13 @@ def submit(
     rows: Sequence[SubmissionRow],
     actor: str | None = None,
 ) -> Call[list[SubmittedRow]]:
-    """Submit up to 10,000 rows; answers come in the order of the input."""
-    _bounded("submit", len(rows), SUBMIT_ROWS_MAX)
+    """Submit up to 10,000 rows; results come in the order of the input."""
+    _demand_at_most("submit", len(rows), SUBMIT_ROWS_MAX)
     columns = list(zip(*rows, strict=True)) or [()] * len(SubmissionRow._fields)
     identity, payload, *options = columns
-    # A column that says nothing is sent as null, not as a thousand nulls.
+    # A column of defaults is sent as one null instead of a thousand.
     raw, revision, priority, run_at, expires_at, limit_key, requires = (
-        None if _NOTHING.issuperset(column) else column for column in options
+        None if _DEFAULTS.issuperset(column) else column for column in options
     )
     return Call(
         _SQL["submit"],
@@ -74,14 +74,14 @@ def submit(
             *(texts(raw), texts(revision), plain(priority), _times(run_at), _times(expires_at)),
             *(texts(limit_key), texts(requires)),
         ),
-        lambda answers: _read_submitted(answers, len(rows)),
+        lambda results: _read_submitted(results, len(rows)),
     )
 
 
-def _read_submitted(answers: list[Row], count: int) -> list[SubmittedRow]:
-    placed: list[SubmittedRow | None] = [None] * count
-    for place, decision, key, fingerprint, state, payload, note, differs in answers:
-        placed[place - 1] = SubmittedRow(
+def _read_submitted(rows: list[Row], count: int) -> list[SubmittedRow]:
+    submitted: list[SubmittedRow | None] = [None] * count
+    for place, decision, key, fingerprint, state, payload, note, differs in rows:
+        submitted[place - 1] = SubmittedRow(
             decision,
             None if key is None else Receipt.stored(key, fingerprint),
             None if state is None else _STATES[state],
@@ -89,19 +89,19 @@ def _read_submitted(answers: list[Row], count: int) -> list[SubmittedRow]:
             note,
             tuple(differs) if differs else (),
         )
-    return [one for one in placed if one is not None]
+    return [row for row in submitted if row is not None]
 
 
 def note_refused(
     *, tenant: str, queue: str, refused: Sequence[tuple[bytes, str]], actor: str | None = None
 ) -> Call[None]:
-    """Keep identities that broke their profile: raw bytes and why."""
+    """Record identities that violate their profile: raw bytes and the reason."""
     return Call(
         _SQL["note_refused"],
         (
             *(tenant, queue, actor),
             texts([rf"\x{raw.hex()}" for raw, _ in refused]),
-            texts([why for _, why in refused]),
+            texts([reason for _, reason in refused]),
         ),
         lambda _: None,
     )
@@ -119,11 +119,11 @@ def claim(
     hints: Sequence[Hint] = (),
     settle: Sequence[Settlement] = (),
 ) -> Call[ClaimResult]:
-    """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
+    """Claim up to `count` batches; settle finished ones and start the claimed ones in one commit.
 
-    The same `request` again gives the same leases again: repeat with it when an answer was lost.
+    Repeating a call with the same `request` returns the same leases, for lost replies.
     """
-    _bounded("claim", count, LEASES_MAX)
+    _demand_at_most("claim", count, LEASES_MAX)
     return Call(
         _SQL["claim"],
         (
@@ -142,11 +142,15 @@ def claim(
 
 
 def _read_claimed(rows: list[Row], settle: Sequence[Settlement]) -> ClaimResult:
-    """The first row is about the whole call (`helix.claim_header`), the others are leases."""
+    """The first row describes the whole call (`helix.claim_header`), the others are leases."""
     header = orjson.loads(rows[0][6])
     if header["settled"] is None:
-        done = State.COMPLETED
-        settled = tuple([WriteResult(one.batch, "ok", None, done, late=False) for one in settle])
+        settled = tuple(
+            [
+                WriteResult(settlement.batch, "ok", None, State.COMPLETED, late=False)
+                for settlement in settle
+            ]
+        )
     else:
         settled = tuple(
             WriteResult(batch, answer, owner, _state(state), late, mismatch)
@@ -168,37 +172,37 @@ def _read_claimed(rows: list[Row], settle: Sequence[Settlement]) -> ClaimResult:
     return ClaimResult(tuple(leases), settled, hints, header["more"])
 
 
-def start(*, worker: str, held: Sequence[LeaseRef]) -> Call[list[WriteResult]]:
-    return _hold_call("start", worker, held)
+def start(*, worker: str, leases: Sequence[LeaseRef]) -> Call[list[WriteResult]]:
+    return _lease_call("start", worker, leases)
 
 
-def renew(*, worker: str, held: Sequence[LeaseRef]) -> Call[list[WriteResult]]:
-    return _hold_call("renew", worker, held)
+def renew(*, worker: str, leases: Sequence[LeaseRef]) -> Call[list[WriteResult]]:
+    return _lease_call("renew", worker, leases)
 
 
 def release(
-    *, worker: str, held: Sequence[LeaseRef], detail: str | None = None
+    *, worker: str, leases: Sequence[LeaseRef], detail: str | None = None
 ) -> Call[list[WriteResult]]:
-    return _hold_call("release", worker, held, detail)
+    return _lease_call("release", worker, leases, detail)
 
 
-def _hold_call(
-    name: str, worker: str, held: Sequence[LeaseRef], *more: str | None
+def _lease_call(
+    name: str, worker: str, leases: Sequence[LeaseRef], *more: str | None
 ) -> Call[list[WriteResult]]:
-    _bounded(name, len(held), LEASES_MAX)
-    return Call(_SQL[name], (worker, *_token_columns(held), *more), _read_answers)
+    _demand_at_most(name, len(leases), LEASES_MAX)
+    return Call(_SQL[name], (worker, *_token_columns(leases), *more), _read_results)
 
 
 def settle(*, worker: str, settlements: Sequence[Settlement]) -> Call[list[WriteResult]]:
-    _bounded("settle", len(settlements), LEASES_MAX)
+    _demand_at_most("settle", len(settlements), LEASES_MAX)
     return Call(
         _SQL["settle"],
         (worker, *_settlement_columns(settlements)),
-        _read_answers,
+        _read_results,
     )
 
 
-def _read_answers(rows: list[Row]) -> list[WriteResult]:
+def _read_results(rows: list[Row]) -> list[WriteResult]:
     return [
         WriteResult(batch, answer, owner, _state(state), late, mismatch)
         for batch, answer, owner, state, late, mismatch in rows
@@ -208,13 +212,13 @@ def _read_answers(rows: list[Row]) -> list[WriteResult]:
 def cancel(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> Call[list[ActionResult]]:
-    return _people_call("cancel", ids, actor, reason)
+    return _call_by_id("cancel", ids, actor, reason)
 
 
 def retry(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> Call[list[ActionResult]]:
-    return _people_call("retry", ids, actor, reason)
+    return _call_by_id("retry", ids, actor, reason)
 
 
 def redrive(
@@ -231,28 +235,28 @@ def _redriven(one: ActionResult) -> ActionResult:
     return replace(one, answer="refused", note=one.note or f"no dead letter: it is {one.state}")
 
 
-def take_back(
+def release_by_id(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> Call[list[ActionResult]]:
-    """An operator's release: the leases end, at no cost of an attempt."""
-    return _people_call("take_back", ids, actor, reason)
+    """Release leases on behalf of an operator; the attempt is not counted."""
+    return _call_by_id("release_by_id", ids, actor, reason)
 
 
 def erase(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> Call[list[ActionResult]]:
-    return _people_call("erase", ids, actor, reason)
+    return _call_by_id("erase", ids, actor, reason)
 
 
-def _people_call(
+def _call_by_id(
     name: str, ids: Sequence[UUID], actor: str | None, reason: str
 ) -> Call[list[ActionResult]]:
-    _bounded(name, len(ids), LEASES_MAX)
-    place = {batch_id: number for number, batch_id in enumerate(dict.fromkeys(ids))}
+    _demand_at_most(name, len(ids), LEASES_MAX)
+    order = {batch_id: number for number, batch_id in enumerate(dict.fromkeys(ids))}
 
     def read(rows: list[Row]) -> list[ActionResult]:
-        verdicts = [ActionResult(i, answer, _state(s), note) for i, answer, s, note in rows]
-        return sorted(verdicts, key=lambda one: place[one.batch_id])
+        results = [ActionResult(i, answer, _state(s), note) for i, answer, s, note in rows]
+        return sorted(results, key=lambda result: order[result.batch_id])
 
     return Call(_SQL[name], (plain(ids), actor, reason), read)
 
@@ -268,27 +272,33 @@ def promote(*, limit: int = 1_000) -> Call[int]:
 def retire(
     *, tenant: str, queue: str, state: State, before: datetime, limit: int = 1_000
 ) -> Call[int]:
-    """Take finished batches away; their keys stay and go on answering."""
+    """Delete finished batches; their keys remain and still answer repeats."""
     return Call(_SQL["retire"], (tenant, queue, state.value, before, limit), _read_number)
 
 
-def recover(*, actor: str, reason: str) -> Call[tuple[int, int]]:
-    """A new epoch; every lease ends. Returns the epoch and how many leases there were."""
-    return Call(_SQL["recover"], (actor, reason), lambda rows: (rows[0][0], rows[0][1]))
+class Recovery(NamedTuple):
+    epoch: int  # of every token from now on
+    ended: int  # leases that were live
+    doubted: int  # fenced effects that had started
+
+
+def recover(*, actor: str | None, reason: str) -> Call[Recovery]:
+    """Begin a new epoch and end every lease; for operators."""
+    return Call(_SQL["recover"], (actor, reason), lambda rows: Recovery(*rows[0]))
 
 
 def rotate_secret() -> Call[int]:
-    """A new key for the fingerprints of new work; returns its number. For operators."""
+    """Create a new key for the fingerprints of new work; returns its number. For operators."""
     return Call(_SQL["rotate_secret"], (), _read_number)
 
 
 def hello(*, worker: str, free: dict[str, Any] | None = None) -> Call[None]:
-    """A worker says that it is there, now and then, so that people can see it."""
+    """Report that a worker is alive, so that lists of workers show it."""
     return Call(_SQL["hello"], (worker, _jsonb(free)), lambda _: None)
 
 
 def wait(*, worker: str, queues: Sequence[str], seconds: float) -> Call[list[str]]:
-    """A worker says that it waits for work, or with 0 seconds that it does not; the channels."""
+    """Register a waiting worker, or with 0 seconds unregister it; returns the channels."""
     return Call(_SQL["wait"], (worker, texts(queues), seconds), lambda rows: list(rows[0][0]))
 
 
@@ -303,17 +313,17 @@ def set_queue(
     reason: str | None = None,
     **settings: Unpack[QueueSettings],
 ) -> Call[QueueRow]:
-    """Declare a queue or change some of its settings; what is not named stays as it is.
+    """Declare a queue or change some of its settings; settings that are not named stay.
 
-    People give a reason, which is kept with the change; a program that declares its queue has none.
+    An operator passes a reason, which is recorded; a program that declares its queue has none.
     """
     known = QueueSettings.__annotations__
     unknown = settings.keys() - known.keys()
     if unknown:
         raise TypeError(f"unknown queue setting {min(unknown)!r}; known: {', '.join(known)}")
-    given = {**settings}
+    changed = {**settings}
     values = [
-        _jsonb(given.get(name)) if name in _JSON_SETTINGS else given.get(name) for name in known
+        _jsonb(changed.get(name)) if name in _JSON_SETTINGS else changed.get(name) for name in known
     ]
     return Call(
         _SQL["set_queue"], (tenant, queue, actor, *values, reason), lambda rows: read_queue(rows[0])
@@ -325,26 +335,26 @@ def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:
 
 
 def read_queue(row: Row) -> QueueRow:
-    told = dict(zip(_QUEUE_COLUMNS, row, strict=True))
-    for name in ("requires", "payload_schema", "result_schema"):
-        told[name] = told[name] and json.loads(told[name])
-    return QueueRow(**told)
+    values = dict(zip(_QUEUE_COLUMNS, row, strict=True))
+    for name in _JSON_SETTINGS:
+        values[name] = values[name] and json.loads(values[name])
+    return QueueRow(**values)
 
 
-def _state(word: str | None) -> State | None:
-    return None if word is None else _STATES[word]
+def _state(name: str | None) -> State | None:
+    return None if name is None else _STATES[name]
 
 
 def _read_number(rows: list[Row]) -> int:
     return int(rows[0][0])
 
 
-def _token_columns(held: Sequence[LeaseRef] | Sequence[Settlement]) -> tuple[str, ...]:
+def _token_columns(leases: Sequence[LeaseRef] | Sequence[Settlement]) -> tuple[str, ...]:
     return (
-        numbers([one.batch for one in held]),
-        numbers([one.token.epoch for one in held]),
-        numbers([one.token.nonce for one in held]),
-        numbers([one.token.number for one in held]),
+        numbers([lease.batch for lease in leases]),
+        numbers([lease.token.epoch for lease in leases]),
+        numbers([lease.token.nonce for lease in leases]),
+        numbers([lease.token.number for lease in leases]),
     )
 
 
@@ -354,16 +364,16 @@ def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, 
     return (
         *_token_columns(settlements),
         plain(outcome),
-        # Who completes says nothing of failures, and most results are none: null for all of them.
-        texts(result) if _says(result) else None,
-        texts(failure) if _says(failure) else None,
-        texts(detail) if _says(detail) else None,
+        # Most settlements carry no failure and no result: one null for such a column.
+        texts(result) if _has_values(result) else None,
+        texts(failure) if _has_values(failure) else None,
+        texts(detail) if _has_values(detail) else None,
         plain(permanent) if any(permanent) else None,
-        plain(after) if _says(after) else None,
+        plain(after) if _has_values(after) else None,
     )
 
 
-def _says(column: Sequence[object]) -> bool:
+def _has_values(column: Sequence[object]) -> bool:
     return any(value is not None for value in column)
 
 
@@ -378,10 +388,12 @@ def _times(values: Sequence[datetime | None] | None) -> str | None:
 
 
 def _jsonb(value: object) -> str | None:
-    """As text: what a driver makes of JSON is the business of whoever set it up."""
+    """As text: applications may configure how their driver adapts JSON."""
     return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _bounded(what: str, count: int, limit: int) -> None:
+def _demand_at_most(name: str, count: int, limit: int) -> None:
     if count > limit:
-        raise ValueError(f"{what}: at most {limit} rows a call, got {count}; send it in chunks")
+        raise ValueError(
+            f"{name}: expected at most {limit} rows per call, got {count}; split it into chunks"
+        )

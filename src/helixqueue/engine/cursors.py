@@ -1,4 +1,4 @@
-"""Where a page begins, from the `next` of the page before; statements take it as arguments."""
+"""Cursors of pages: decodes the `next` of the previous page into arguments of a statement."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def demand_page(limit: int) -> None:
         raise Refused(f"expected a page of 1 to {PAGE_ROWS_MAX} rows, got {limit}")
 
 
-def behind_time(after: str | None, until: datetime | None) -> dict[str, Any]:
-    """Where a walk begins: behind the page before, or at a time, whichever is earlier."""
+def after_time(after: str | None, until: datetime | None) -> dict[str, Any]:
+    """Start after the previous page or at `until`, whichever is earlier."""
     at, last = _read_cursor(after)
     if until is not None and (isinstance(at, str) or until <= at):
         at, last = until, 0
@@ -34,40 +34,42 @@ def _read_cursor(after: str | None) -> tuple[datetime | str, int]:
         if when.tzinfo is None or not 0 <= number <= _LAST_ID:
             raise ValueError(after)
     except ValueError:
-        raise _not_a_next(after) from None
+        raise _invalid_cursor(after) from None
     return when, number
 
 
-def _not_a_next(after: str) -> Refused:
-    return Refused(f"expected the `next` of an earlier page, got {after[:80]!r}; begin without one")
+def _invalid_cursor(after: str) -> Refused:
+    return Refused(
+        f"expected the `next` of an earlier page, got {after[:80]!r}; start again without a cursor"
+    )
 
 
-def behind_life(after: str | None) -> dict[str, int]:
-    """Of fences, which are listed by the number of their first claim."""
+def after_life(after: str | None) -> dict[str, int]:
+    """For fences, which are listed by the number of their first claim."""
     if after is None:
         return {"life": _LAST_ID}
     if not (after.isascii() and after.isdecimal() and len(after) <= len(str(_LAST_ID))):
-        raise _not_a_next(after)
+        raise _invalid_cursor(after)
     if int(after) > _LAST_ID:
-        raise _not_a_next(after)
+        raise _invalid_cursor(after)
     return {"life": int(after)}
 
 
-def behind_name(after: str | None) -> dict[str, str]:
-    """Of queues, which are listed by tenant and name."""
+def after_queue(after: str | None) -> dict[str, str]:
+    """For queues, which are listed by tenant and name."""
     tenant, _, queue = (after or "").partition("/")
     if after is not None:
         try:
             check_name("tenant", tenant)
             check_name("queue", queue)
         except Refused:
-            raise _not_a_next(after) from None
+            raise _invalid_cursor(after) from None
     return {"after_tenant": tenant, "after_queue": queue}
 
 
-def behind_worker(after: str | None) -> dict[str, str]:
-    """Of workers, which are listed by login and name."""
+def after_worker(after: str | None) -> dict[str, str]:
+    """For workers, which are listed by login and name."""
     role, separator, name = (after or "").partition(PART_SEPARATOR)
     if after is not None and not separator:
-        raise _not_a_next(after)
+        raise _invalid_cursor(after)
     return {"after_role": role, "after_name": name}

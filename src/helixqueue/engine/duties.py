@@ -1,22 +1,22 @@
-"""Background duties: asking for one that is due, and how they stand."""
+"""Background duties: run one that is due, list their status."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from helixqueue.engine.statements import statements
 from helixqueue.postgres.call import Call
+from helixqueue.postgres.statements import sql_texts
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-_SQL = {name: one.sql for name, one in statements("helixqueue.engine", "duties.sql").items()}
+_SQL = sql_texts("helixqueue.engine", "duties.sql")
 
 
 @dataclass(frozen=True, slots=True)
 class DutyResult:
-    """What a run of a duty came to."""
+    """The result of one run of a duty."""
 
     duty: str
     did: int | None  # rows; None when it failed
@@ -26,7 +26,7 @@ class DutyResult:
 
 @dataclass(frozen=True, slots=True)
 class DutyRow:
-    """How a duty stands, whoever does it."""
+    """The status of a duty, over all processes that run it."""
 
     duty: str
     every_seconds: float
@@ -40,10 +40,12 @@ class DutyRow:
     lag_seconds: float
 
 
-def tend(*, actor: str, limit: int) -> Call[DutyResult | None]:
-    """Do one duty that is due; None when none is, or others are at them."""
-    return Call(_SQL["tend"], (actor, limit), lambda rows: DutyResult(*rows[0]) if rows else None)
+def run_duty(*, actor: str, limit: int) -> Call[DutyResult | None]:
+    """Run one duty that is due; None if none is due or other processes run them."""
+    return Call(
+        _SQL["run_duty"], (actor, limit), lambda rows: DutyResult(*rows[0]) if rows else None
+    )
 
 
-def listed() -> Call[list[DutyRow]]:
+def list_duties() -> Call[list[DutyRow]]:
     return Call(_SQL["duties"], (), lambda rows: [DutyRow(*row) for row in rows])

@@ -1,6 +1,6 @@
 """The calls of fences, described once for sync and async; nothing here does I/O.
 
-A `Call` is one statement: alone it is one commit, inside a caller's transaction a part of that.
+A `Call` is one statement: one commit with autocommit, or part of a caller's transaction.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from helixqueue.engine.arrays import plain, texts
-from helixqueue.engine.cursors import behind_life, demand_page
-from helixqueue.engine.statements import statements
+from helixqueue.engine.cursors import after_life, demand_page
 from helixqueue.errors import Refused
 from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.fence import FenceEventRow, FencePage, FencePreview, FenceRow
 from helixqueue.states import FenceState
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from helixqueue.records.rows import Token
 
-_SQL = {name: one.sql for name, one in statements("helixqueue.engine", "fences.sql").items()}
+_SQL = sql_texts("helixqueue.engine", "fences.sql")
 
-# How many rows a page looks at for those that its filters take.
-LOOK = 2_000
+# How many rows a page scans for those that pass its filters.
+ROWS_SCANNED = 2_000
 
 DecisionWord = Literal[
     "granted", "repeated", "expired", "in_progress", "mismatch", "in_doubt",
@@ -34,10 +34,10 @@ DecisionWord = Literal[
 Finding = Literal["applied", "not_applied", "unknown"]
 
 
-class Fenced(NamedTuple):
-    """What the database says about one fence; what does not apply is None.
+class FenceDecision(NamedTuple):
+    """The database's answer about one fence; fields that do not apply are None.
 
-    A tuple, because one is made of a row for every call: a dataclass took three times as long.
+    A tuple, because every call builds one from a row: a dataclass took three times as long.
     """
 
     decision: DecisionWord
@@ -64,7 +64,7 @@ class Fenced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FenceLease:
-    """A fence that is ours: its key and the token of every write."""
+    """A fence held by this caller: its key and the token of every write."""
 
     key: bytes
     token: Token
@@ -82,19 +82,19 @@ _CLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The three clocks of a fence, the quiet period before a probe's no is believed, a limit."""
+    """The durations of a fence, in seconds."""
 
-    lease: float = 30.0  # seconds without a heartbeat until the holder counts as gone
-    quiet: float = 90.0  # seconds beyond the lease in which a frozen holder may still act
+    lease: float = 30.0  # without a heartbeat, until the holder counts as lost
+    quiet: float = 90.0  # after the lease, in which a frozen holder may still act
     answer: float = 86_400.0  # how long the answer can be repeated
-    tombstone: float = 30 * 86_400.0  # how long the key is remembered after its end
-    # Seconds for which heartbeats renew the lease. A call that hangs longer is in doubt for the
-    # others; should it end after all, before anybody decided, its seal still counts.
+    tombstone: float = 30 * 86_400.0  # how long the key is kept after its end
+    # How long heartbeats renew the lease. A call that hangs longer is in doubt for other callers;
+    # if it ends before the doubt is resolved, its seal still counts.
     limit: float = 86_400.0
 
     def __post_init__(self) -> None:
-        # Here and not by the database alone: answer and tombstone get there with the seal, when it
-        # is too late to refuse.
+        # Checked here too: the database sees answer and tombstone only with the seal, when the
+        # effect has already happened.
         for name, (least, most) in _CLOCKS.items():
             seconds = getattr(self, name)
             if not least <= seconds <= most:  # NaN, too
@@ -105,12 +105,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """What came of an effect: bytes with the form they are read by."""
+    """The result of an effect: bytes, and the form in which they are encoded."""
 
     form: str
     data: bytes
     omitted: bool = False  # only the digest is kept
-    effect: str | None = None  # its id in the place where it happened
+    effect: str | None = None  # its id in the system where it happened
 
 
 def claim(
@@ -127,73 +127,85 @@ def claim(
     max_attempts: int = 5,
     keep_request: bool = True,
     alone: bool = True,
-) -> Call[Fenced]:
-    """Ask whose effect it is; with the same `nonce` again, the answer is the same again."""
+) -> Call[FenceDecision]:
+    """Claim the effect; repeating the call with the same `nonce` returns the same answer."""
     return Call(
         _SQL["claim"],
         (
             *(tenant, name, identity, request, actor, nonce, start, times.lease, times.quiet),
             *(replayable, max_attempts, keep_request, alone),
         ),
-        _read_fenced,
+        _read_decision,
     )
 
 
-def seal(held: FenceLease, answer: FenceResult, times: Times, *, actor: str | None) -> Call[Fenced]:
+def seal(
+    lease: FenceLease, answer: FenceResult, times: Times, *, actor: str | None
+) -> Call[FenceDecision]:
     return Call(
         _SQL["seal"],
         (
-            *_token(held),
+            *_token(lease),
             *(actor, *_answer(answer)),
             *(times.answer, times.tombstone),
         ),
-        _read_fenced,
+        _read_decision,
     )
 
 
-def start(held: FenceLease, *, actor: str | None) -> Call[Fenced]:
-    return _step(held, FenceState.EFFECT_STARTED, actor, None, 0)
+def start(lease: FenceLease, *, actor: str | None) -> Call[FenceDecision]:
+    return _step(lease, FenceState.EFFECT_STARTED, actor, None, 0)
 
 
-def release(held: FenceLease, times: Times, *, actor: str | None, detail: str) -> Call[Fenced]:
-    return _step(held, FenceState.RELEASED, actor, detail, times.tombstone)
+def release(
+    lease: FenceLease, times: Times, *, actor: str | None, detail: str
+) -> Call[FenceDecision]:
+    return _step(lease, FenceState.RELEASED, actor, detail, times.tombstone)
 
 
-def doubt(held: FenceLease, *, actor: str | None, detail: str) -> Call[Fenced]:
-    return _step(held, FenceState.IN_DOUBT, actor, detail, 0)
+def doubt(lease: FenceLease, *, actor: str | None, detail: str) -> Call[FenceDecision]:
+    return _step(lease, FenceState.IN_DOUBT, actor, detail, 0)
 
 
 def _step(
-    held: FenceLease, to: FenceState, actor: str | None, detail: str | None, tombstone: float
-) -> Call[Fenced]:
-    return Call(_SQL["step"], (*_token(held), to.value, actor, detail, tombstone), _read_fenced)
+    lease: FenceLease, to: FenceState, actor: str | None, detail: str | None, tombstone: float
+) -> Call[FenceDecision]:
+    return Call(_SQL["step"], (*_token(lease), to.value, actor, detail, tombstone), _read_decision)
 
 
 def probe(
-    doubted: Fenced,
-    found: Finding,
+    doubted: FenceDecision,
+    finding: Finding,
     times: Times,
     *,
     actor: str | None,
     nonce: int,
     answer: FenceResult | None = None,
-) -> Call[Fenced]:
-    """Say what a probe found about the fence as it stood in `doubted`."""
+) -> Call[FenceDecision]:
+    """Report the finding of a probe about the fence as it was in `doubted`."""
     return Call(
         _SQL["probe"],
         (
-            *(_bytes(doubted.key), doubted.version, found, actor, nonce, times.lease, times.quiet),
+            *(
+                _bytes(doubted.key),
+                doubted.version,
+                finding,
+                actor,
+                nonce,
+                times.lease,
+                times.quiet,
+            ),
             *_answer(answer),
             *(times.answer, times.tombstone),
         ),
-        _read_fenced,
+        _read_decision,
     )
 
 
 def resolve(
     key: bytes, version: int, times: Times, *, actor: str, reason: str, answer: FenceResult | None
-) -> Call[Fenced]:
-    """Decide a doubt: with an answer it happened, without one it did not. For operators."""
+) -> Call[FenceDecision]:
+    """Resolve a doubt: with an answer it happened, without one it did not. For operators."""
     return Call(
         _SQL["resolve"],
         (
@@ -201,7 +213,7 @@ def resolve(
             *_answer(answer),
             *(times.answer, times.tombstone),
         ),
-        _read_fenced,
+        _read_decision,
     )
 
 
@@ -213,8 +225,8 @@ def resolve_by_token(
     *,
     reason: str,
     answer: FenceResult | None,
-) -> Call[Fenced]:
-    """The same for whoever holds a token with the scope operate: its name is on record."""
+) -> Call[FenceDecision]:
+    """Resolve a doubt with an API token of scope operate; its name is recorded as the actor."""
     return Call(
         _SQL["resolve_by_token"],
         (
@@ -222,19 +234,19 @@ def resolve_by_token(
             *_answer(answer),
             *(times.answer, times.tombstone),
         ),
-        _read_fenced,
+        _read_decision,
     )
 
 
-def renew(held: Sequence[FenceLease]) -> Call[list[bytes]]:
-    """Heartbeats of many fences; returns the keys that are no longer ours."""
+def renew(leases: Sequence[FenceLease]) -> Call[list[bytes]]:
+    """Send the heartbeats of many fences; returns the keys that were lost."""
     return Call(
         _SQL["renew"],
         (
-            texts([_bytes(one.key) for one in held]),
-            plain([one.token.epoch for one in held]),
-            plain([one.token.nonce for one in held]),
-            plain([one.token.number for one in held]),
+            texts([_bytes(lease.key) for lease in leases]),
+            plain([lease.token.epoch for lease in leases]),
+            plain([lease.token.nonce for lease in leases]),
+            plain([lease.token.number for lease in leases]),
         ),
         lambda rows: [key for (key,) in rows],
     )
@@ -242,30 +254,34 @@ def renew(held: Sequence[FenceLease]) -> Call[list[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class FenceSweep:
+    """How many fences a sweep moved or deleted."""
+
     doubted: int
     released: int
     emptied: int
     forgotten: int
 
 
-def tend(*, actor: str | None = None, limit: int = 1_000) -> Call[FenceSweep]:
-    """Do what time alone settles; one claim in a thousand does it by the way."""
-    return Call(_SQL["tend"], (actor, limit), lambda rows: FenceSweep(*rows[0]))
+def sweep(*, actor: str | None = None, limit: int = 1_000) -> Call[FenceSweep]:
+    """Apply what is due by time; one claim in a thousand also does it."""
+    return Call(_SQL["sweep"], (actor, limit), lambda rows: FenceSweep(*rows[0]))
 
 
-def peek(key: bytes) -> Call[tuple[int, bool] | None]:
-    """The fence's version, and whether somebody is at it; None when there is none to see."""
+def find_holder(key: bytes) -> Call[tuple[int, bool] | None]:
+    """Read the fence's version and whether a holder is live; None if it is unknown or invisible."""
     return Call(
-        _SQL["peek"], (_bytes(key),), lambda rows: (rows[0][0], rows[0][1]) if rows else None
+        _SQL["find_holder"], (_bytes(key),), lambda rows: (rows[0][0], rows[0][1]) if rows else None
     )
 
 
-def one(key: bytes) -> Call[FenceRow | None]:
-    """The fence with this key; None when there is none to see."""
-    return Call(_SQL["one"], (_bytes(key),), lambda rows: _read_row(rows[0]) if rows else None)
+def find_fence(key: bytes) -> Call[FenceRow | None]:
+    """Read the fence with this key; None if it is unknown or invisible."""
+    return Call(
+        _SQL["find_fence"], (_bytes(key),), lambda rows: _read_row(rows[0]) if rows else None
+    )
 
 
-def listed(
+def list_fences(
     *,
     tenant: str | None = None,
     name: str | None = None,
@@ -273,41 +289,42 @@ def listed(
     after: str | None = None,
     limit: int = 50,
 ) -> Call[FencePage]:
-    """A page of fences, newest first."""
+    """Read a page of fences, newest first."""
     demand_page(limit)
-    walk = "doubt" if state is FenceState.IN_DOUBT else "age" if name is None else "name"
-    # Of one tenant, every row that is looked at is shown unless a filter is left.
-    left = state is not None if walk != "doubt" else name is not None
-    narrow = tenant is None or left
+    scan = "doubt" if state is FenceState.IN_DOUBT else "age" if name is None else "name"
+    # For one tenant every scanned row is returned, unless a filter remains.
+    filtered = tenant is None or (name if scan == "doubt" else state) is not None
     args = {
         "tenant": tenant,
         "name": name,
         "state": state and state.value,
-        "walk": walk,
-        "limit": limit + 1,  # one more tells whether there is another page
-        "look": max(LOOK if narrow else 0, limit + 1),
+        "scan": scan,
+        "limit": limit + 1,  # the extra row shows whether there is another page
+        "look": max(ROWS_SCANNED if filtered else 0, limit + 1),
     }
-    return Call(_SQL["list"], args | behind_life(after), lambda rows: _read_page(rows, limit))
+    return Call(_SQL["list_fences"], args | after_life(after), lambda rows: _read_page(rows, limit))
 
 
-def story(key: bytes) -> Call[list[FenceEventRow]]:
-    """Steps and decisions of one fence, in their order; the first thousand."""
-    return Call(_SQL["story"], (_bytes(key),), lambda rows: [FenceEventRow(*row) for row in rows])
-
-
-def foresee(
-    *, tenant: str, asked: Sequence[FencePreview]
-) -> Call[list[tuple[bytes, DecisionWord]]]:
-    """What claims would be told now, each by itself, and their keys; nothing is claimed."""
+def fence_history(key: bytes) -> Call[list[FenceEventRow]]:
+    """Read the steps and decisions of one fence in order; the first thousand."""
     return Call(
-        _SQL["foresee"],
+        _SQL["fence_history"], (_bytes(key),), lambda rows: [FenceEventRow(*row) for row in rows]
+    )
+
+
+def preview(
+    *, tenant: str, calls: Sequence[FencePreview]
+) -> Call[list[tuple[bytes, DecisionWord]]]:
+    """Return the key of each call and the decision its claim would get; claims nothing."""
+    return Call(
+        _SQL["preview"],
         (
-            texts([one.name for one in asked]),
-            texts([one.identity for one in asked]),
-            texts([one.request for one in asked]),
+            texts([call.name for call in calls]),
+            texts([call.identity for call in calls]),
+            texts([call.request for call in calls]),
             tenant,
         ),
-        lambda rows: [(key, word) for key, word in rows],
+        lambda rows: [(key, decision) for key, decision in rows],
     )
 
 
@@ -316,33 +333,33 @@ class FenceCount:
     name: str
     state: FenceState
     number: int
-    seconds: float  # since the oldest of them got there
+    seconds: float  # since the oldest of them entered the state
 
 
-def count() -> Call[list[FenceCount]]:
-    """How many fences that have not ended stand in which state, for gauges."""
+def count_open() -> Call[list[FenceCount]]:
+    """Count the fences that have not ended, by name and state, for gauges."""
     return Call(
-        _SQL["count"],
+        _SQL["count_open"],
         (),
         lambda rows: [FenceCount(name, FenceState(state), *rest) for name, state, *rest in rows],
     )
 
 
 @dataclass(frozen=True, slots=True)
-class SealLag:
-    """Seconds by which `tend` is behind. Every claim decides by the clock anyway."""
+class SweepLag:
+    """Seconds by which the sweep is late. Claims do not depend on it: they compare the clock."""
 
     leases: float
     answers: float
     tombstones: float
 
 
-def lag() -> Call[SealLag]:
-    return Call(_SQL["lag"], (), lambda rows: SealLag(*rows[0]))
+def sweep_lag() -> Call[SweepLag]:
+    return Call(_SQL["sweep_lag"], (), lambda rows: SweepLag(*rows[0]))
 
 
-def _token(held: FenceLease) -> tuple[str, int, int, int]:
-    return (_bytes(held.key), held.token.epoch, held.token.nonce, held.token.number)
+def _token(lease: FenceLease) -> tuple[str, int, int, int]:
+    return (_bytes(lease.key), lease.token.epoch, lease.token.nonce, lease.token.number)
 
 
 def _answer(answer: FenceResult | None) -> tuple[str | None, str | None, str | None, bool]:
@@ -352,27 +369,29 @@ def _answer(answer: FenceResult | None) -> tuple[str | None, str | None, str | N
 
 
 def _bytes(data: bytes) -> str:
-    """As PostgreSQL writes them: every argument has a text form, whichever driver carries it."""
+    """Encode as PostgreSQL's text form: every argument is passed as text, for any driver."""
     return rf"\x{data.hex()}"
 
 
-def _read_fenced(rows: list[Row]) -> Fenced:
+def _read_decision(rows: list[Row]) -> FenceDecision:
     [row] = rows
-    told = Fenced._make(row)
-    return told if told.state is None else told._replace(state=FenceState(told.state))
+    decision = FenceDecision._make(row)
+    if decision.state is None:
+        return decision
+    return decision._replace(state=FenceState(decision.state))
 
 
 def _read_page(rows: list[Row], limit: int) -> FencePage:
-    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
-    found = [row[1:] for row in rows if row[1] is not None]
-    onward = found[limit - 1][0] if len(found) > limit else rows[0][0]
+    """Each row has the end of the scan, its own position and its columns; nulls if none matched."""
+    matches = [row[1:] for row in rows if row[1] is not None]
+    cursor = matches[limit - 1][0] if len(matches) > limit else rows[0][0]
     return FencePage(
-        tuple(_read_row(row[1:]) for row in found[:limit]),
-        None if onward is None else str(onward),
+        tuple(_read_row(row[1:]) for row in matches[:limit]),
+        None if cursor is None else str(cursor),
     )
 
 
 def _read_row(row: Row) -> FenceRow:
-    told = dict(zip(FenceRow.__slots__, row, strict=True))
-    told["state"] = FenceState(told["state"])
-    return FenceRow(**told)
+    values = dict(zip(FenceRow.__slots__, row, strict=True))
+    values["state"] = FenceState(values["state"])
+    return FenceRow(**values)

@@ -1,7 +1,7 @@
-"""Every read, described once for sync and async, as calls.py does. The SQL is in reads.sql.
+"""Reads of batches, queues and workers, described like the calls of calls.py; SQL in reads.sql.
 
-A list comes in pages, newest first, by when batches finished or else by when they were submitted.
-A page looks at a bounded number of rows: only a page without `next` is the last.
+Lists come in pages, newest first, ordered by when batches finished or else were submitted. A page
+scans a bounded number of rows, so it can be short: only a page without `next` is the last.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.calls import LEASES_MAX, read_queue
-from helixqueue.engine.cursors import behind_name, behind_time, behind_worker, demand_page
-from helixqueue.engine.statements import statements
+from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
 from helixqueue.errors import InvalidIdentity, Refused
 from helixqueue.identity import (
     PART_SEPARATOR,
@@ -26,6 +25,7 @@ from helixqueue.identity import (
 )
 from helixqueue.identity.canonical import canonical_revision
 from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.read_rows import (
     AttemptRow,
     BatchDetail,
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-_SQL = {name: one.sql for name, one in statements("helixqueue.engine", "reads.sql").items()}
+_SQL = sql_texts("helixqueue.engine", "reads.sql")
 
-STORY_ROWS_MAX = 10_000
+DETAIL_ROWS_MAX = 10_000
 COUNT_BOUND = 10_000
-# How many rows a page looks at for those that pass its filters, by walk (sql/93_walks.sql) or list:
-# a few milliseconds' worth.
-_LOOK = {
+# How many rows a page scans for those that pass its filters, by scan (sql/93_scans.sql) or list: a
+# few milliseconds' worth.
+_ROWS_SCANNED = {
     "finished_by": 2_000,
     "leased": 5_000,
     "pending": 500,
@@ -64,8 +64,8 @@ _LOOK = {
     "letters": 2_000,
     "workers": 2_000,
 }
-# The statement gives its columns in the order of the fields; leases follow from the events.
-_STORY_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "leases"]
+# The statement returns its columns in the order of the fields; leases are derived from the events.
+_DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "leases"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
 
 
@@ -82,13 +82,13 @@ def batches(
     after: str | None = None,
     limit: int = 50,
 ) -> Call[BatchPage]:
-    """A page of batches; of an `identity`, in any spelling, or a `run` by when they were submitted.
+    """Read a page of batches; those of an `identity` (in any spelling) or `run` by submission time.
 
-    `worker` means who holds the batch now; with a finished state, who finished it.
+    `worker` selects the worker that holds the batch, or with a finished state, that finished it.
     """
     demand_page(limit)
     args = {
-        "walk": _walk(state, worker),
+        "scan": _scan(state, worker),
         "tenant": tenant,
         "queue": queue,
         "worker": worker,
@@ -97,32 +97,32 @@ def batches(
         "state": state and state.value,
         "since": since or "-infinity",
         "until": until or "infinity",
-        "limit": limit + 1,  # one more tells whether there is another page
+        "limit": limit + 1,  # the extra row shows whether there is another page
     }
     if identity is not None:
-        args["walk"] = "identity"
+        args["scan"] = "identity"
         args["identity"] = texts([PART_SEPARATOR.join(form) for form in _forms(identity)])
     elif run is not None:
-        args["walk"] = "run"
-    args["look"] = max(_LOOK.get(str(args["walk"]), 0), limit + 1)
-    # Leased batches are in the order of internal ids, so a time does not bound their walk.
-    args |= behind_time(after, None if args["walk"] == "leased" else until)
+        args["scan"] = "run"
+    args["look"] = max(_ROWS_SCANNED.get(str(args["scan"]), 0), limit + 1)
+    # Leased batches are in the order of internal ids, so a time does not bound their scan.
+    args |= after_time(after, None if args["scan"] == "leased" else until)
     return Call(_SQL["batches"], args, lambda rows: _read_page(rows, limit))
 
 
-def _walk(state: State | None, worker: str | None) -> str:
-    """Which walk of sql/93_walks.sql finds these batches."""
+def _scan(state: State | None, worker: str | None) -> str:
+    """Which scan of sql/93_scans.sql finds these batches."""
     if state in FINISHED:
         return "finished" if worker is None else "finished_by"
     if state is State.PENDING:
         if worker is not None:
-            raise Refused("a pending batch has no worker; leave one of the two out")
+            raise Refused("a PENDING batch has no worker; filter by state or by worker, not both")
         return "pending"
     return "all" if state is None and worker is None else "leased"
 
 
 def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The canonical forms under all profiles; the refusal of the last if none takes it."""
+    """Return the canonical forms under all profiles; raise the last refusal if none accepts it."""
     forms: dict[tuple[str, ...], None] = {}
     refusal: InvalidIdentity | None = None
     for profile in PROFILES:
@@ -136,17 +136,20 @@ def _forms(identity: str | tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _read_page(rows: list[Row], limit: int) -> BatchPage:
-    shown, onward = _cut(rows, limit)
-    return BatchPage(tuple(_read_batch(row) for row in shown), onward)
+    page, cursor = _cut(rows, limit)
+    return BatchPage(tuple(_read_batch(row) for row in page), cursor)
 
 
 def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
-    """Each row says how far the page looked, where it stands, and what it is; nulls for none."""
+    """Split rows into a page and its `next`.
+
+    Each row has the end of the scan, its own position and its columns; nulls if none matched.
+    """
     edge = tuple(rows[0][:2]) if rows else (None, None)
-    found = [row[2:] for row in rows if row[3] is not None]
-    at, last = found[limit - 1][:2] if len(found) > limit else edge
-    onward = None if last is None else f"{at.isoformat()}~{last}"
-    return [row[2:] for row in found[:limit]], onward
+    matches = [row[2:] for row in rows if row[3] is not None]
+    at, last = matches[limit - 1][:2] if len(matches) > limit else edge
+    cursor = None if last is None else f"{at.isoformat()}~{last}"
+    return [row[2:] for row in matches[:limit]], cursor
 
 
 def _read_batch(row: Row) -> BatchRow:
@@ -177,10 +180,10 @@ def letters(
         "failure": failure,
         "since": since or "-infinity",
         "limit": limit + 1,
-        "look": max(_LOOK["letters"] if narrow else 0, limit + 1),
+        "look": max(_ROWS_SCANNED["letters"] if narrow else 0, limit + 1),
     }
     return Call(
-        _SQL["letters"], args | behind_time(after, before), lambda rows: _read_letters(rows, limit)
+        _SQL["letters"], args | after_time(after, before), lambda rows: _read_letters(rows, limit)
     )
 
 
@@ -195,16 +198,16 @@ def _read_letters(rows: list[Row], limit: int) -> LetterPage:
     )
 
 
-def story(batch_id: UUID, *, payload: bool = False) -> Call[BatchDetail | None]:
-    """The story of one batch; with `payload`, also its payload and result."""
-    return _story_call(plain([batch_id]), "{}", payload=payload)
+def batch_detail(batch_id: UUID, *, payload: bool = False) -> Call[BatchDetail | None]:
+    """Read everything recorded about one batch; with `payload`, also its payload and result."""
+    return _detail_call(plain([batch_id]), "{}", payload=payload)
 
 
-def story_of_key(key: str, *, payload: bool = False) -> Call[BatchDetail | None]:
-    return _story_call("{}", _key_array([key]), payload=payload)
+def batch_detail_by_key(key: str, *, payload: bool = False) -> Call[BatchDetail | None]:
+    return _detail_call("{}", _key_array([key]), payload=payload)
 
 
-def story_of_identity(
+def batch_detail_by_identity(
     tenant: str,
     queue: str,
     identity: str | tuple[str, ...],
@@ -215,11 +218,11 @@ def story_of_identity(
     """The story of the batch that `identity` stands for, in any spelling."""
     revision = canonical_revision(revision)
     keys = [derive_key(tenant, queue, form, revision) for form in _forms(identity)]
-    return _story_call("{}", _key_array(keys), payload=payload)
+    return _detail_call("{}", _key_array(keys), payload=payload)
 
 
 def _key_array(keys: Sequence[str]) -> str:
-    """Keys as PostgreSQL's bytea[]: the version byte, then the digest."""
+    """Encode keys as PostgreSQL's bytea[]: the version byte, then the digest."""
     for key in keys:
         version, _, digest = key.partition(":")
         if version != "v1" or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
@@ -227,74 +230,74 @@ def _key_array(keys: Sequence[str]) -> str:
     return texts([rf"\x01{key[3:]}" for key in keys]) or "{}"
 
 
-def _story_call(ids: str | None, keys: str, *, payload: bool) -> Call[BatchDetail | None]:
-    args = {"ids": ids, "keys": keys, "payload": payload, "limit": STORY_ROWS_MAX}
-    return Call(_SQL["story"], args, lambda rows: _read_story(rows[0]) if rows else None)
+def _detail_call(ids: str | None, keys: str, *, payload: bool) -> Call[BatchDetail | None]:
+    args = {"ids": ids, "keys": keys, "payload": payload, "limit": DETAIL_ROWS_MAX}
+    return Call(_SQL["batch_detail"], args, lambda rows: _read_detail(rows[0]) if rows else None)
 
 
-def _read_story(row: Row) -> BatchDetail:
-    told = dict(zip(_STORY_COLUMNS, row, strict=True))
-    ledger = tuple(_read_event(event) for event in _rows(told["events"]))
+def _read_detail(row: Row) -> BatchDetail:
+    values = dict(zip(_DETAIL_COLUMNS, row, strict=True))
+    ledger = tuple(_read_event(event) for event in _rows(values["events"]))
     return BatchDetail(
-        **told
+        **values
         | {
-            "key": key_text(told["key"]),
-            "fingerprint": told["fingerprint"].hex(),
-            "identity": _parts(told["identity"]),
-            "raw": _parts(told["raw"] or told["identity"]),
-            "state": State(told["state"]),
+            "key": key_text(values["key"]),
+            "fingerprint": values["fingerprint"].hex(),
+            "identity": _parts(values["identity"]),
+            "raw": _parts(values["raw"] or values["identity"]),
+            "state": State(values["state"]),
             "events": ledger,
-            "leases": leases_of(ledger),
-            "refusals": tuple(_read_refusal(refusal) for refusal in _rows(told["refusals"])),
+            "leases": _attempts(ledger),
+            "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
             "decisions": tuple(
-                DecisionRow(_time(at), *rest) for at, *rest in _rows(told["decisions"])
+                DecisionRow(_time(at), *rest) for at, *rest in _rows(values["decisions"])
             ),
         }
     )
 
 
-def leases_of(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
-    """The leases that a batch's events tell of, in order."""
-    found: list[AttemptRow] = []
+def _attempts(events: Sequence[EventRow]) -> tuple[AttemptRow, ...]:
+    """Derive the attempts of a batch from its events, in order."""
+    attempts: list[AttemptRow] = []
     for event in events:
         if event.to_state is State.ASSIGNED:
-            found.append(
+            attempts.append(
                 AttemptRow(event.attempt, event.epoch, event.number, event.actor, event.at)
             )
-        elif event.to_state is State.RUNNING and found:
-            found[-1] = replace(found[-1], started_at=event.at)
-        elif found and found[-1].ended_at is None:
-            found[-1] = replace(
-                found[-1],
+        elif event.to_state is State.RUNNING and attempts:
+            attempts[-1] = replace(attempts[-1], started_at=event.at)
+        elif attempts and attempts[-1].ended_at is None:
+            attempts[-1] = replace(
+                attempts[-1],
                 ended_at=event.at,
                 end=event.reason,
                 ended_by=event.actor,
                 detail=event.detail,
                 late=event.late,
             )
-    return tuple(found)
+    return tuple(attempts)
 
 
 def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[OutcomeRow | None]]:
-    """Where batches stand, in the order of `ids`; None for an id that nobody knows (or may see)."""
-    _bounded("outcomes", ids)
+    """Read states and results, in the order of `ids`; None for an unknown or invisible id."""
+    _demand_chunk("outcomes", ids)
 
     def read(rows: list[Row]) -> list[OutcomeRow | None]:
-        found = {row[0]: OutcomeRow(row[0], State(row[1]), *row[2:]) for row in rows}
-        return [found.get(one) for one in ids]
+        by_id = {row[0]: OutcomeRow(row[0], State(row[1]), *row[2:]) for row in rows}
+        return [by_id.get(batch_id) for batch_id in ids]
 
     return Call(_SQL["outcomes"], {"ids": plain(ids), "results": results}, read)
 
 
 def events(*, ids: Sequence[UUID], after: int = 0) -> Call[dict[UUID, list[EventRow]]]:
-    """The ledger of batches by id, from the step behind `after` on; an unknown id has no steps."""
-    _bounded("events", ids)
+    """Read the events of batches with a version above `after`; an unknown id has no events."""
+    _demand_chunk("events", ids)
 
     def read(rows: list[Row]) -> dict[UUID, list[EventRow]]:
-        found: dict[UUID, list[EventRow]] = {one: [] for one in ids}
+        by_id: dict[UUID, list[EventRow]] = {batch_id: [] for batch_id in ids}
         for batch_id, *columns in rows:
-            found[batch_id].append(_read_event(columns))
-        return found
+            by_id[batch_id].append(_read_event(columns))
+        return by_id
 
     return Call(_SQL["events"], {"ids": plain(ids), "after": after}, read)
 
@@ -307,18 +310,18 @@ def queues(
     after: str | None = None,
     limit: int = 50,
 ) -> Call[QueuePage]:
-    """A page of queues, settings and counts, by name; nothing is counted past `bound`.
+    """Read a page of queues by name: settings and counts.
 
-    That is at most 100,000.
+    Counting stops at `bound`, which is at most 100,000.
     """
     demand_page(limit)
     args = {"tenant": tenant, "queue": queue, "bound": bound, "limit": limit + 1}
 
     def read(rows: list[Row]) -> QueuePage:
-        onward = "/".join(rows[limit - 1][:2]) if len(rows) > limit else None
-        return QueuePage(tuple(_read_queue(row, bound) for row in rows[:limit]), onward)
+        cursor = "/".join(rows[limit - 1][:2]) if len(rows) > limit else None
+        return QueuePage(tuple(_read_queue(row, bound) for row in rows[:limit]), cursor)
 
-    return Call(_SQL["queues"], args | behind_name(after), read)
+    return Call(_SQL["queues"], args | after_queue(after), read)
 
 
 def _read_queue(row: Row, bound: int) -> QueueSummary:
@@ -342,45 +345,45 @@ def _read_queue(row: Row, bound: int) -> QueueSummary:
 def workers(
     *, since: datetime | None = None, after: str | None = None, limit: int = 50
 ) -> Call[WorkerPage]:
-    """A page of workers, by login and name; `since` takes those that said hello since then."""
+    """Read a page of workers by login and name; `since` keeps those that reported since then."""
     demand_page(limit)
     args = {
         "since": since or "-infinity",
-        "limit": limit + 1,  # one more tells whether there is another page
-        "look": max(_LOOK["workers"], limit + 1),
+        "limit": limit + 1,  # the extra row shows whether there is another page
+        "look": max(_ROWS_SCANNED["workers"], limit + 1),
     }
 
     def read(rows: list[Row]) -> WorkerPage:
-        found = [
+        workers = [
             WorkerRow(name, role, json.loads(free), *rest)
             for _, _, role, name, free, *rest in rows
             if name is not None
         ]
         role, name = rows[0][:2]
-        if len(found) > limit:
-            role, name = found[limit - 1].role, found[limit - 1].name
-        onward = None if name is None else PART_SEPARATOR.join((role, name))
-        return WorkerPage(tuple(found[:limit]), onward)
+        if len(workers) > limit:
+            role, name = workers[limit - 1].role, workers[limit - 1].name
+        cursor = None if name is None else PART_SEPARATOR.join((role, name))
+        return WorkerPage(tuple(workers[:limit]), cursor)
 
-    return Call(_SQL["workers"], args | behind_worker(after), read)
+    return Call(_SQL["workers"], args | after_worker(after), read)
 
 
 def tenants() -> Call[list[str]]:
-    """The tenants this role acts for; `*` alone for all of them."""
+    """List the tenants this role acts for; only `*` if it acts for all."""
     return Call(_SQL["tenants"], {}, lambda rows: [tenant for (tenant,) in rows])
 
 
 def _read_event(columns: Sequence[Any]) -> EventRow:
-    version, at, before, now, *rest = columns
-    when = _time(at) if isinstance(at, str) else at
-    return EventRow(version, when, State(before) if before else None, State(now), *rest)
+    version, at, from_state, to_state, *rest = columns
+    at = _time(at) if isinstance(at, str) else at
+    return EventRow(version, at, State(from_state) if from_state else None, State(to_state), *rest)
 
 
 def _read_refusal(columns: Sequence[Any]) -> RefusalRow:
-    told = dict(zip(_REFUSAL_COLUMNS, columns, strict=True))
-    state, first, last = told["state"], _time(told["first_at"]), _time(told["last_at"])
+    values = dict(zip(_REFUSAL_COLUMNS, columns, strict=True))
+    state, first, last = values["state"], _time(values["first_at"]), _time(values["last_at"])
     return RefusalRow(
-        **told | {"state": state and State(state), "first_at": first, "last_at": last}
+        **values | {"state": state and State(state), "first_at": first, "last_at": last}
     )
 
 
@@ -396,6 +399,8 @@ def _parts(text: str | None) -> tuple[str, ...]:
     return () if text is None else tuple(text.split(PART_SEPARATOR))
 
 
-def _bounded(what: str, ids: Sequence[UUID]) -> None:
+def _demand_chunk(name: str, ids: Sequence[UUID]) -> None:
     if len(ids) > LEASES_MAX:
-        raise ValueError(f"{what}: at most {LEASES_MAX} ids a call, got {len(ids)}; send chunks")
+        raise ValueError(
+            f"{name}: expected at most {LEASES_MAX} ids per call, got {len(ids)}; split into chunks"
+        )

@@ -1,14 +1,14 @@
--- Reads of batches, queues and workers. Payloads and results come only when they are asked for.
+-- Reads of batches, queues and workers. Payloads and results are returned on request only.
 -- The functions are in sql/92_reads.sql to 94_lists.sql, which explain how lists are paged.
 
 -- name: batches
--- A page of batches. The first two columns are the edge, the next two the position of a row; what has an edge
--- returns at least one row.
+-- A page of batches. The first two columns are the end of the scan, the next two the position of a row. A
+-- scan that ended before its last row returns at least one row.
 select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.revision, b.state,
        b.attempt, b.priority, b.created_at, b.worker, b.deadline, b.cause, b.due, b.finished_at,
        b.finished_by, b.failure, b.detail
 from helix.read_batches_v1(
-  %(walk)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
+  %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
   %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz, %(until)s::timestamptz,
   %(at)s::timestamptz, %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
 
@@ -20,8 +20,8 @@ from helix.read_failed_batches_v1(
   %(tenant)s::text, %(queue)s::text, %(failure)s::text, %(since)s::timestamptz, %(at)s::timestamptz,
   %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
 
--- name: story
--- Everything on record about one batch, also after retention.
+-- name: batch_detail
+-- Everything recorded about one batch, also after retention.
 select b.public_id, b.key, b.fingerprint, b.tenant, b.queue, b.identity, b.raw, b.profile, b.revision,
        b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at, b.state, b.place, b.version,
        b.attempt, b.worker, b.deadline, b.epoch, b.number, b.cause, b.due, b.finished_at, b.finished_by,
@@ -30,13 +30,13 @@ select b.public_id, b.key, b.fingerprint, b.tenant, b.queue, b.identity, b.raw, 
 from helix.read_batch_v1(%(ids)s::uuid[], %(keys)s::bytea[], %(payload)s::boolean, %(limit)s::int) b;
 
 -- name: outcomes
--- Where batches stand and what they ended with; unknown ids give no row.
+-- States and results of batches; an unknown id returns no row.
 select o.public_id, o.state, o.attempt, o.finished_at, o.finished_by, o.failure, o.detail, o.result,
        o.late, o.queue
 from helix.read_outcomes_v1(%(ids)s::uuid[], %(results)s::boolean) o;
 
 -- name: events
--- The history of some batches, each from its first step.
+-- The events of some batches, each from its first step.
 select e.public_id, e.version, e.at, e.from_state, e.to_state, e.reason, e.actor, e.attempt, e.epoch,
        e.number, e.detail, e.late
 from helix.read_events_v1(%(ids)s::uuid[], %(after)s::int) e;
@@ -55,11 +55,11 @@ from helix.read_queues_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int, %(a
 
 -- name: workers
 -- A page of workers by login and name, with the number of leases that each holds. The first two columns are
--- the edge.
+-- the end of the scan.
 select w.edge_role, w.edge_name, w.role, w.name, w.free::text, w.first_seen, w.last_seen, w.leases
 from helix.read_workers_v1(%(after_role)s::name, %(after_name)s::text, %(since)s::timestamptz,
                            %(look)s::int, %(limit)s::int) w;
 
 -- name: tenants
--- The tenants this role acts for; * alone for all of them.
+-- The tenants this role acts for; only * if it acts for all.
 select t.tenant from helix.read_tenants_v1() as t (tenant);

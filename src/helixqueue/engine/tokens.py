@@ -1,7 +1,7 @@
-"""Tokens of the HTTP service: made here, stored as hashes, shown once.
+"""API tokens of the HTTP service: created here, stored as hashes, shown once.
 
-A token is `hx_` and 256 random bits. The prefix lets scanners of code and logs find one that got
-lost; nothing else can be read from it.
+A token is `hx_` and 256 random bits. The prefix lets scanners find leaked tokens in code and logs;
+a token carries no other information.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from helixqueue.engine.arrays import texts
-from helixqueue.engine.statements import statements
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.token import TokenRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-_SQL = {name: one.sql for name, one in statements("helixqueue.engine", "tokens.sql").items()}
+_SQL = sql_texts("helixqueue.engine", "tokens.sql")
 
 Scope = Literal["submit", "work", "read", "payloads", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")
-LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the code of a link, good once
+LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the single-use code of a login link
 LOGIN_SECONDS: Final = 900.0
-SESSION_SECONDS: Final = 43_200.0  # of the token that a code is exchanged for
+SESSION_SECONDS: Final = 43_200.0  # lifetime of the token that a login code is exchanged for
 QUEUES_MAX: Final = 100
 TOKENS_MAX: Final = 1_000
-DAYS: Final = 90  # that a token is good for, unless said
+DAYS: Final = 90  # default lifetime of a token
 DAYS_MAX: Final = 3_650
 OVERLAP_SECONDS_MAX: Final = 30 * 86_400.0
 
 
-class Fresh(NamedTuple):
-    """A new token, or the code of a link, and what is stored of it. It is in no `repr`."""
+class NewToken(NamedTuple):
+    """A new token or login code with its stored hash. The secret is not part of its `repr`."""
 
     token: str
     hash: bytes
 
     def __repr__(self) -> str:
-        return f"Fresh({self.token[:3]}...)"
+        return f"NewToken({self.token[:3]}...)"
 
 
-def fresh(prefix: Literal["hx_", "hl_"] = "hx_") -> Fresh:
+def new_token(prefix: Literal["hx_", "hl_"] = "hx_") -> NewToken:
     token = f"{prefix}{secrets.token_urlsafe(32)}"
-    return Fresh(token, hashed(token))
+    return NewToken(token, hash_token(token))
 
 
-def hashed(token: str) -> bytes:
+def hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a good token allows. Of one token it never changes."""
+    """What a valid token allows. It never changes during the life of a token."""
 
     tenant: str
     name: str
@@ -70,7 +70,7 @@ class Grant:
 
 
 def authenticate(hashes: Iterable[bytes]) -> Call[dict[bytes, Grant]]:
-    """Of those tokens that are good now."""
+    """Look up tokens by hash; invalid ones are missing from the result."""
 
     def read(rows: list[Row]) -> dict[bytes, Grant]:
         return {
@@ -94,17 +94,19 @@ def create(
     expires_at: datetime,
     actor: str | None = None,
 ) -> Call[bool]:
-    """False when the name was ever used."""
+    """Store a new token; False if its name was ever used."""
     check_name("token", name)
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         raise Refused(
-            f"scopes: expected some of {', '.join(SCOPES)}; got {(unknown or ['none'])[0]!r}"
+            f"scopes: expected at least one of {', '.join(SCOPES)}; "
+            f"got {(unknown or ['none'])[0]!r}"
         )
     if queues is not None:
         if not 1 <= len(queues) <= QUEUES_MAX:
             raise Refused(
-                f"queues: expected 1 to {QUEUES_MAX} names or none at all, got {len(queues)}"
+                f"queues: expected 1 to {QUEUES_MAX} names, or None for every queue; "
+                f"got {len(queues)}"
             )
         for queue in queues:
             check_name("queue", queue)
@@ -127,7 +129,7 @@ def rotate(
     overlap_seconds: float,
     actor: str | None = None,
 ) -> Call[int | None]:
-    """The new generation; None when there is none to rotate, or somebody else just did."""
+    """Return the new generation; None if no valid token exists or another call just rotated it."""
     if not 0 <= overlap_seconds <= OVERLAP_SECONDS_MAX:
         raise Refused(
             f"overlap: expected 0 to {OVERLAP_SECONDS_MAX:g} seconds, got {overlap_seconds:g}"
@@ -140,11 +142,11 @@ def rotate(
 
 
 def revoke(*, tenant: str, name: str, reason: str, actor: str | None = None) -> Call[int]:
-    """End every generation; how many there were."""
+    """Revoke every generation; returns how many were valid."""
     return Call(_SQL["revoke_token"], (tenant, name, actor, reason), lambda rows: int(rows[0][0]))
 
 
-def listed(
+def list_tokens(
     *,
     tenant: str | None = None,
     name: str | None = None,
@@ -165,7 +167,7 @@ def listed(
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a login's code was exchanged for."""
+    """The token that a login code was exchanged for."""
 
     tenant: str
     name: str
@@ -182,7 +184,7 @@ def offer_login(
     token_seconds: float = SESSION_SECONDS,
     actor: str | None = None,
 ) -> Call[datetime]:
-    """Keep a code; until when it is good."""
+    """Store a login code; returns when it expires."""
     return Call(
         _SQL["offer_login"],
         (tenant, code_hash, texts(sorted(set(scopes))), seconds, token_seconds, actor),
@@ -191,7 +193,7 @@ def offer_login(
 
 
 def redeem_login(*, code_hash: bytes, token_hash: bytes) -> Call[Session | None]:
-    """Exchange a code for a token; None when it is unknown, used or too old."""
+    """Exchange a login code for a token; None if it is unknown, used or expired."""
     return Call(
         _SQL["redeem_login"],
         (code_hash, token_hash),

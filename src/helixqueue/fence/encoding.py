@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from helixqueue.engine.fences import Fenced, FenceResult, Times
+from helixqueue.engine.fences import FenceDecision, FenceResult, Times
 from helixqueue.errors import InvalidIdentity, InvalidPayload, ResultGone
 from helixqueue.fence.answer import UNTYPED, Codec, NotKept
 from helixqueue.fence.protocol import Found
@@ -191,7 +191,7 @@ def written(codec: Codec, value: object, effect: str | None) -> FenceResult:
     return FenceResult(form, data, omitted=len(data) > ANSWER_BYTES_MAX, effect=effect)
 
 
-def read(codec: Codec, told: Fenced, name: str) -> Any:  # noqa: ANN401 - what was written
+def read(codec: Codec, told: FenceDecision, name: str) -> Any:  # noqa: ANN401 - what was written
     """The kept result; raises `ResultGone` where there is none."""
     if told.answer is None or told.form is None:
         receipt = receipt_text(told) or ""
@@ -214,7 +214,7 @@ def read(codec: Codec, told: Fenced, name: str) -> Any:  # noqa: ANN401 - what w
         ) from error
 
 
-def receipt_text(told: Fenced) -> str | None:
+def receipt_text(told: FenceDecision) -> str | None:
     return None if told.receipt is None else f"r1:{told.receipt.hex()}"
 
 

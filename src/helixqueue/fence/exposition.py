@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from helixqueue.engine.fences import FenceCount, SealLag
+    from helixqueue.engine.fences import FenceCount, SweepLag
     from helixqueue.fence.counters import Counted
 
 _Sample = tuple["Mapping[str, str]", float]
 
 
-def exposition(counted: Counted, standing: list[FenceCount], behind: SealLag) -> str:
+def exposition(counted: Counted, standing: list[FenceCount], behind: SweepLag) -> str:
     """What this process counted, and how the database's fences stand."""
 
     def labelled(keys: Iterable[tuple[str, ...]], names: tuple[str, ...]) -> list[dict[str, str]]:

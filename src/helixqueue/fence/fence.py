@@ -104,7 +104,7 @@ class Fences(_Site):
 
     def metrics(self) -> str:
         """This client's counts and the state of the fences it may see, for Prometheus."""
-        standing, behind = self.run(fences.count()), self.run(fences.lag())
+        standing, behind = self.run(fences.count_open()), self.run(fences.sweep_lag())
         return exposition(self.counters.snapshot(), standing, behind)
 
 
@@ -127,7 +127,7 @@ class AsyncFences(_Site):
         return AsyncFence(self, name, key, options)
 
     async def metrics(self) -> str:
-        standing, behind = await self.run(fences.count()), await self.run(fences.lag())
+        standing, behind = await self.run(fences.count_open()), await self.run(fences.sweep_lag())
         return exposition(self.counters.snapshot(), standing, behind)
 
 

@@ -17,7 +17,7 @@ from helixqueue.identity import key_text
 if TYPE_CHECKING:
     from contextvars import Token as ContextToken
 
-    from helixqueue.engine.fences import Fenced, FenceLease, FenceResult
+    from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult
     from helixqueue.fence.answer import Codec
     from helixqueue.fence.counters import Counters
     from helixqueue.fence.heartbeat import AsyncFenceHeartbeat, Beat, FenceHeartbeat
@@ -75,7 +75,7 @@ class HeldFence:
         self.effect = encoding.effect_id(self.effect, self._name)
         return encoding.written(self._codec, self._value, self.effect)
 
-    def _sealed(self, told: Fenced) -> None:
+    def _sealed(self, told: FenceDecision) -> None:
         self._told = told
         self.receipt = encoding.receipt_text(told)
 

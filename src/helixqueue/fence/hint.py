@@ -27,7 +27,7 @@ from helixqueue.errors import Refused
 from helixqueue.fence.encoding import receipt_text
 
 if TYPE_CHECKING:
-    from helixqueue.engine.fences import Fenced
+    from helixqueue.engine.fences import FenceDecision
     from helixqueue.fence.counters import Counters
     from helixqueue.fence.protocol import FenceSteps
 
@@ -80,7 +80,7 @@ class SealedCache:
         self._count("hit")
         return Hinted(answer, told["receipt"], told["sealed_at"])
 
-    async def put(self, plan: FenceSteps, identity: str, request: str, told: Fenced) -> None:
+    async def put(self, plan: FenceSteps, identity: str, request: str, told: FenceDecision) -> None:
         """Keep a sealed answer; failing is harmless."""
         if told.answer is None or told.sealed_at is None:
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from helixqueue.engine import fences
-from helixqueue.engine.fences import Fenced, FenceLease, FenceResult, Finding, Times
+from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult, Finding, Times
 from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLost
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import diff, key_text, loads
@@ -44,7 +44,7 @@ class Found:
 class Look:
     """Performed by the caller's probe; answered with `Found`."""
 
-    doubted: Fenced
+    doubted: FenceDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class FenceSteps:
 class FenceClaim:
     """The end of a claim: ours to do (`held`), or done before."""
 
-    told: Fenced
+    told: FenceDecision
     held: FenceLease | None
     waited: float = 0.0  # seconds, for somebody else who was at it
 
@@ -91,7 +91,7 @@ def claim(
     waited, pause = 0.0, FIRST_WAIT
     failpoint("fence.claim.before")
     while True:
-        told: Fenced = yield from _claim_once(plan, identity, request, nonce)
+        told: FenceDecision = yield from _claim_once(plan, identity, request, nonce)
         if told.decision == "in_doubt" and probes:
             told = yield from _probe(plan, told, nonce)
         if told.decision == "granted":
@@ -109,7 +109,9 @@ def claim(
             waited, pause = yield from _wait(plan, told, waited, pause)
 
 
-def _claim_once(plan: FenceSteps, identity: str | None, request: str, nonce: int) -> Steps[Fenced]:
+def _claim_once(
+    plan: FenceSteps, identity: str | None, request: str, nonce: int
+) -> Steps[FenceDecision]:
     call = fences.claim(
         tenant=plan.tenant,
         name=plan.name,
@@ -128,7 +130,7 @@ def _claim_once(plan: FenceSteps, identity: str | None, request: str, nonce: int
 
 
 def _wait(
-    plan: FenceSteps, told: Fenced, waited: float, pause: float
+    plan: FenceSteps, told: FenceDecision, waited: float, pause: float
 ) -> Steps[tuple[float, float]]:
     """Look at the fence now and then, without a connection in between, until it is free.
 
@@ -139,7 +141,7 @@ def _wait(
         waited += pause
         pause = min(pause * 2, LONGEST_WAIT)
         seen: tuple[int, bool] | None = yield from _surely(
-            plan, fences.peek(told.key), CLAIM_SECONDS
+            plan, fences.find_holder(told.key), CLAIM_SECONDS
         )
         # Unseen: the holder's transaction has not committed. The next claim finds out.
         if seen is None or not seen[1]:
@@ -147,7 +149,7 @@ def _wait(
     return waited, pause
 
 
-def _probe(plan: FenceSteps, doubted: Fenced, nonce: int) -> Steps[Fenced]:
+def _probe(plan: FenceSteps, doubted: FenceDecision, nonce: int) -> Steps[FenceDecision]:
     found: Found = yield Look(doubted)
     call = fences.probe(
         doubted,
@@ -160,19 +162,19 @@ def _probe(plan: FenceSteps, doubted: Fenced, nonce: int) -> Steps[Fenced]:
     return (yield from _surely(plan, call, CLAIM_SECONDS))
 
 
-def held(told: Fenced, nonce: int) -> FenceLease:
+def held(told: FenceDecision, nonce: int) -> FenceLease:
     assert told.epoch is not None  # noqa: S101 - a granted fence has its token
     assert told.number is not None  # noqa: S101
     return FenceLease(told.key, Token(told.epoch, nonce, told.number))
 
 
-def start(plan: FenceSteps, held: FenceLease) -> Steps[Fenced]:
+def start(plan: FenceSteps, held: FenceLease) -> Steps[FenceDecision]:
     """Write the marker: from here on it may have happened."""
     told = yield from _surely(plan, fences.start(held, actor=plan.actor), CLAIM_SECONDS)
     return _owned(plan, told)
 
 
-def seal(plan: FenceSteps, held: FenceLease, answer: FenceResult) -> Steps[Fenced]:
+def seal(plan: FenceSteps, held: FenceLease, answer: FenceResult) -> Steps[FenceDecision]:
     """Keep what came of it; raises `LeaseLost` when somebody else decided meanwhile."""
     call = fences.seal(held, answer, plan.times, actor=plan.actor)
     failpoint("fence.seal.before")
@@ -190,7 +192,7 @@ def seal(plan: FenceSteps, held: FenceLease, answer: FenceResult) -> Steps[Fence
     return _owned(plan, told)
 
 
-def release(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[Fenced]:
+def release(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[FenceDecision]:
     """Nothing happened, and that is certain: the next call may do it."""
     call = fences.release(held, plan.times, actor=plan.actor, detail=detail)
     failpoint("fence.release.before")
@@ -199,7 +201,7 @@ def release(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[Fenced]:
     return told
 
 
-def doubt(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[Fenced]:
+def doubt(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[FenceDecision]:
     """It may have happened."""
     call = fences.doubt(held, actor=plan.actor, detail=detail)
     failpoint("fence.doubt.before")
@@ -219,7 +221,7 @@ def _surely(plan: FenceSteps, call: Call[T], seconds: float) -> Steps[T]:
     return told
 
 
-def _owned(plan: FenceSteps, told: Fenced) -> Fenced:
+def _owned(plan: FenceSteps, told: FenceDecision) -> FenceDecision:
     if told.decision != "fenced_out":
         return told
     raise LeaseLost(
@@ -229,7 +231,7 @@ def _owned(plan: FenceSteps, told: Fenced) -> Fenced:
     )
 
 
-def conflict(plan: FenceSteps, told: Fenced, request: str) -> Conflict:
+def conflict(plan: FenceSteps, told: FenceDecision, request: str) -> Conflict:
     got = loads(request)
     # The first request is not kept any more, or never was: all that is known is that they differ.
     unknown = [{"op": "replace", "path": "", "value": got}]
@@ -243,7 +245,7 @@ def conflict(plan: FenceSteps, told: Fenced, request: str) -> Conflict:
     )
 
 
-def in_progress(plan: FenceSteps, told: Fenced) -> InProgress:
+def in_progress(plan: FenceSteps, told: FenceDecision) -> InProgress:
     after = min(max(told.retry_after or 1.0, 1.0), 30.0)
     return InProgress(
         f"{plan.name}: {told.holder or 'somebody'} is at it; ask again in {after:.0f} s",
@@ -252,7 +254,7 @@ def in_progress(plan: FenceSteps, told: Fenced) -> InProgress:
     )
 
 
-def doubtful(plan: FenceSteps, told: Fenced) -> InDoubt:
+def doubtful(plan: FenceSteps, told: FenceDecision) -> InDoubt:
     why = told.note or "a probe or `helixq fence resolve` decides"
     key = key_text(told.key)
     return InDoubt(

@@ -24,10 +24,10 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
-from helixqueue.engine.statements import statements
 from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, integers, moment
 from helixqueue.ledger.fold import Fold, Head, Kind, Step, Violation
 from helixqueue.postgres.snapshot import snapshot
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,5 +1,5 @@
 -- What a replay reads: entries in the order of the ledger, then where the batches stand. The functions are
--- in store/sql/88_replay.sql.
+-- in engine/sql/88_replay.sql.
 
 -- name: entries
 -- A page of the whole ledger, for sessions that see every tenant. Columns in the order of `Entry`.
@@ -11,7 +11,7 @@ select e.* from helix.read_chains_v1(%(after)s::bigint, %(limit)s::int) e;
 
 -- name: standing
 -- Where a page of batches stands. Columns in the order of `Standing`.
-select s.* from helix.read_standing_v1(%(after)s::bigint, %(limit)s::int) s;
+select s.* from helix.read_batch_states_v1(%(after)s::bigint, %(limit)s::int) s;
 
 -- name: estimate
 -- For the progress bar only, from what the last ANALYZE or VACUUM counted: most batches take four steps.

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
-from helixqueue.engine.statements import statements
-from helixqueue.engine.tenant_session import bound
 from helixqueue.operate import release
 from helixqueue.postgres.snapshot import snapshot
+from helixqueue.postgres.statements import statements
+from helixqueue.postgres.tenant_sessions import limit_statement_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -125,7 +125,7 @@ def _ask(
             if seconds is not None:
                 if seconds < LEAST_SECONDS:
                     raise QueryCanceled  # as the server would
-                bound(connection, seconds)
+                limit_statement_time(connection, seconds)
             if members[0].of_set:
                 rows = connection.execute("select * from helix.read_check_v1(%s)", (asked,))
                 found = {name: (count, witnesses) for name, count, witnesses in rows}

@@ -1,12 +1,12 @@
 -- Invariants of the schema itself: the objects that keep the rows right must exist, be switched on and be
--- those of this release. Notes as in store/sql/85_check.sql. They read catalogues only, so any login may
+-- those of this release. Notes as in engine/sql/85_check.sql. They read catalogues only, so any login may
 -- ask, and the connection itself runs them.
 
 -- name: trigger_tampered
 -- promise: G3
 -- means: A guard, or a trigger that checks steps or writes the ledger, is missing, disabled, not ENABLE
 --        ALWAYS or changed: rows can change without a ledger entry.
--- action: Create it again as in store/schema.sql and enable it always, then run helixq replay: it shows what
+-- action: Create it again as in operate/expected_schema.json and enable it always, then run helixq replay: it shows what
 --         happened meanwhile.
 with here as (
   select c.relname::text as "table", g.tgname::text as trigger, g.tgenabled,
@@ -70,7 +70,7 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 -- name: policy_tampered
 -- promise: G10
 -- means: The policies of a table are not those of this release: one was added, dropped or changed.
--- action: Drop its policies and create them again as in store/schema.sql.
+-- action: Drop its policies and create them again as in operate/expected_schema.json.
 with here as (
   select c.relname::text as "table", p.polname::text as policy,
          concat_ws(' ', case when not p.polpermissive then 'AS RESTRICTIVE' end,
@@ -98,7 +98,7 @@ where h.policy is null or r.policy is null
 -- means: A function of the engine is not that of this release: its body, its settings, its SECURITY
 --        DEFINER or its owner differ, or it is missing or unknown.
 -- action: Run helixq migrate if the release is newer; otherwise it was replaced, so create it again from
---         store/sql.
+--         engine/sql.
 select coalesce(here.name, release.name) as function,
        case when here.name is null then 'missing'
             when release.name is null then 'unknown'

@@ -1,5 +1,5 @@
 -- Invariants that rest on the keys of fingerprints, which only the owner of the database may read: a query
--- for violations each, run by the connection itself. Notes as in store/sql/85_check.sql.
+-- for violations each, run by the connection itself. Notes as in engine/sql/85_check.sql.
 
 -- name: payload_edited
 -- promise: G7

@@ -13,9 +13,9 @@ import psycopg
 from psycopg.rows import dict_row
 
 from helixqueue.engine.revision import fits, head, schema_of
-from helixqueue.engine.statements import statements
 from helixqueue.postgres.database import connect_options
 from helixqueue.postgres.sqlstate import unreached
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

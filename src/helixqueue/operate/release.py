@@ -1,19 +1,20 @@
-"""What this release says the database contains, for `check` to compare with.
+"""The objects that this release creates in the database, for `check` to compare with.
 
-Functions and the sets of invariants come from the files that create them. Triggers and policies
-come from `engine/schema.sql`, where PostgreSQL wrote them down: the conditions of triggers have
-another text in the database than in the file that creates them.
+Functions and sets of invariants are read from the SQL files that create them. Triggers and policies
+are read from `expected_schema.json`, generated from a migrated database: PostgreSQL stores their
+conditions in another form than the files have.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from importlib.resources import files
 from textwrap import dedent
 from typing import Any
 
-from helixqueue.engine.statements import notes_of
+from helixqueue.postgres.statements import parse_notes
 
 _FUNCTION = re.compile(
     r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
@@ -21,24 +22,17 @@ _FUNCTION = re.compile(
 )
 _SETTING = re.compile(r"\bset (\w+) = ([^\n]*?)(?=\s+set \w+ =|\s*$)", re.MULTILINE)
 _INVARIANT = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_TRIGGER = re.compile(
-    r"^(CREATE TRIGGER (\w+) .*? ON helix\.(\w+) .*?);\n\n", re.MULTILINE | re.DOTALL
-)
-_POLICY = re.compile(
-    r"^CREATE POLICY (\w+) ON helix\.(\w+) (.*?)TO ([\w, ]+?)( USING .*?| WITH .*?)?;\n\n",
-    re.MULTILINE | re.DOTALL,
-)
 
 
 @cache
 def check_sets() -> dict[str, dict[str, dict[str, str]]]:
-    """The invariants that `helix.read_check_v1` knows: set, name, notes."""
+    """Return the invariants of `helix.read_check_v1`: set, name, notes."""
     sets: dict[str, dict[str, dict[str, str]]] = {}
     for name, _, body in _functions():
         if name.startswith("read_check_") and name != "read_check_v1":
             _, *parts = _INVARIANT.split(dedent(body))
             sets[name.removeprefix("read_check_")] = {
-                invariant: notes_of(text)[0]
+                invariant: parse_notes(text)[0]
                 for invariant, text in zip(parts[::2], parts[1::2], strict=True)
             }
     return sets
@@ -46,48 +40,40 @@ def check_sets() -> dict[str, dict[str, dict[str, str]]]:
 
 @cache
 def definitions() -> dict[str, list[Any]]:
-    """Functions, triggers and policies, as arguments of the queries in `check_schema.sql`."""
+    """Return functions, triggers and policies as arguments of the queries in `check_schema.sql`."""
     functions = []
     for name, head, body in _functions():
-        plain = re.sub(r"--.*", "", head)
+        clauses = re.sub(r"--.*", "", head)
         settings = sorted(
             f"{setting}={value}".replace(" ", "").replace("'", "").lower()
-            for setting, value in _SETTING.findall(plain)
+            for setting, value in _SETTING.findall(clauses)
         )
-        functions.append((name, body, "security definer" in plain, ";".join(settings)))
-    schema = (files("helixqueue.engine") / "schema.sql").read_text(encoding="utf-8")
-    triggers = _TRIGGER.findall(schema)
-    policies = [
-        (name, table, _one_line(f"{kind}TO {_sorted(roles)}{conditions}"))
-        for name, table, kind, roles, conditions in _POLICY.findall(schema)
-    ]
+        functions.append((name, body, "security definer" in clauses, ";".join(settings)))
+    text = (files("helixqueue.operate") / "expected_schema.json").read_text(encoding="utf-8")
+    expected = json.loads(text)
     return {
         "function_name": [function[0] for function in functions],
         "function_body": [function[1] for function in functions],
         "function_definer": [function[2] for function in functions],
         "function_settings": [function[3] for function in functions],
-        "trigger_name": [trigger[1] for trigger in triggers],
-        "trigger_table": [trigger[2] for trigger in triggers],
-        "trigger_definition": [trigger[0] for trigger in triggers],
-        "policy_name": [policy[0] for policy in policies],
-        "policy_table": [policy[1] for policy in policies],
-        "policy_definition": [policy[2] for policy in policies],
+        **_columns("trigger", expected["triggers"]),
+        **_columns("policy", expected["policies"]),
+    }
+
+
+def _columns(kind: str, objects: list[list[str]]) -> dict[str, list[Any]]:
+    return {
+        f"{kind}_table": [table for table, _, _ in objects],
+        f"{kind}_name": [name for _, name, _ in objects],
+        f"{kind}_definition": [definition for _, _, definition in objects],
     }
 
 
 def _functions() -> list[tuple[str, str, str]]:
-    """Name, head and body of every function of the engine, in the order of the files."""
+    """Return name, head and body of every function of the engine, in the order of the files."""
     scripts = (files("helixqueue.engine") / "sql").iterdir()
     return [
         function
         for script in sorted(scripts, key=lambda script: script.name)
         for function in _FUNCTION.findall(script.read_text(encoding="utf-8"))
     ]
-
-
-def _sorted(roles: str) -> str:
-    return ", ".join(sorted(roles.split(", ")))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -298,7 +298,7 @@ class Operations:
         calls = self.calls
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
         held = [LeaseRef(one.batch, one.token) for one in leases]
-        call = build(worker=_worker(worker), held=held)
+        call = build(worker=_worker(worker), leases=held)
         return (yield from self.ask(call)) if held else []
 
     def settle(

@@ -17,7 +17,7 @@ from helixqueue.service.problems import ProblemAnswer, problem_of
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from helixqueue.engine.tenant_session import Change
+    from helixqueue.engine.changes import Change
     from helixqueue.records.read_rows import (
         BatchDetail,
         BatchRow,

@@ -21,7 +21,7 @@ routes = router("people")
 _VERBS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "retry": (calls.retry, "FAILED becomes PENDING, with all tries anew"),
     "cancel": (calls.cancel, "Give a batch up, also while it runs: its worker's token dies"),
-    "release": (calls.take_back, "Take a lease back from its worker, at no cost of an attempt"),
+    "release": (calls.release_by_id, "Take a lease back from its worker, at no cost of an attempt"),
     "erase": (calls.erase, "Empty payload and result of a finished batch; the ledger stays"),
 }
 

@@ -223,7 +223,7 @@ async def batch(
     note.know(batch=batch_id)
     if payload:
         asker.demand("payloads")
-    told = await asker.ask(reads.story(batch_id, payload=payload))
+    told = await asker.ask(reads.batch_detail(batch_id, payload=payload))
     if told is None:
         raise no_such_batch(batch_id)
     note.know(attempt=told.attempt, worker=told.worker)

@@ -12,10 +12,11 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from helixqueue.engine import tenant_session
+from helixqueue.engine import changes
 
 if TYPE_CHECKING:
-    from helixqueue.engine.tenant_session import Mark, TenantSessions
+    from helixqueue.engine.changes import ChangeMark
+    from helixqueue.postgres.tenant_sessions import TenantSessions
 
 EVERY_SECONDS: Final = 2.0
 # Of so many the oldest go first: a reader that is held up then reads more than it must, not less.
@@ -28,11 +29,11 @@ class ChangeMarks:
         self._served = served
         self._every_seconds = every_seconds
         self._set_at = float("-inf")
-        self._marks: deque[Mark] = deque(maxlen=KEPT)
+        self._marks: deque[ChangeMark] = deque(maxlen=KEPT)
 
     async def before(self, xid: int) -> datetime:
         """A time that no event of transaction `xid` or a later one is older than."""
         if time.monotonic() - self._set_at >= self._every_seconds:
             self._set_at = time.monotonic()
-            self._marks.append(await self._served.ask(tenant_session.mark()))
+            self._marks.append(await self._served.run_without_tenant(changes.take_mark()))
         return max((mark.at for mark in self._marks if mark.xid < xid), default=NEVER)

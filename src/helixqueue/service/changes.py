@@ -19,8 +19,7 @@ from fastapi import Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from helixqueue.engine import tenant_session
-from helixqueue.engine.tenant_session import SPAN_MAX, Cursor
+from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, changes_lost, read_changes
 from helixqueue.errors import HelixError
 from helixqueue.service import answers
 from helixqueue.service.bodies import NAME_PATTERN
@@ -28,7 +27,7 @@ from helixqueue.service.problems import Problem, problem_of
 from helixqueue.service.routing import Asker, Here, Note, demands, router
 
 if TYPE_CHECKING:
-    from helixqueue.engine.tenant_session import Changes
+    from helixqueue.engine.changes import ChangePage
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
 
@@ -121,7 +120,7 @@ class _Reader:
         self.service = service
         self._principal = principal
         self._queue = queue
-        self._cursor = Cursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
         self._span = SPAN
         self.gap: dict[str, str] | None = None  # why not everything since then can be told
         self.is_behind = True
@@ -136,21 +135,21 @@ class _Reader:
             self.gap = AHEAD
             return
         self._cursor = back
-        if await self._principal.ask(tenant_session.gone(back)):
+        if await self._principal.ask(changes_lost(back)):
             self.gap = RETIRED
 
-    async def _now(self) -> Cursor:
+    async def _now(self) -> ChangeCursor:
         """One look in the future tells where now is, and gives no rows."""
-        never = Cursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
-        found = await self._principal.ask(tenant_session.changes(never, limit=1))
-        return Cursor(found.reached, 0, 0, found.now - OLDEST)
+        never = ChangeCursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
+        found = await self._principal.ask(read_changes(never, limit=1))
+        return ChangeCursor(found.reached, 0, 0, found.now - OLDEST)
 
     async def more(self) -> list[str]:
         """What is new, as server-sent events; waits for nothing."""
         found = await self._look()
         told = []
         for row in found.rows:
-            self._cursor = Cursor(row.xid, row.batch, row.version, self._cursor.since)
+            self._cursor = ChangeCursor(row.xid, row.batch, row.version, self._cursor.since)
             said = answers.change(row, details=self._principal.sees_payloads)
             told.append(
                 f"id: {write_id(self._cursor)}\nevent: change\n"
@@ -158,20 +157,18 @@ class _Reader:
             )
         if len(found.rows) < MAX_ROWS and found.edge > self._cursor.xid:
             # Everything below has ended and was told.
-            self._cursor = Cursor(found.edge, 0, 0, self._cursor.since)
+            self._cursor = ChangeCursor(found.edge, 0, 0, self._cursor.since)
         self.is_behind = self._cursor.xid < found.reached
         since = (await self.service.marks.before(self._cursor.xid)) - SLACK
         self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
         return told
 
-    async def _look(self) -> Changes:
+    async def _look(self) -> ChangePage:
         """At as many transactions as fill a page, or as can be looked through in a moment."""
         async with self.service.looks.turn(self._principal.tenant):
             began = time.monotonic()
             found = await self._principal.ask(
-                tenant_session.changes(
-                    self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span
-                )
+                read_changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)
             )
             is_much = len(found.rows) == MAX_ROWS or time.monotonic() - began > LOOK_SECONDS
         self._span = max(1, self._span // 2) if is_much else min(SPAN_MAX, self._span * 4)
@@ -182,13 +179,13 @@ class _Reader:
         return write_id(self._cursor)
 
 
-def write_id(cursor: Cursor) -> str:
+def write_id(cursor: ChangeCursor) -> str:
     # Rounded down: a time that no event is older than may be earlier, not later.
     milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
     return f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}"
 
 
-def read_id(text: str) -> Cursor:
+def read_id(text: str) -> ChangeCursor:
     found = _ID.fullmatch(text)
     numbers = [int(part) for part in found.groups()] if found else []
     if not numbers or max(numbers[:2]) >= 2**63 or numbers[2] >= 2**31 or numbers[3] > 10**14:
@@ -200,7 +197,7 @@ def read_id(text: str) -> Cursor:
             remedy="begin without one",
         )
     xid, batch, version, milliseconds = numbers
-    return Cursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
+    return ChangeCursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 async def _lines(reader: _Reader, until: float, request: Request) -> AsyncIterator[str]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
-from helixqueue.engine import tenant_session
 from helixqueue.errors import Unavailable
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
+from helixqueue.postgres import tenant_sessions
 from helixqueue.postgres.database import Database
 from helixqueue.service.tenant_limits import TenantLimits
 
@@ -108,7 +108,7 @@ class CheckJobs:
             connection,
             only=only,
             seconds=seconds,
-            enter=partial(tenant_session.assume, token_hash=token_hash, seconds=seconds),
+            enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
             progress=lambda _: self._demand_open(),
         )
 
@@ -122,5 +122,5 @@ class CheckJobs:
             batches=self._settings.replay_batches,
             limit=limit,
             seconds=self._settings.replay_seconds,
-            enter=partial(tenant_session.assume, token_hash=token_hash, seconds=seconds),
+            enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
         )

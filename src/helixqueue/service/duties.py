@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final
 
 from helixqueue.engine import duties
-from helixqueue.engine.tenant_session import TenantSessions
 from helixqueue.errors import HelixError, NotPermitted
+from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.service.request_log import where
 
 log = logging.getLogger("helixqueue.service.duties")
@@ -67,7 +67,9 @@ class Duties:
 
     async def _one(self) -> bool:
         """Do a duty that is due; whether to look again at once."""
-        done = await self._served.ask(duties.tend(actor=self._actor, limit=ROWS_MAX))
+        done = await self._served.run_without_tenant(
+            duties.run_duty(actor=self._actor, limit=ROWS_MAX)
+        )
         if done is not None and done.error is not None:
             log.error("duty %s failed: %s", done.duty, done.error)
         return done is not None

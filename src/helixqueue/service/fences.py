@@ -50,7 +50,7 @@ async def fences_listed(
     A page looks at a bounded number of fences: it may be short, even empty, and have a `next`.
     """
     page = await asker.ask(
-        fences.listed(
+        fences.list_fences(
             tenant=asker.tenant, name=fence_name, state=fence_state, after=after, limit=limit
         )
     )
@@ -70,7 +70,7 @@ async def fences_listed(
 async def fence_shown(fence: FenceKey, asker: Asker) -> answers.FenceStoryAnswer:
     """What its state means for whoever sent the request, every step, and every repeat."""
     row = await _found(fence, asker)
-    story = await asker.ask(fences.story(row.key))
+    story = await asker.ask(fences.fence_history(row.key))
     return answers.story(row, story, details=asker.sees_payloads)
 
 
@@ -128,13 +128,13 @@ async def rehearse(body: RehearseBody, asker: Asker) -> answers.RehearsedAnswer:
     Needs the scope payloads: whether a key stands for a payload tells of the stored one.
     """
     asked = [call_of(one.model_dump(exclude_unset=True)) for one in body.calls]
-    found = await asker.ask(fences.foresee(tenant=asker.tenant, asked=asked))
+    found = await asker.ask(fences.preview(tenant=asker.tenant, calls=asked))
     return answers.RehearsedAnswer(calls=[answers.foreseen(*one) for one in found])
 
 
 async def _found(fence: str, asker: Asker) -> FenceRow:
     try:
-        row = await asker.ask(fences.one(key_bytes(fence)))
+        row = await asker.ask(fences.find_fence(key_bytes(fence)))
     except ValueError:
         row = None
     if row is None:

@@ -67,7 +67,7 @@ async def letters(
 async def letter(*, batch_id: UUID, asker: Asker, note: Note) -> letter_answers.LetterStoryAnswer:
     """`/v1/batches/{batch_id}` has the rest of its story, also once it is no letter any more."""
     note.know(batch=batch_id)
-    told = await asker.ask(reads.story(batch_id))
+    told = await asker.ask(reads.batch_detail(batch_id))
     found = None if told is None else Letter.of(told)
     if told is None or found is None:
         raise Problem(

@@ -124,9 +124,9 @@ async def _redeemed(code: str, request: Request, here: Service) -> SessionAnswer
     allowance = here.logins.take(request.scope)
     if not tokens.LOGIN.fullmatch(code):
         return None
-    made = tokens.fresh()
-    session = await here.served.ask(
-        tokens.redeem_login(code_hash=tokens.hashed(code), token_hash=made.hash)
+    made = tokens.new_token()
+    session = await here.served.run_without_tenant(
+        tokens.redeem_login(code_hash=tokens.hash_token(code), token_hash=made.hash)
     )
     if session is None:
         return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from helixqueue.engine import tenant_session
-from helixqueue.engine.tenant_session import Name
+from helixqueue.engine import service_calls
+from helixqueue.engine.service_calls import LeaseName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,21 +24,21 @@ _Place = tuple[str, int, int, int]  # tenant, batch, epoch, number
 
 class Names:
     def __init__(self) -> None:
-        self._known: OrderedDict[_Place, Name] = OrderedDict()
+        self._known: OrderedDict[_Place, LeaseName] = OrderedDict()
 
     def learn(self, principal: Principal, leases: Sequence[LeaseRow]) -> None:
         for lease in leases:
-            name = Name(lease.batch_id, lease.queue, None, lease.attempt)
+            name = LeaseName(lease.batch_id, lease.queue, None, lease.attempt)
             self._keep(_place(principal, lease), name)
 
     async def of(
         self, principal: Principal, held: Sequence[LeaseRef | Settlement]
-    ) -> dict[int, Name | None]:
+    ) -> dict[int, LeaseName | None]:
         """By batch; None for what is not the tenant's."""
         strange = [one for one in held if _place(principal, one) not in self._known]
         found = {}
         if strange:
-            found = await principal.ask(tenant_session.names(strange))
+            found = await principal.ask(service_calls.lease_names(strange))
             for one in strange:
                 if one.batch in found:
                     self._keep(_place(principal, one), found[one.batch])
@@ -47,7 +47,7 @@ class Names:
             for one in held
         }
 
-    def _keep(self, place: _Place, name: Name) -> None:
+    def _keep(self, place: _Place, name: LeaseName) -> None:
         self._known[place] = name
         while len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)

@@ -1,7 +1,7 @@
 """Who asks: a good token, what it allows, and the calls it makes.
 
 What a token allows never changes, so it is remembered for a second. Whether the token is good is
-asked of the database in every transaction, together with the call (engine/tenant_session.py).
+asked of the database in every transaction, together with the call (postgres/tenant_sessions.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from helixqueue.service.rate_limit import RateLimit
 from helixqueue.service.submit_coalescer import BOOK, Single, SubmitCoalescer
 
 if TYPE_CHECKING:
-    from helixqueue.engine.tenant_session import TenantSessions
     from helixqueue.engine.tokens import Grant
     from helixqueue.fence.counters import Counters
     from helixqueue.postgres.call import Call
+    from helixqueue.postgres.tenant_sessions import TenantSessions
     from helixqueue.service.settings import ServiceSettings
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Principals:
             raise unauthenticated(
                 "expected Authorization: Bearer hx_..., got something else", "something else"
             )
-        token_hash = tokens.hashed(token.strip())
+        token_hash = tokens.hash_token(token.strip())
         known = self._known.get(token_hash)
         if known is not None and time.monotonic() - known.read_at < REMEMBER_SECONDS:
             return known
@@ -182,7 +182,7 @@ class Principals:
         if before is not None and not before.done():
             await asyncio.wait([before])
         self._asked = None
-        return await self._served.ask(tokens.authenticate(asked))
+        return await self._served.run_without_tenant(tokens.authenticate(asked))
 
 
 def _looked_at(look: asyncio.Task[dict[bytes, Grant]]) -> None:

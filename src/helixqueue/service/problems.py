@@ -9,7 +9,6 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
-from helixqueue.engine.tenant_session import InvalidToken
 from helixqueue.errors import (
     Conflict,
     HelixError,
@@ -26,6 +25,7 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.fence.http.problem import PREFIX
+from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 
-from helixqueue.engine import calls, reads, tenant_session
+from helixqueue.engine import calls, reads, service_calls
 from helixqueue.queues import Schema, checked_requires
 from helixqueue.service import answers
 from helixqueue.service.bodies import QueueBody, ReasonBody, Time, Worker
@@ -150,7 +150,7 @@ async def workers(
     A page looks at a bounded number of workers: it may be short, even empty, and have a `next`.
     """
     page = await asker.ask(
-        tenant_session.workers(tenant=asker.tenant, since=since, after=after, limit=limit)
+        service_calls.tenant_workers(tenant=asker.tenant, since=since, after=after, limit=limit)
     )
     told = [answers.worker(row) for row in page.rows]
     return answers.WorkersAnswer(workers=told, next=page.next)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
-from helixqueue.engine import duties, reads, revision, tenant_session
-from helixqueue.engine.tenant_session import TenantSessions
+from helixqueue.engine import duties, reads, revision, service_calls
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.counters import Counters
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.fair_semaphore import FairSemaphore
+from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.postgres.wakeups import Wakeups
 from helixqueue.service.admission import PRINCIPAL_KEY
 from helixqueue.service.change_marks import ChangeMarks
@@ -119,9 +119,11 @@ class Service:
     async def _reason(self) -> str | None:
         self.fault = None
         try:
-            revision.demand(await self.served.ask(tenant_session.schema()))
-            fit = await self.served.ask(tenant_session.fit_to_serve())
-            self.duty_rows = await self.served.ask(duties.listed())
+            revision.demand(
+                await self.served.run_without_tenant(service_calls.read_schema_revision())
+            )
+            fit = await self.served.run_without_tenant(service_calls.can_serve())
+            self.duty_rows = await self.served.run_without_tenant(duties.list_duties())
         except SchemaMismatch:
             return MISFIT
         except NotPermitted:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.client.postgres_backend import BACKEND as STORE_BOOK
 from helixqueue.engine import calls
-from helixqueue.engine.tenant_session import InvalidToken
 from helixqueue.errors import Refused
+from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -108,7 +108,7 @@ async def listed(
     if after is not None:
         name, _, generation = after.partition("~")
         behind = (asker.tenant, name, int(generation))
-    rows = await asker.ask(tokens.listed(tenant=asker.tenant, after=behind, limit=limit))
+    rows = await asker.ask(tokens.list_tokens(tenant=asker.tenant, after=behind, limit=limit))
     last = rows[-1] if len(rows) == limit else None
     return TokensAnswer(
         tokens=[TokenAnswer(**asdict(row)) for row in rows],
@@ -126,7 +126,7 @@ async def listed(
 )
 async def create(body: TokenBody, asker: Asker, note: Note) -> FreshTokenAnswer:
     """For the tenant of the asker. A name is given once: it stands in the ledger as the actor."""
-    made = tokens.fresh()
+    made = tokens.new_token()
     created = await asker.run(
         tokens.create(
             tenant=asker.tenant,
@@ -154,7 +154,7 @@ async def create(body: TokenBody, asker: Asker, note: Note) -> FreshTokenAnswer:
 )
 async def rotate(name: TokenName, body: RotateBody, asker: Asker, note: Note) -> FreshTokenAnswer:
     """The same scopes and queues. The old token is good for `overlap_seconds` more."""
-    made = tokens.fresh()
+    made = tokens.new_token()
     generation = await asker.run(
         tokens.rotate(
             tenant=asker.tenant,
@@ -202,7 +202,7 @@ async def offer_login(asker: Asker, note: Note) -> LoginAnswer:
 
     Not more than the asker could give: admin makes tokens of any scope.
     """
-    code = tokens.fresh("hl_")
+    code = tokens.new_token("hl_")
     until = await asker.run(
         tokens.offer_login(tenant=asker.tenant, code_hash=code.hash, actor=asker.grant.name)
     )
@@ -211,7 +211,7 @@ async def offer_login(asker: Asker, note: Note) -> LoginAnswer:
 
 
 async def _shown(asker: Asker, name: str, generation: int, token: str) -> FreshTokenAnswer:
-    rows = await asker.ask(tokens.listed(tenant=asker.tenant, name=name))
+    rows = await asker.ask(tokens.list_tokens(tenant=asker.tenant, name=name))
     found: dict[str, Any] | None = next(
         (asdict(row) for row in rows if row.generation == generation), None
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
-from helixqueue.engine import calls, tenant_session
+from helixqueue.engine import calls, service_calls
 from helixqueue.identity import canonical_text
 from helixqueue.records.claim_hints import Hint
 from helixqueue.service import bodies
@@ -30,7 +30,7 @@ from helixqueue.service.routing import Asker, Here, Note, demands, router, unles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.engine.tenant_session import Name
+    from helixqueue.engine.service_calls import LeaseName
     from helixqueue.records.rows import Settlement, WriteResult
 
 routes = router("work")
@@ -49,7 +49,7 @@ async def hello(body: HelloBody, asker: Asker, note: Note) -> None:
     free = {} if body.free is None else body.free.model_dump()
     free |= body.model_dump(mode="json", include={"health", "progress"}, exclude_none=True)
     await asker.ask(
-        calls.hello(worker=tenant_session.worker_name(asker.tenant, body.worker), free=free)
+        calls.hello(worker=service_calls.worker_name(asker.tenant, body.worker), free=free)
     )
 
 
@@ -106,7 +106,7 @@ async def start(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answe
     note.know(worker=body.worker)
     held = [one.held() for one in body.leases]
     names = await here.names.of(asker, held)
-    told = await asker.ask(calls.start(worker=body.worker, held=held))
+    told = await asker.ask(calls.start(worker=body.worker, leases=held))
     return answers.HeldsAnswer(answers=_told("start", told, names, here, note))
 
 
@@ -124,7 +124,7 @@ async def renew(body: LeasesBody, asker: Asker, here: Here, note: Note) -> answe
     note.know(worker=body.worker)
     held = [one.held() for one in body.leases]
     names = await here.names.of(asker, held)
-    told = await asker.ask(calls.renew(worker=body.worker, held=held))
+    told = await asker.ask(calls.renew(worker=body.worker, leases=held))
     return answers.HeldsAnswer(answers=_told("renew", told, names, here, note))
 
 
@@ -157,7 +157,7 @@ async def release(body: ReleaseBody, asker: Asker, here: Here, note: Note) -> an
     note.know(worker=body.worker)
     held = [one.held() for one in body.leases]
     names = await here.names.of(asker, held)
-    told = await asker.ask(calls.release(worker=body.worker, held=held, detail=body.detail))
+    told = await asker.ask(calls.release(worker=body.worker, leases=held, detail=body.detail))
     return answers.HeldsAnswer(answers=_told("release", told, names, here, note))
 
 
@@ -204,7 +204,7 @@ async def wait(
 
 
 async def _expect(asker: Asker, here: Here, worker: str, queues: list[str], seconds: float) -> None:
-    worker = tenant_session.worker_name(asker.tenant, worker)
+    worker = service_calls.worker_name(asker.tenant, worker)
     channels = await asker.ask(calls.wait(worker=worker, queues=queues, seconds=seconds))
     if here.bell is not None and seconds > 0:
         here.bell.listen(asker.tenant, dict(zip(queues, channels, strict=True)))
@@ -225,7 +225,7 @@ def _has_result(one: bodies.SettlementBody) -> bool:
 def _told(
     operation: str,
     told: Sequence[WriteResult],
-    names: Mapping[int, Name | None],
+    names: Mapping[int, LeaseName | None],
     here: Here,
     note: Note,
 ) -> list[answers.HeldAnswer]:

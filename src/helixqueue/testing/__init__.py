@@ -85,7 +85,7 @@ def assert_submitted(
 
 
 def _payload(helix: HelixQueue, batch: BatchRow) -> str | None:
-    story = helix.run(reads.story(batch.batch_id, payload=True))
+    story = helix.run(reads.batch_detail(batch.batch_id, payload=True))
     return None if story is None else story.payload
 
 

@@ -103,7 +103,7 @@ class PostgresTransport:
 
     async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
-        answers = await self._run(calls.renew(worker=self.worker, held=held))
+        answers = await self._run(calls.renew(worker=self.worker, leases=held))
         failpoint("renew.after")
         return answers
 
@@ -114,7 +114,7 @@ class PostgresTransport:
 
     async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
-        answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
+        answers = await self._run(calls.release(worker=self.worker, leases=held, detail=detail))
         failpoint("release.after")
         return answers
 
@@ -135,7 +135,7 @@ class PostgresTransport:
         standby. To start a lease that was started long ago waits for its row and changes nothing;
         a refusal that it leaves is rolled back, because it may be this lease's own end.
         """
-        call = calls.start(worker=self.worker, held=[LeaseRef(lease.batch, lease.token)])
+        call = calls.start(worker=self.worker, leases=[LeaseRef(lease.batch, lease.token)])
         async with self._pool.database() as database:
             with translating():
                 async with database.connection.transaction(force_rollback=True):

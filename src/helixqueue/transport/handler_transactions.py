@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from helixqueue.engine import calls
-from helixqueue.engine.statements import statements
 from helixqueue.errors import HelixError
 from helixqueue.failpoints import failpoint
 from helixqueue.postgres.call import Call
 from helixqueue.postgres.caller_transaction import run_within, run_within_async
+from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -4,7 +4,7 @@
 --   Functions that write run as helix_engine. On tables with a tenant, row-level security restricts it
 --   to what `enter` noted. On the hot tables (batch, work, entry, result, ended) it sees every row,
 --   to save the cost of the policy per row, and four functions restrict it instead: `enter_for`
---   (submit), `claimable_queues` (claim), `hold` (calls with a token), `locate` (calls by public id).
+--   (submit), `claimable_queues` (claim), `lock_leases` (calls with a token), `locate` (calls by public id).
 
 create table helix.role_tenant (
   role   name not null,

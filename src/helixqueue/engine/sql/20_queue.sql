@@ -10,7 +10,7 @@ create table helix.secret (
 );
 
 -- A new key: 64 bytes of the server's strong random source, as its two pads.
-create function helix.fresh_pads(out inner_pad bytea, out outer_pad bytea)
+create function helix.new_secret_pads(out inner_pad bytea, out outer_pad bytea)
 language sql volatile as $$
   select string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 54), ''::bytea order by n),
          string_agg(set_byte('\x00'::bytea, 0, get_byte(k.key, n) # 92), ''::bytea order by n)
@@ -20,7 +20,7 @@ language sql volatile as $$
   cross join generate_series(0, 63) n
 $$;
 insert into helix.secret (id, inner_pad, outer_pad)
-select 1, pads.inner_pad, pads.outer_pad from helix.fresh_pads() pads;
+select 1, pads.inner_pad, pads.outer_pad from helix.new_secret_pads() pads;
 
 -- A queue belongs to a tenant; workers claim by name across the tenants they are bound to.
 create table helix.queue (

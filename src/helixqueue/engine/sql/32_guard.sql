@@ -30,7 +30,7 @@ $$;
 
 -- The ledger takes entries from its trigger alone (depth 1 is this guard, 2 is the trigger). Nothing
 -- rewrites it but `archive`, which empties the arrays of retired batches, and nothing deletes from it
--- but `forget_fences`.
+-- but `delete_fences`.
 create function helix.guard_ledger() returns trigger
 language plpgsql as $$
 declare
@@ -50,7 +50,7 @@ begin
           and pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.archive(')
               operator(pg_catalog.>) 0
        or tg_op operator(pg_catalog.=) 'DELETE'
-          and pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.forget_fences(')
+          and pg_catalog.strpos(v_stack, E'\nPL/pgSQL function helix.delete_fences(')
               operator(pg_catalog.>) 0
     then
       return null;

@@ -123,7 +123,7 @@ end
 $$;
 
 -- Makes the lanes of batches that come back active again: claims skip idle ones.
-create function helix.wake_lanes(p_batch bigint[]) returns void
+create function helix.activate_lanes(p_batch bigint[]) returns void
 language plpgsql as $$
 begin
   update helix.lane l set idle = false, used_at = clock_timestamp()
@@ -133,7 +133,7 @@ $$;
 
 -- Makes lanes idle that were unused for an hour and have nothing claimable, so that claims skip them, and
 -- active again where a submission used one at that moment. The lane of a queue's own class stays.
-create function helix.rest_lanes(p_limit integer) returns integer
+create function helix.idle_lanes(p_limit integer) returns integer
 language plpgsql as $$
 declare
   v_now   timestamptz := clock_timestamp();

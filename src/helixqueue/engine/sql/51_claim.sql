@@ -82,7 +82,7 @@ begin
       p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number, p_done_outcome,
       p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after);
   end if;
-  perform helix.do_claims_duties(p_worker);
+  perform helix.run_claim_duties(p_worker);
 
   if v_count = 1 and v_tenants is null then
     v_choice := helix.choose_one(p_queues, v_free, p_hint_lane, p_hint_turn, p_hint_batch);

@@ -85,7 +85,7 @@ $$;
 -- Locks the rows of these batches in the common order (by batch, waiting: every call that locks several
 -- takes them in this order) and returns which of the tokens own theirs: their places in the arrays, each
 -- batch once. Until the end of the transaction nobody can change that.
-create function helix.hold(
+create function helix.lock_leases(
   p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
   out place integer[], out batch bigint[]
 ) language plpgsql as $$
@@ -117,7 +117,7 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_entry bigint := helix.next_entry();
 begin
-  perform helix.wake_lanes(p_batch);
+  perform helix.activate_lanes(p_batch);
   return query
   with ending as materialized (
     select w.batch, e.goes_to, w.deadline < v_now and p_reason in ('failed', 'released') as overdue,

@@ -16,7 +16,7 @@ begin
   perform helix.enter();
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
   with started as (
     update helix.work w
     set state = 'RUNNING', version = w.version + 1, reason = 'started', actor = p_worker,
@@ -139,7 +139,7 @@ begin
     helix.shape(p_detail), helix.shape(p_permanent), helix.shape(p_after));
   if 'failed' = any (p_outcome) then
     -- Two statements below end leases, and each counts limit keys: all locks come first, rows before keys.
-    v_held := helix.hold(p_batch, p_epoch, p_nonce, p_number);
+    v_held := helix.lock_leases(p_batch, p_epoch, p_nonce, p_number);
     perform helix.lock_keys(p_batch);
   end if;
   if 'completed' = any (p_outcome) then
@@ -306,7 +306,7 @@ begin
   perform helix.enter();
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
-  select h.batch into v_done from helix.hold(p_batch, p_epoch, p_nonce, p_number) h;
+  select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
   if v_done <> '{}' then
     return query select * from helix.end_leases(v_done, 'released', p_worker, null,
                                                 array_fill(p_detail, array[cardinality(v_done)]));

@@ -106,7 +106,7 @@ $$;
 
 -- Answers to submissions that made no batch, as the queues say: a sender that repeats itself for ever
 -- would leave rows for ever. From each queue the oldest, p_limit in all.
-create function helix.forget_decisions(p_limit integer) returns integer
+create function helix.delete_old_decisions(p_limit integer) returns integer
 language plpgsql as $$
 declare
   v_now  timestamptz := clock_timestamp();

@@ -34,7 +34,7 @@ end
 $$;
 
 -- The result of one run of a duty; no row when none was due.
-create type helix.tended as (
+create type helix.duty_result as (
   duty    text,
   did     integer,   -- rows; as many as allowed means that there is more to do
   seconds double precision,
@@ -43,8 +43,8 @@ create type helix.tended as (
 
 -- Does one duty that is due, for all tenants, a bounded number of rows in one transaction. Only for logins
 -- that act for all tenants, if by turns: a service sees no rows itself and learns only numbers here.
-create function helix.tend_v1(p_actor text, p_limit integer default 1000)
-returns setof helix.tended
+create function helix.run_duty_v1(p_actor text, p_limit integer default 1000)
+returns setof helix.duty_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
@@ -52,7 +52,7 @@ declare
   v_began timestamptz := clock_timestamp();
   v_limit integer := least(greatest(p_limit, 1), 10000);
   v_actor text := coalesce(p_actor, session_user);
-  v_done  helix.tended;
+  v_done  helix.duty_result;
   v_code  text;
 begin
   perform helix.enter();
@@ -71,7 +71,7 @@ begin
   end if;
   perform set_config('helix.scope', '*', true);
   begin
-    v_done.did := helix.do_duty(v_done.duty, v_actor, v_limit);
+    v_done.did := helix.perform_duty(v_done.duty, v_actor, v_limit);
   exception when others then
     -- Told, and tried again later: one duty that fails must not keep the others from their turn.
     get stacked diagnostics v_done.error = message_text, v_code = returned_sqlstate;
@@ -94,7 +94,7 @@ end
 $$;
 
 -- The duties by their names; returns how many rows each was about.
-create function helix.do_duty(p_duty text, p_actor text, p_limit integer) returns integer
+create function helix.perform_duty(p_duty text, p_actor text, p_limit integer) returns integer
 language plpgsql as $$
 begin
   return case p_duty
@@ -102,8 +102,8 @@ begin
     when 'promote' then helix.promote(p_limit)
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
-                        from helix.tend_fences(p_actor, p_limit) t)
-    when 'retire' then greatest(helix.retire_due(p_limit), helix.forget_decisions(p_limit))
+                        from helix.sweep_fences(p_actor, p_limit) t)
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit))
     when 'archive' then helix.archive(p_limit)
     when 'sweep' then helix.sweep(p_limit)
   end;
@@ -111,7 +111,7 @@ end
 $$;
 
 -- The duties that every claim shares, so that nothing stays stuck while any worker claims (G6).
-create function helix.do_claims_duties(p_worker text) returns void
+create function helix.run_claim_duties(p_worker text) returns void
 language plpgsql as $$
 declare
   v_scope text;
@@ -132,7 +132,7 @@ begin
     select d.duty from helix.duty d where d.of_claims and d.next_at < clock_timestamp()
     order by d.duty for update skip locked
   loop
-    v_did := helix.do_duty(v_duty, v_actor, 1000);
+    v_did := helix.perform_duty(v_duty, v_actor, 1000);
     update helix.duty d
     set next_at = clock_timestamp() + d.every, last_at = clock_timestamp(), actor = v_actor, did = v_did,
         total = d.total + v_did

@@ -26,12 +26,12 @@ create type helix.fence_reason as enum (
   'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after it had begun
   'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease ran out
   'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: a probe looked
-  'redriven',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
+  'rerun',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
   'resolved',   -- IN_DOUBT -> SEALED, RELEASED: a person decided
   'recovered'   -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: `helixq recover`
 );
 
--- The legal arrows; the trigger `record_fence` lets no other pass.
+-- The legal arrows; the trigger `record_fence_step` lets no other pass.
 create table helix.fence_arrow (
   from_state helix.fence_state,          -- null: there was no fence
   to_state   helix.fence_state not null,
@@ -53,7 +53,7 @@ insert into helix.fence_arrow (from_state, to_state) values
   ('RELEASED',       'CLAIMED'),
   ('RELEASED',       'EFFECT_STARTED');
 
--- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 02_vocabulary.
+-- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 11_vocabulary.
 create domain helix.fence_name as text check (octet_length(value) between 1 and 255);
 create domain helix.fence_identity as text
   check (value is nfc normalized and octet_length(value) between 1 and 4096);
@@ -189,7 +189,7 @@ create function helix.fence_receipt(
 $$;
 
 -- Writes the event of every step; refuses the statement that takes one which is not there.
-create function helix.record_fence() returns trigger
+create function helix.record_fence_step() returns trigger
 language plpgsql as $$
 begin
   insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
@@ -205,13 +205,13 @@ begin
     -- Not of one that is new: what has its life is another fence.
     when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
     when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
-    else helix.no_fence_arrow(n.life, head.to_state, head.version, n.state, n.version) end;
+    else helix.refuse_fence_step(n.life, head.to_state, head.version, n.state, n.version) end;
   return null;
 end
 $$;
 
 -- Refuses the statement that would take a step the arrows do not have.
-create function helix.no_fence_arrow(
+create function helix.refuse_fence_step(
   p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state,
   p_to_version integer
 ) returns boolean
@@ -227,9 +227,9 @@ $$;
 
 -- Every way for a fence to change.
 create trigger record after insert on helix.fence
-  referencing new table as arrived for each statement execute function helix.record_fence();
+  referencing new table as arrived for each statement execute function helix.record_fence_step();
 create trigger record_update after update on helix.fence
-  referencing new table as arrived for each statement execute function helix.record_fence();
+  referencing new table as arrived for each statement execute function helix.record_fence_step();
 
 do $$
 declare

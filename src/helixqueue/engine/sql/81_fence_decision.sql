@@ -1,7 +1,7 @@
 -- What callers are told of fences, what is kept of that, and what a claim would be told.
 
 -- One shape for every answer; what does not apply is null.
-create type helix.fenced as (
+create type helix.fence_result as (
   -- granted: the caller holds the fence and does it. repeated, expired: it was done before.
   -- in_progress, mismatch, in_doubt: not now, not this, nobody knows. sealed, done: the write stands.
   -- fenced_out: the token is not the holder's. stale: the fence has moved on, ask again.
@@ -28,9 +28,9 @@ create type helix.fenced as (
 );
 
 -- A fence as its caller is told of it. Answers and requests go only to those they are for.
-create function helix.tell_fence(
+create function helix.fence_answer(
   p_fence helix.fence, p_decision text, p_retry_after real default null, p_note text default null
-) returns helix.fenced
+) returns helix.fence_result
 language sql stable as $$
   select (p_decision, p_fence.key, p_fence.life, p_fence.version, p_fence.state, p_fence.attempt,
           p_fence.epoch, p_fence.number, p_fence.fingerprint, p_fence.actor,
@@ -42,13 +42,13 @@ language sql stable as $$
           case when p_fence.state = 'SEALED'
                then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
                                         p_fence.form, p_fence.digest) end,
-          p_fence.sealed_at, p_note)::helix.fenced
+          p_fence.sealed_at, p_note)::helix.fence_result
 $$;
 
 -- Keeps a decision that changed no state. Where the caller's statement is the whole transaction
 -- (p_alone), its commit does not wait for the disk: a crash may forget that an answer was repeated,
 -- never that it was given.
-create function helix.note_fence(
+create function helix.record_fence_decision(
   p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean,
   p_detail text default null, p_evidence bytea default null
 ) returns void
@@ -73,9 +73,9 @@ $$;
 
 -- What a claim would be told now, without making it: for those who want to know before they let a
 -- backlog loose. Writes nothing and locks nothing. Without a request, none is compared.
-create function helix.foresee_fence_v1(
+create function helix.preview_fence_v1(
   p_tenant text, p_name text, p_identity text, p_request text default null
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -87,9 +87,9 @@ begin
     and (f.until is null or f.until > v_now);
   if not found then
     v_fence.key := helix.derive_fence_key(p_tenant, p_name, p_identity);
-    return helix.tell_fence(v_fence, 'granted');
+    return helix.fence_answer(v_fence, 'granted');
   end if;
-  return helix.tell_fence(v_fence, case
+  return helix.fence_answer(v_fence, case
     when p_request is not null and helix.fence_differs(v_fence, p_request) then 'mismatch'
     when v_fence.state = 'SEALED' and (v_fence.omitted or (v_fence.answer is not null
                                                            and v_fence.answer_until > v_now))

@@ -2,7 +2,7 @@
 -- Every write carries the token that its claim was given; the clock is the database's alone.
 
 -- Removes whole fences with everything that tells of them: their keys are new again.
-create function helix.forget_fences(p_keys bytea[]) returns void
+create function helix.delete_fences(p_keys bytea[]) returns void
 language plpgsql as $$
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
@@ -14,10 +14,10 @@ end
 $$;
 
 -- Gives the fence to a new holder. The caller has its row locked and knows that nobody holds it.
-create function helix.hand_fence(
+create function helix.grant_fence(
   p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text,
   p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text default null
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -30,7 +30,7 @@ begin
       deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null
   where f.key = p_fence.key
   returning * into v_fence;
-  return helix.tell_fence(v_fence, 'granted');
+  return helix.fence_answer(v_fence, 'granted');
 end
 $$;
 
@@ -56,18 +56,18 @@ $$;
 -- When an effect that was declared replayable may be tried again: at once, then after one second more,
 -- then three, seven, at most five minutes, each stretched by up to a quarter so that many do not
 -- come together.
-create function helix.redrive_at(p_fence helix.fence) returns timestamptz
+create function helix.rerun_at(p_fence helix.fence) returns timestamptz
 language sql stable as $$
   select p_fence.deadline + make_interval(
     secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
 $$;
 
 -- What to tell the caller about a fence that is there. The row is locked, or sealed and past change.
-create function helix.judge_fence(
+create function helix.decide_fence(
   p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean,
   p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer,
   p_alone boolean
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -77,27 +77,27 @@ declare
 begin
   -- Compared in every state, before anything else.
   if helix.fence_differs(v_fence, p_request) then
-    perform helix.note_fence(v_fence, 'mismatch', p_actor, p_alone);
-    return helix.tell_fence(v_fence, 'mismatch');
+    perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone);
+    return helix.fence_answer(v_fence, 'mismatch');
   end if;
   if v_fence.state = 'SEALED' then
     if v_fence.omitted or (v_fence.answer is not null and v_fence.answer_until > v_now) then
-      perform helix.note_fence(v_fence, 'repeated', p_actor, p_alone);
-      return helix.tell_fence(v_fence, 'repeated');
+      perform helix.record_fence_decision(v_fence, 'repeated', p_actor, p_alone);
+      return helix.fence_answer(v_fence, 'repeated');
     end if;
-    perform helix.note_fence(v_fence, 'expired', p_actor, p_alone);
-    return helix.tell_fence(v_fence, 'expired');
+    perform helix.record_fence_decision(v_fence, 'expired', p_actor, p_alone);
+    return helix.fence_answer(v_fence, 'expired');
   end if;
   -- The repeat of a claim whose answer was lost.
   if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.nonce = p_nonce then
-    return helix.tell_fence(v_fence, 'granted');
+    return helix.fence_answer(v_fence, 'granted');
   end if;
   if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.deadline > v_now then
-    perform helix.note_fence(v_fence, 'in_progress', p_actor, p_alone);
-    return helix.tell_fence(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
+    perform helix.record_fence_decision(v_fence, 'in_progress', p_actor, p_alone);
+    return helix.fence_answer(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
   end if;
   if v_fence.state in ('CLAIMED', 'RELEASED') then
-    return helix.hand_fence(v_fence, v_goal,
+    return helix.grant_fence(v_fence, v_goal,
                             case v_fence.state when 'CLAIMED' then 'reclaimed' else 'claimed' end::helix.fence_reason,
                             p_actor, p_nonce, p_lease_seconds, p_quiet_seconds);
   end if;
@@ -106,14 +106,14 @@ begin
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
     p_alone := false;  -- a step was made: that one waits for the disk
   end if;
-  if p_replayable and v_fence.attempt < p_max_attempts and helix.redrive_at(v_fence) <= v_now then
-    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'redriven', p_actor, p_nonce,
+  if p_replayable and v_fence.attempt < p_max_attempts and helix.rerun_at(v_fence) <= v_now then
+    return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'rerun', p_actor, p_nonce,
                             p_lease_seconds, p_quiet_seconds);
   end if;
-  perform helix.note_fence(v_fence, 'in_doubt', p_actor, p_alone);
-  v_wait := extract(epoch from case when p_replayable then helix.redrive_at(v_fence)
+  perform helix.record_fence_decision(v_fence, 'in_doubt', p_actor, p_alone);
+  v_wait := extract(epoch from case when p_replayable then helix.rerun_at(v_fence)
               else v_fence.deadline + make_interval(secs => v_fence.quiet_seconds) end - v_now);
-  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
+  return helix.fence_answer(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
                           case when p_replayable and v_fence.attempt >= p_max_attempts
                                then format('tried %s times: a person must look', v_fence.attempt) end);
 end
@@ -127,14 +127,14 @@ create function helix.claim_fence_v1(
   p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean default false,
   p_max_attempts integer default 5, p_keep_request boolean default true,
   p_alone boolean default false
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_actor  text := coalesce(p_actor, session_user);
   v_key    bytea;
   v_secret helix.secret;
   v_fence  helix.fence;
-  v_told   helix.fenced;
+  v_told   helix.fence_result;
 begin
   perform helix.enter_for(p_tenant);
   if octet_length(p_request) > 1048576 then
@@ -147,7 +147,7 @@ begin
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
   if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
-    return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+    return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
                              p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
   end if;
   -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
@@ -155,21 +155,21 @@ begin
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
     if v_fence.key is null then  -- nothing has committed that could be compared, or told of
       v_fence.key := v_key;
-      return helix.tell_fence(v_fence, 'in_progress', 1);
+      return helix.fence_answer(v_fence, 'in_progress', 1);
     end if;
-    v_told := helix.tell_fence(v_fence, case when helix.fence_differs(v_fence, p_request)
+    v_told := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
                                              then 'mismatch' else 'in_progress' end, 1);
-    perform helix.note_fence(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
+    perform helix.record_fence_decision(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
     return v_told;
   end if;
   loop
     select * into v_fence from helix.fence f where f.key = v_key for update;
     if found and (v_fence.until is null or v_fence.until > clock_timestamp()) then
-      return helix.judge_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
+      return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
                                p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
     end if;
     if found then
-      perform helix.forget_fences(array[v_key]);
+      perform helix.delete_fences(array[v_key]);
     end if;
     select * into strict v_secret from helix.secret s order by s.id desc limit 1;
     insert into helix.fence (key, tenant, name, identity, life, state, version, attempt, fingerprint,
@@ -189,21 +189,21 @@ begin
     end if;
   end loop;
   if p_identity is null then
-    perform helix.note_fence(v_fence, 'unknown', v_actor, false);
+    perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
-  v_told := helix.tell_fence(v_fence, 'granted');
+  v_told := helix.fence_answer(v_fence, 'granted');
   -- Housekeeping by the way, once in a thousand claims and in nobody else's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
-    perform helix.tend_fences(v_actor, 100);
+    perform helix.sweep_fences(v_actor, 100);
   end if;
   return v_told;
 end
 $$;
 
 -- What becomes of a write with a token that is not the holder's. It is kept, with what it brought.
-create function helix.fence_out(
+create function helix.refuse_stale_fence(
   p_key bytea, p_actor text, p_what text, p_evidence bytea default null
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql as $$
 declare
   v_fence helix.fence;
@@ -211,10 +211,10 @@ begin
   select * into v_fence from helix.fence f where f.key = p_key;
   if not found then
     v_fence.key := p_key;
-    return helix.tell_fence(v_fence, 'fenced_out', null, 'no such fence');
+    return helix.fence_answer(v_fence, 'fenced_out', null, 'no such fence');
   end if;
-  perform helix.note_fence(v_fence, 'fenced_out', p_actor, false, p_what, p_evidence);
-  return helix.tell_fence(v_fence, 'fenced_out', null, p_what);
+  perform helix.record_fence_decision(v_fence, 'fenced_out', p_actor, false, p_what, p_evidence);
+  return helix.fence_answer(v_fence, 'fenced_out', null, p_what);
 end
 $$;
 
@@ -224,7 +224,7 @@ create function helix.seal_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text,
   p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
   p_tombstone_seconds double precision
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now    timestamptz := clock_timestamp();
@@ -243,15 +243,15 @@ begin
     and f.state in ('CLAIMED', 'EFFECT_STARTED', 'IN_DOUBT')
   returning * into v_fence;
   if found then
-    return helix.tell_fence(v_fence, 'sealed');
+    return helix.fence_answer(v_fence, 'sealed');
   end if;
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
     and f.state = 'SEALED' and f.digest = v_digest and f.effect is not distinct from p_effect;
   if found then
-    return helix.tell_fence(v_fence, 'sealed');
+    return helix.fence_answer(v_fence, 'sealed');
   end if;
-  return helix.fence_out(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
+  return helix.refuse_stale_fence(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
 end
 $$;
 
@@ -260,7 +260,7 @@ $$;
 create function helix.step_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state,
   p_actor text, p_detail text default null, p_tombstone_seconds double precision default 2592000
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -283,16 +283,16 @@ begin
                                  when 'IN_DOUBT' then '{EFFECT_STARTED}' end::helix.fence_state[])
   returning * into v_fence;
   if found then
-    return helix.tell_fence(v_fence, 'done');
+    return helix.fence_answer(v_fence, 'done');
   end if;
   -- The repeat of a step whose answer was lost.
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
     and f.state = p_to;
   if found then
-    return helix.tell_fence(v_fence, 'done');
+    return helix.fence_answer(v_fence, 'done');
   end if;
-  return helix.fence_out(p_key, v_actor, lower(p_to::text));
+  return helix.refuse_stale_fence(p_key, v_actor, lower(p_to::text));
 end
 $$;
 

@@ -9,7 +9,7 @@ create function helix.probe_fence_v1(
   p_answer bytea default null, p_omitted boolean default false,
   p_answer_seconds double precision default 86400,
   p_tombstone_seconds double precision default 2592000
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_actor text := coalesce(p_actor, session_user);
@@ -20,10 +20,10 @@ begin
   select * into v_fence from helix.fence f where f.key = p_key for update;
   -- The repeat of a finding whose answer was lost.
   if v_fence.state = 'EFFECT_STARTED' and v_fence.nonce = p_nonce then
-    return helix.tell_fence(v_fence, 'granted');
+    return helix.fence_answer(v_fence, 'granted');
   end if;
   if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
-    return helix.tell_fence(v_fence, 'stale');
+    return helix.fence_answer(v_fence, 'stale');
   end if;
   if p_found = 'applied' then
     return helix.seal_doubt(v_fence, 'probed', v_actor, 'a probe found it', p_effect, p_form,
@@ -32,14 +32,14 @@ begin
   v_left := extract(epoch from v_fence.deadline + make_interval(secs => v_fence.quiet_seconds)
                                - clock_timestamp());
   if p_found = 'not_applied' and v_left <= 0 then
-    return helix.hand_fence(v_fence, 'EFFECT_STARTED', 'probed', v_actor, p_nonce, p_lease_seconds,
+    return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'probed', v_actor, p_nonce, p_lease_seconds,
                             p_quiet_seconds, 'a probe did not find it');
   end if;
-  perform helix.note_fence(v_fence, 'probe_unknown', v_actor, false,
+  perform helix.record_fence_decision(v_fence, 'probe_unknown', v_actor, false,
                            case when p_found = 'not_applied'
                                 then format('not found, but too early by %s s', v_left)
                                 else 'the probe could not tell' end);
-  return helix.tell_fence(v_fence, 'in_doubt', greatest(v_left, 0)::real);
+  return helix.fence_answer(v_fence, 'in_doubt', greatest(v_left, 0)::real);
 end
 $$;
 
@@ -48,7 +48,7 @@ create function helix.seal_doubt(
   p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text,
   p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
   p_tombstone_seconds double precision
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -63,7 +63,7 @@ begin
       until = v_now + make_interval(secs => greatest(p_answer_seconds, p_tombstone_seconds))
   where f.key = p_fence.key
   returning * into v_fence;
-  return helix.tell_fence(v_fence, 'sealed');
+  return helix.fence_answer(v_fence, 'sealed');
 end
 $$;
 
@@ -74,7 +74,7 @@ create function helix.resolve_fence_v1(
   p_effect text default null, p_form text default null, p_answer bytea default null,
   p_omitted boolean default false, p_answer_seconds double precision default 86400,
   p_tombstone_seconds double precision default 2592000
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now   timestamptz := clock_timestamp();
@@ -94,7 +94,7 @@ begin
     p_version := v_fence.version;
   end if;
   if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
-    return helix.tell_fence(v_fence, 'stale');
+    return helix.fence_answer(v_fence, 'stale');
   end if;
   if p_applied then
     return helix.seal_doubt(v_fence, 'resolved', p_actor, p_reason, p_effect, p_form, p_answer,
@@ -106,13 +106,13 @@ begin
       until = v_now + make_interval(secs => p_tombstone_seconds)
   where f.key = p_key
   returning * into v_fence;
-  return helix.tell_fence(v_fence, 'done');
+  return helix.fence_answer(v_fence, 'done');
 end
 $$;
 
 -- What time alone settles, in small chunks: leases that ran out, answers and tombstones past their
 -- time. Every claim decides by the clock anyway; this keeps the tables small and doubts visible.
-create function helix.tend_fences(p_actor text, p_limit integer)
+create function helix.sweep_fences(p_actor text, p_limit integer)
 returns table (doubted integer, released integer, emptied integer, forgotten integer)
 language plpgsql as $$
 declare
@@ -146,19 +146,19 @@ begin
   -- Never what is claimed, begun or in doubt: those have no tombstone.
   v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
-  perform helix.forget_fences(v_expired);
+  perform helix.delete_fences(v_expired);
   forgotten := cardinality(v_expired);
   return next;
 end
 $$;
 
 -- For a service that tends on its own clock; one claim in a thousand does it anyway.
-create function helix.tend_fences_v1(p_actor text, p_limit integer default 1000)
+create function helix.sweep_fences_v1(p_actor text, p_limit integer default 1000)
 returns table (doubted integer, released integer, emptied integer, forgotten integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
-  return query select * from helix.tend_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
+  return query select * from helix.sweep_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
 end
 $$;
 

@@ -146,7 +146,7 @@ $$;
 
 -- Where the next batches after one stand, as parallel arrays, one row for each state; 0 stands for a number
 -- or an epoch that is null. A batch without a row of work is retired, or its row was deleted.
-create function helix.read_standing_v1(p_after bigint, p_limit integer)
+create function helix.read_batch_states_v1(p_after bigint, p_limit integer)
 returns table (reached bigint, retired boolean, working boolean, state text, batch bigint[],
                queue integer[], version integer[], attempt smallint[], entry bigint[], number bigint[],
                epoch integer[])

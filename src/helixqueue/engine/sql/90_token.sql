@@ -32,7 +32,7 @@ $$;
 
 -- May this login serve a tenant's tokens? Only if row-level security binds it to what it names in each
 -- transaction: a login that sees more by itself would make every bug of the service a leak.
-create function helix.serves(p_tenant text) returns boolean
+create function helix.is_service_for(p_tenant text) returns boolean
 language sql stable as $$
   select not pg_has_role(session_user, 'helix_operator', 'member')
      and coalesce(bool_and(b.by_setting) and bool_or(b.tenant in ('*', p_tenant)), false)
@@ -41,10 +41,10 @@ $$;
 
 -- Who gives tokens can do whatever they allow, doubts and erasing among it. So a program's login may
 -- not, though it acts for the tenant: operators may, and a service, which demands the scope admin.
-create function helix.demand_giver(p_tenant text) returns void
+create function helix.demand_token_admin(p_tenant text) returns void
 language plpgsql as $$
 begin
-  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.serves(p_tenant) then
+  if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.is_service_for(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
@@ -63,7 +63,7 @@ begin
   perform set_config('helix.scope', '*', true);
   select * into v_token from helix.api_token t
   where t.hash = p_hash and t.revoked_at is null and t.expires_at > clock_timestamp()
-    and helix.serves(t.tenant);
+    and helix.is_service_for(t.tenant);
   perform set_config('helix.scope', v_scope, true);
   return v_token;
 end
@@ -121,7 +121,7 @@ create function helix.create_token_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_giver(p_tenant);
+  perform helix.demand_token_admin(p_tenant);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
           coalesce(p_actor, session_user))
@@ -142,7 +142,7 @@ declare
   v_last helix.api_token;
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_giver(p_tenant);
+  perform helix.demand_token_admin(p_tenant);
   select * into v_last from helix.api_token t where t.tenant = p_tenant and t.name = p_name
   order by t.generation desc limit 1 for update;
   if v_last.tenant is null or v_last.revoked_at is not null then
@@ -170,7 +170,7 @@ declare
   v_ended integer;
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_giver(p_tenant);
+  perform helix.demand_token_admin(p_tenant);
   update helix.api_token t
   set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
   where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
@@ -186,7 +186,7 @@ create function helix.resolve_by_token_v1(
   p_effect text default null, p_form text default null, p_answer bytea default null,
   p_omitted boolean default false, p_answer_seconds double precision default 86400,
   p_tombstone_seconds double precision default 2592000
-) returns helix.fenced
+) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_token helix.api_token;

@@ -30,7 +30,7 @@ declare
   v_until timestamptz := clock_timestamp() + make_interval(secs => least(greatest(p_seconds, 1), 3600));
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_giver(p_tenant);
+  perform helix.demand_token_admin(p_tenant);
   insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
   values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
   return v_until;
@@ -54,7 +54,7 @@ begin
   v_scope := current_setting('helix.scope');
   perform set_config('helix.scope', '*', true);
   update helix.login l set used_at = v_now
-  where l.hash = p_hash and l.used_at is null and l.expires_at > v_now and helix.serves(l.tenant)
+  where l.hash = p_hash and l.used_at is null and l.expires_at > v_now and helix.is_service_for(l.tenant)
   returning l.* into v_login;
   if v_login.tenant is not null then
     return query
@@ -68,7 +68,7 @@ end
 $$;
 
 -- Codes that are a day past their end; what they opened is told by the tokens.
-create function helix.forget_logins(p_limit integer) returns integer
+create function helix.delete_old_logins(p_limit integer) returns integer
 language plpgsql as $$
 declare
   v_gone integer;

@@ -1,4 +1,4 @@
--- Lists that clients read: batches, failed batches, workers. 93_walks.sql explains pages and edges.
+-- Lists that clients read: batches, failed batches, workers. 93_scans.sql explains pages and edges.
 
 -- A page of batches. Finished ones (walks `finished` and `finished_by`) are listed by the time of their end,
 -- all others by the time of submission; p_since, p_until and p_at mean that same time. The walk names the
@@ -6,7 +6,7 @@
 -- Positions and edges are internal numbers and for cursors only. Public ids are derived from keys by the
 -- caller: in SQL that took half of the time of a long page.
 create function helix.read_batches_v1(
-  p_walk text, p_tenant text default null, p_queue text default null, p_state text default null,
+  p_scan text, p_tenant text default null, p_queue text default null, p_state text default null,
   p_worker text default null, p_identity text[] default null, p_run bigint default null,
   p_since timestamptz default '-infinity', p_until timestamptz default 'infinity',
   p_at timestamptz default 'infinity', p_id bigint default 9223372036854775807,
@@ -30,7 +30,7 @@ declare
   v_look   integer := least(greatest(p_look, v_limit), 10000);
   v_page   helix.list_place[];
 begin
-  v_page := case p_walk
+  v_page := case p_scan
     when 'all' then array(
       select w from helix.read_newest(p_tenant, p_queue, p_since, p_at, p_id, v_limit) w)
     when 'finished' then array(
@@ -52,7 +52,7 @@ begin
     end;
   if v_page is null then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected a walk such as all, finished or leased, got %L', p_walk);
+      message = format('expected a walk such as all, finished or leased, got %L', p_scan);
   end if;
   return query
     select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
@@ -100,7 +100,7 @@ $$;
 
 -- How many leases each worker of the caller's tenants holds now. At most 20,000 leases of recent claims are
 -- looked up.
-create function helix.read_held() returns table (tenant text, worker text, leases bigint)
+create function helix.read_lease_counts() returns table (tenant text, worker text, leases bigint)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
@@ -159,7 +159,7 @@ begin
       select s.* from seen s where s.last_seen >= p_since order by s.role, s.name limit v_limit
     ),
     held as materialized (
-      select h.tenant, h.worker, h.leases from helix.read_held() h
+      select h.tenant, h.worker, h.leases from helix.read_lease_counts() h
     ),
     named as (
       select n.name, sum(n.leases)::bigint as leases
@@ -210,7 +210,7 @@ begin
       select s.* from seen s where s.last_seen >= p_since order by s.place limit v_limit
     ),
     held as materialized (
-      select h.worker, h.leases from helix.read_held() h
+      select h.worker, h.leases from helix.read_lease_counts() h
       where h.tenant = p_tenant
     )
     select e.name, p.name, p.role::text, p.free, p.first_seen, p.last_seen, coalesce(h.leases, 0)

@@ -1,4 +1,4 @@
--- Reads about fences. 92_reads.sql explains how reads are written, 93_walks.sql pages and edges.
+-- Reads about fences. 92_reads.sql explains how reads are written, 93_scans.sql pages and edges.
 
 -- A fence as people look at it.
 create view helix.fence_overview with (security_invoker = true) as
@@ -61,7 +61,7 @@ $$;
 -- A page of fences, newest first. Each tenant is walked by one index for its share of p_look rows: `doubt`
 -- for fences in doubt, which are few, `name` for those of a name, `age` for anything else.
 create function helix.read_fences_v1(
-  p_walk text, p_tenant text default null, p_name text default null, p_state text default null,
+  p_scan text, p_tenant text default null, p_name text default null, p_state text default null,
   p_life bigint default 9223372036854775807, p_look integer default 1000, p_limit integer default 50
 )
 returns table (edge bigint, place bigint, fence helix.fence_overview)
@@ -74,9 +74,9 @@ declare
   v_limit integer := least(p_limit, 1001);
   v_look  integer := least(greatest(p_look, v_limit), 10000);
 begin
-  if p_walk not in ('age', 'name', 'doubt') then
+  if p_scan not in ('age', 'name', 'doubt') then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected the walk age, name or doubt, got %L', p_walk);
+      message = format('expected the walk age, name or doubt, got %L', p_scan);
   end if;
   return query
     with line as (
@@ -89,15 +89,15 @@ begin
       from line l
       cross join lateral (
         (select f.life, f.name, f.state::text as state from helix.fence f
-         where p_walk = 'age' and f.tenant = l.tenant and f.life < p_life
+         where p_scan = 'age' and f.tenant = l.tenant and f.life < p_life
          order by f.life desc limit l.share)
         union all
         (select f.life, f.name, f.state::text from helix.fence f
-         where p_walk = 'name' and f.tenant = l.tenant and f.name = p_name and f.life < p_life
+         where p_scan = 'name' and f.tenant = l.tenant and f.name = p_name and f.life < p_life
          order by f.life desc limit l.share)
         union all
         (select f.life, f.name, f.state::text from helix.fence f
-         where p_walk = 'doubt' and f.state = 'IN_DOUBT' and f.tenant = l.tenant and f.life < p_life
+         where p_scan = 'doubt' and f.state = 'IN_DOUBT' and f.tenant = l.tenant and f.life < p_life
          order by f.life desc limit l.share)) p
     ),
     edge as (select max(s.life) as life from seen s where s.last),

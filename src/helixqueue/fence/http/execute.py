@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.fences import FenceResult
-from helixqueue.engine.tenant_session import InvalidToken
 from helixqueue.errors import Conflict, HelixError
 from helixqueue.fence import protocol
 from helixqueue.fence.counters import word_of
@@ -20,9 +19,10 @@ from helixqueue.fence.http.refusal import problem_of
 from helixqueue.fence.http.stored import FORM, Corrupt, Stored
 from helixqueue.fence.runner import AsyncStepRunner
 from helixqueue.operations.steps import run_steps_async
+from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
-    from helixqueue.engine.fences import Fenced, FenceLease
+    from helixqueue.engine.fences import FenceDecision, FenceLease
     from helixqueue.fence.http.middleware import IdempotencyMiddleware, RequestJournal
     from helixqueue.fence.http.request_key import RequestKey
 
@@ -110,11 +110,11 @@ class KeyedExecution:
         await self._repeat(stored, known.receipt, known.sealed_at)
         return True
 
-    async def _remember(self, told: Fenced) -> None:
+    async def _remember(self, told: FenceDecision) -> None:
         if self._ours.hint is not None and told.answer is not None:
             await self._ours.hint.put(self._plan, self._keyed.identity, self._keyed.request, told)
 
-    async def _tell_again(self, told: Fenced) -> None:
+    async def _tell_again(self, told: FenceDecision) -> None:
         receipt = receipt_text(told) or ""
         sealed_at = "" if told.sealed_at is None else told.sealed_at.isoformat()
         self._journal.know(effect_id=told.effect, receipt=receipt)

@@ -70,7 +70,7 @@ async def _found(
         "no-such-fence", "expected a fence of yours, such as an answer has named"
     )
     try:
-        row = await ours.fences.run(fences.one(key_bytes(fence)))
+        row = await ours.fences.run(fences.find_fence(key_bytes(fence)))
     except ValueError:
         return nowhere
     except HelixError as refused:

@@ -221,7 +221,7 @@ def _driven(told: dict[str, Any]) -> tuple[list[ActionResult], str | None]:
     return verdicts, told["next"]
 
 
-def take_back(
+def release_by_id(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> HttpCall[list[ActionResult]]:
     """An operator's release: the lease ends, at no cost of an attempt."""
@@ -311,25 +311,25 @@ def _read_lease(told: dict[str, Any]) -> LeaseRow:
     )
 
 
-def start(*, worker: str, held: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
-    return _hold("start", worker, held)
+def start(*, worker: str, leases: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
+    return _hold("start", worker, leases)
 
 
-def renew(*, worker: str, held: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
-    return _hold("renew", worker, held)
+def renew(*, worker: str, leases: Sequence[LeaseRef]) -> HttpCall[list[WriteResult]]:
+    return _hold("renew", worker, leases)
 
 
 def release(
-    *, worker: str, held: Sequence[LeaseRef], detail: str | None = None
+    *, worker: str, leases: Sequence[LeaseRef], detail: str | None = None
 ) -> HttpCall[list[WriteResult]]:
-    return _hold("release", worker, held, **({} if detail is None else {"detail": detail}))
+    return _hold("release", worker, leases, **({} if detail is None else {"detail": detail}))
 
 
 def _hold(
-    verb: str, worker: str, held: Sequence[LeaseRef], **more: str
+    verb: str, worker: str, leases: Sequence[LeaseRef], **more: str
 ) -> HttpCall[list[WriteResult]]:
-    leases = [{"batch": one.batch, "token": write_token(one.token)} for one in held]
-    return post(at("work", verb), {"worker": worker, "leases": leases, **more}, _read_answers)
+    rows = [{"batch": lease.batch, "token": write_token(lease.token)} for lease in leases]
+    return post(at("work", verb), {"worker": worker, "leases": rows, **more}, _read_answers)
 
 
 def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[WriteResult]]:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from helixqueue.records.fence import FencePreview
 
 
-def one(key: bytes) -> HttpCall[FenceRow | None]:
+def find_fence(key: bytes) -> HttpCall[FenceRow | None]:
     """The fence with this key; None when the tenant has none such."""
     call: HttpCall[FenceRow | None] = get(at("fences", key_text(key)), _row)
     return unless("no-such-fence", call, lambda _: None)
 
 
-def listed(
+def list_fences(
     *,
     tenant: str | None = None,  # noqa: ARG001 - the token's
     name: str | None = None,
@@ -41,14 +41,19 @@ def listed(
     ]
     return get(
         at("fences"),
-        lambda told: FencePage(tuple(_row(one) for one in told["fences"]), told["next"]),
+        lambda told: FencePage(
+            tuple(_row(find_fence) for find_fence in told["fences"]), told["next"]
+        ),
         [(word, value) for word, value in asked if value is not None],
     )
 
 
-def story(key: bytes) -> HttpCall[list[FenceEventRow]]:
+def fence_history(key: bytes) -> HttpCall[list[FenceEventRow]]:
     """Steps and decisions of one fence, in their order."""
-    return get(at("fences", key_text(key)), lambda told: [_step(one) for one in told["story"]])
+    return get(
+        at("fences", key_text(key)),
+        lambda told: [_step(find_fence) for find_fence in told["fence_history"]],
+    )
 
 
 def resolve(
@@ -64,31 +69,31 @@ def resolve(
     """Decide a doubt; False when it is none (any more). `result` is JSON text."""
     told = {"reason": reason, "version": version, "applied": applied}
     more = {"effect": effect, "http_status": http_status}
-    body = to_json(told | {name: one for name, one in more.items() if one is not None})
+    body = to_json(told | {name: value for name, value in more.items() if value is not None})
     if result is not None:
         body = body[:-1] + b',"result":' + result.encode() + b"}"
     call = post(at("fences", key_text(key), "resolve"), body, lambda _: True, keyed=True)
     return unless("not-in-doubt", call, lambda _: False)
 
 
-def foresee(
+def preview(
     *,
     tenant: str,  # noqa: ARG001 - the token's
-    asked: Sequence[FencePreview],
+    calls: Sequence[FencePreview],
 ) -> HttpCall[list[tuple[bytes, str]]]:
-    """What claims would be told now, each by itself, and their keys; nothing is claimed."""
-    body = b'{"calls":[' + b",".join(write_call(one) for one in asked) + b"]}"
+    """Return the key of each call and the decision its claim would get; claims nothing."""
+    body = b'{"calls":[' + b",".join(write_call(call) for call in calls) + b"]}"
     return post(
         at("rehearse"),
         body,
-        lambda told: [(key_bytes(one["fence"]), one["decision"]) for one in told["calls"]],
+        lambda body: [(key_bytes(call["fence"]), call["decision"]) for call in body["calls"]],
     )
 
 
-def write_call(one: FencePreview) -> bytes:
-    told = to_json({"name": one.name, "key": one.identity.split(PART_SEPARATOR)})
-    if one.request is not None:  # JSON text already
-        told = told[:-1] + b',"payload":' + one.request.encode() + b"}"
+def write_call(preview: FencePreview) -> bytes:
+    told = to_json({"name": preview.name, "key": preview.identity.split(PART_SEPARATOR)})
+    if preview.request is not None:  # JSON text already
+        told = told[:-1] + b',"payload":' + preview.request.encode() + b"}"
     if len(told) > BODY_BYTES_MAX // 2:
         raise InvalidPayload(
             f"payload: expected at most {BODY_BYTES_MAX // 2} bytes over HTTP, got {len(told)}; "

@@ -103,7 +103,7 @@ def letters(
     )
 
 
-def story(batch_id: UUID, *, payload: bool = False) -> HttpCall[BatchDetail | None]:
+def batch_detail(batch_id: UUID, *, payload: bool = False) -> HttpCall[BatchDetail | None]:
     """The story of one batch; with `payload`, also its payload and result."""
     call: HttpCall[BatchDetail | None] = get(
         at("batches", batch_id), _read_story, [("payload", "true")] if payload else ()

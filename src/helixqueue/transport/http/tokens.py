@@ -63,7 +63,7 @@ def revoke(*, name: str, reason: str) -> HttpCall[int]:
     return unless("no-such-token", call, lambda _: 0)
 
 
-def listed(
+def list_tokens(
     *,
     tenant: str | None = None,  # noqa: ARG001 - the token's
     after: tuple[str, str, int] | None = None,

@@ -93,7 +93,7 @@ class HttpTransport:
 
     async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
-        answers = await self._run(calls.renew(worker=self.worker, held=held))
+        answers = await self._run(calls.renew(worker=self.worker, leases=held))
         failpoint("renew.after")
         return answers
 
@@ -106,7 +106,7 @@ class HttpTransport:
 
     async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
-        answers = await self._run(calls.release(worker=self.worker, held=held, detail=detail))
+        answers = await self._run(calls.release(worker=self.worker, leases=held, detail=detail))
         failpoint("release.after")
         return answers
 

@@ -10,7 +10,7 @@ create type helix.verdict as (
 
 -- One answer per id that was asked for: ok where p_done has the batch, repeat where its last step shows
 -- that this actor did the same before, else illegal; unknown ids are refused.
-create function helix.answer_people(
+create function helix.answer_by_id(
   p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text
 ) returns setof helix.verdict
 language plpgsql stable as $$
@@ -49,7 +49,7 @@ begin
   v_held := array(select w.batch from helix.work w
                   where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
   perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
-  return query select * from helix.answer_people(p_ids, v_held, 'CANCELLED', null, null);
+  return query select * from helix.answer_by_id(p_ids, v_held, 'CANCELLED', null, null);
 end
 $$;
 
@@ -101,7 +101,7 @@ begin
                   where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
   if v_held <> '{}' then
     v_entry := helix.next_entry();
-    perform helix.wake_lanes(v_held);
+    perform helix.activate_lanes(v_held);
     delete from helix.ended e using helix.work w
     where w.batch = any (v_held) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
       and e.batch = w.batch;
@@ -127,7 +127,7 @@ begin
     select v.public_id, v.answer, v.state,
            coalesce(v.note, case when b.retired_at is null and b.payload is null
                                  then 'its payload was erased' end)
-    from helix.answer_people(p_ids, v_held, 'PENDING', 'retried', v_actor) v
+    from helix.answer_by_id(p_ids, v_held, 'PENDING', 'retried', v_actor) v
     left join helix.locate(p_ids) l on l.public_id = v.public_id
     left join helix.batch b on b.id = l.batch;
 end
@@ -154,7 +154,7 @@ begin
     perform helix.end_leases(v_held, 'released', v_actor, null,
                              array_fill(p_detail, array[cardinality(v_held)]));
   end if;
-  return query select * from helix.answer_people(p_ids, v_held, 'PENDING', 'released', v_actor);
+  return query select * from helix.answer_by_id(p_ids, v_held, 'PENDING', 'released', v_actor);
 end
 $$;
 
@@ -239,7 +239,7 @@ begin
   perform helix.enter();
   insert into helix.secret (id, inner_pad, outer_pad)
   select (select max(s.id) + 1 from helix.secret s), pads.inner_pad, pads.outer_pad
-  from helix.fresh_pads() pads
+  from helix.new_secret_pads() pads
   returning id into v_id;
   return v_id;
 end

@@ -225,7 +225,7 @@ $$;
 
 -- Whether a batch passes the filters of the two walks below. A worker means the one that holds the batch
 -- now or, with a finished state, the one that finished it.
-create function helix.read_passes(p_batch bigint, p_state helix.state, p_worker text) returns boolean
+create function helix.read_matches(p_batch bigint, p_state helix.state, p_worker text) returns boolean
 language sql stable as $$
   select exists (
     select from helix.work w
@@ -278,7 +278,7 @@ begin
     page as (
       select f.at, f.id from found f left join edge e on true
       where (p_run is null or f.run = p_run) and (e.id is null or (f.at, f.id) >= (e.at, e.id))
-        and helix.read_passes(f.id, p_state, p_worker)
+        and helix.read_matches(f.id, p_state, p_worker)
       order by f.at desc, f.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id
@@ -316,7 +316,7 @@ begin
     edge as (select s.at, s.id from seen s where s.last order by s.at desc, s.id desc limit 1),
     page as (
       select s.at, s.id from seen s left join edge e on true
-      where (e.id is null or (s.at, s.id) >= (e.at, e.id)) and helix.read_passes(s.id, p_state, p_worker)
+      where (e.id is null or (s.at, s.id) >= (e.at, e.id)) and helix.read_matches(s.id, p_state, p_worker)
       order by s.at desc, s.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id

@@ -186,7 +186,7 @@ begin
   if p_batch = '{}' then
     return 0;
   end if;
-  perform helix.wake_lanes(p_batch);
+  perform helix.activate_lanes(p_batch);
   update helix.work w
   set step = false, pending = true, cause = null, due = null, turn = t.turn
   from (select f.batch, after.turn + row_number() over (partition by f.lane, f.queue
@@ -273,13 +273,13 @@ begin
                  where o.at < clock_timestamp() - interval '1 day' and o.due is null
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
-  return greatest(v_gone, helix.forget_logins(p_limit), helix.forget_workers(p_limit),
-                  helix.rest_lanes(p_limit));
+  return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
+                  helix.idle_lanes(p_limit));
 end
 $$;
 
 -- Workers that were not heard of for a month: where every start has its own name, they would pile up.
-create function helix.forget_workers(p_limit integer) returns integer
+create function helix.delete_old_workers(p_limit integer) returns integer
 language plpgsql as $$
 declare
   v_gone integer;

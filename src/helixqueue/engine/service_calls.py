@@ -1,0 +1,89 @@
+"""Calls that only the HTTP service makes: workers of one tenant, names of leases, readiness."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from helixqueue.engine.arrays import numbers
+from helixqueue.engine.revision import SchemaRevision
+from helixqueue.identity import stored_public_id
+from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.read_rows import WorkerPage, WorkerRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from helixqueue.records.rows import LeaseRef, Settlement
+
+_SQL = sql_texts("helixqueue.engine", "service_calls.sql")
+WORKERS_SCANNED = 2_000  # rows that a page reads at most, before its filter
+
+
+def worker_name(tenant: str, worker: str) -> str:
+    """Return the name under which a worker is stored by a login that serves many tenants."""
+    return f"{tenant}/{worker}"
+
+
+def tenant_workers(
+    *, tenant: str, since: datetime | None = None, after: str | None = None, limit: int = 50
+) -> Call[WorkerPage]:
+    """Read a page of a tenant's workers by name; `since` keeps those that reported since then."""
+    args = {
+        "tenant": tenant,
+        "since": since or "-infinity",
+        "after": after or "",
+        "limit": limit + 1,  # the extra row shows whether there is another page
+        "look": max(WORKERS_SCANNED, limit + 1),
+    }
+
+    def read(rows: list[Row]) -> WorkerPage:
+        workers = [
+            WorkerRow(name, role, json.loads(free), *rest)
+            for _, name, role, free, *rest in rows
+            if name is not None
+        ]
+        cursor = workers[limit - 1].name if len(workers) > limit else rows[0][0]
+        return WorkerPage(tuple(workers[:limit]), cursor)
+
+    return Call(_SQL["tenant_workers"], args, read)
+
+
+class LeaseName(NamedTuple):
+    """The public names of a lease."""
+
+    batch_id: UUID
+    queue: str
+    run: int | None
+    attempt: int | None  # None: no lease ever had this token
+
+
+def lease_names(leases: Sequence[LeaseRef | Settlement]) -> Call[dict[int, LeaseName]]:
+    """Read the names of the tenant's leases, by the internal number of their batch."""
+    return Call(
+        _SQL["lease_names"],
+        (
+            numbers([lease.batch for lease in leases]),
+            numbers([lease.token.epoch for lease in leases]),
+            numbers([lease.token.number for lease in leases]),
+        ),
+        lambda rows: {
+            batch: LeaseName(stored_public_id(key), queue, run, attempt)
+            for batch, key, queue, run, attempt in rows
+        },
+    )
+
+
+def can_serve() -> Call[bool]:
+    """Whether this login is bound to tenants by setting only, so that row-level security holds."""
+    return Call(_SQL["can_serve"], (), lambda rows: bool(rows[0][0]))
+
+
+def read_schema_revision() -> Call[SchemaRevision | None]:
+    """Read the revision of the database's schema; `revision.demand` judges it."""
+    return Call(
+        _SQL["schema_revision"], (), lambda rows: SchemaRevision(*rows[0]) if rows else None
+    )
