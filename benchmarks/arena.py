@@ -1,4 +1,4 @@
-"""The server of a benchmark run: embedded, durable, its own; a fresh database whenever asked."""
+"""The server of a benchmark run: embedded and durable, with a fresh database per measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TENANTS = 1_000
 CLASSES = 20
 
 _TEMPLATE = "bench_template"
-# What decides about speed and durability, printed with every result.
+# Settings that affect speed and durability, printed with every result.
 _TELLING = (
     "fsync",
     "synchronous_commit",
@@ -60,13 +60,13 @@ class Arena:
 
     def has(self, database: str) -> bool:
         with self.admin("postgres") as connection:
-            asked = "select from pg_database where datname = %s"
-            return connection.execute(asked, (database,)).fetchone() is not None
+            query = "select from pg_database where datname = %s"
+            return connection.execute(query, (database,)).fetchone() is not None
 
     def create(self, database: str) -> None:
         """A database with the schema, its tenants and classes."""
         with self.admin("postgres") as connection:
-            # Copied file by file: the copy then costs no log, which would pass for the engine's.
+            # Copied file by file: the copy writes no WAL, which would be counted as the engine's.
             made = "create database {} template {} strategy file_copy"
             names = sql.Identifier(database), sql.Identifier(_TEMPLATE)
             connection.execute(sql.SQL(made).format(*names))
@@ -99,7 +99,7 @@ class Arena:
                 "select count(helix.set_queue_v1(n, %s, 'bench')) from unnest(%s::text[]) n",
                 (QUEUE, [tenant(number) for number in range(TENANTS)]),
             )
-            # Each class once, so that every database begins with the same lanes; then none again.
+            # Create the lane of each class, so that every database begins with the same lanes.
             for wanted in [*map(requirement, range(CLASSES)), "{}"]:
                 connection.execute(
                     "select helix.set_queue_v1(%s, %s, 'bench', p_requires => %s::jsonb)",
@@ -109,34 +109,34 @@ class Arena:
             connection.execute("analyze")
 
     def analyze(self, database: str) -> None:
-        """What a bulk load owes the planner; a queue never analyzed drains at a fraction."""
+        """Update statistics after a bulk load; a queue that was never analyzed drains slowly."""
         with self.admin(database) as connection:
             connection.execute("analyze")
 
     def settle_down(self) -> None:
-        """Begin on equal terms: nothing left to write from what was measured before."""
+        """Write what earlier measurements left, so that each begins on equal terms."""
         with self.admin("postgres") as connection:
             connection.execute("checkpoint")
 
     def conditions(self) -> dict[str, str]:
-        """What a reader needs to judge the figures; no names of hosts, no paths."""
+        """Facts about machine and server, without host names and paths."""
         with self.admin("postgres") as connection:
-            told = {name: _one(connection, f"show {name}") for name in _TELLING}
+            facts = {name: _one(connection, f"show {name}") for name in _TELLING}
             version = _one(connection, "show server_version")
         return {
             "CPU": f"{_cpu()}, {os.cpu_count()} cores",
             "system": f"{platform.system()} {platform.machine()}",
             "Python": platform.python_version(),
             "PostgreSQL": f"{version}, the wheel's, on a Unix socket",
-            "settings": ", ".join(f"{name}={value}" for name, value in told.items()),
+            "settings": ", ".join(f"{name}={value}" for name, value in facts.items()),
         }
 
 
 @contextmanager
 def arena(say: Callable[[str], None], keep: Path | None = None) -> Iterator[Arena]:
-    """A server in a temporary directory, gone afterwards; or in one to `keep` and find again."""
+    """A server in a temporary directory, or in the directory `keep` for later runs."""
     directory = keep or Path(tempfile.mkdtemp(prefix="helix-bench-"))
-    # Nobody restarts it: a server that dies under a benchmark must fail the run.
+    # Not supervised: a server that dies during a benchmark must fail the run.
     server = Postgres(directory / "postgres", supervised=False)
     try:
         server.start(say)
@@ -163,7 +163,7 @@ def requirement(number: int) -> str:
     return json.dumps(wanted)
 
 
-# A worker that fits every class a thousand times over.
+# A worker that fits every class.
 EVERYTHING = {
     "gpus": 1_000_000,
     "gpu_vram_gb": 80,
@@ -180,8 +180,8 @@ def _one(connection: psycopg.Connection[Any], query: str) -> str:
 
 def _cpu() -> str:
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or "unknown CPU"
-    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
+    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
     return found[1].strip() if found else "unknown CPU"

@@ -1,4 +1,4 @@
-"""Pages a claim touches: the one measure of its cost that a busy machine cannot blur."""
+"""Pages that a claim touches: a measure of its cost that does not depend on machine load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of_claim(dsn: str, count: int, hints: Sequence[Hint] = ()) -> int:
 
 
 def marks(client: Client) -> tuple[Hint, ...]:
-    """The hints a client has; asked at a time before all time, so that no sweep is due."""
+    """The hints of a client, at a time at which no sweep is due."""
     return client.hints.now(float("-inf"))
 
 
@@ -52,7 +52,7 @@ def _sample(connection: psycopg.Connection[Any], count: int, hints: Sequence[Hin
 
 @contextmanager
 def held_snapshot(arena: Arena, database: str) -> Iterator[None]:
-    """A reader that keeps everything alive that dies from now on, as a long report does."""
+    """Hold a snapshot, as a long report does, so that no dead row can be removed."""
     with arena.admin(database) as connection:
         connection.autocommit = False
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

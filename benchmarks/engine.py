@@ -1,6 +1,6 @@
 """The engine against its budgets: `python -m benchmarks.engine [--quick] [--json F] [--write F]`.
 
-Every bar but the log's is a ratio of figures taken back to back on one server, in rounds.
+Every bar but that of WAL is a ratio of figures taken back to back on one server, in rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done; the quick run shows that everything works and the order of size."""
+    """Sizes of the measurements; the quick run shows only the order of magnitude."""
 
     rounds: int
     each: int  # batches of each tenant in a drain
@@ -61,7 +61,7 @@ QUICK = Size(
     claims=20_000,
     run=20_000,
 )
-# Identities of different measurements in one database never meet.
+# Measurements in one database use different identities.
 _APART = 10_000_000
 
 
@@ -116,7 +116,7 @@ class Bench:
         return found
 
     def _drain(self, found: Round, raw: Raw, database: str, *, ours_first: bool) -> None:
-        """The drain in hundreds, and on its way what all of it wrote to the log."""
+        """The drain in hundreds, and the WAL that it wrote."""
         dsn = self.arena.dsn(database)
         workload.load(dsn, 1, first=_APART)
         workload.drain_with_processes(dsn, processes=1, count=100, expected=TENANTS)
@@ -206,7 +206,7 @@ class Bench:
         )
 
     def _long_run(self, found: Round, tick: Callable[[int], None]) -> None:
-        """What a batch costs after many others, and how long all of them take to be checked."""
+        """The cost of a batch after many others, and the time to check all of them."""
         with self.arena.database() as database:
             begin, end = long_run.run(self.arena, database, self.size.run, tick)
             found.note(
@@ -240,8 +240,10 @@ def main() -> None:
         metavar="N",
         help="batches of the long run, which check and replay then read; the budget is 2,000,000",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="document whose table is replaced"
+    )
     options = parser.parse_args()
     console = Console()
     if not console.is_terminal:

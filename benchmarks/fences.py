@@ -1,7 +1,7 @@
 """Fences against their budgets: `python -m benchmarks.fences [--quick] [--write FILE]`.
 
 Every bar is a ratio or a difference of figures taken back to back on one server, in rounds. The
-application does nothing and there is no network, so what is left is the middleware.
+application does nothing and there is no network, so the figures show the middleware.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Figures:
     function_again: float
     request_first: float  # keyed requests a second, one client
     request_again: float
-    crowd_first: float  # the same with 16 at a time
-    crowd_again: float
+    concurrent_first: float  # the same with 16 at a time
+    concurrent_again: float
     commits: float  # of a first keyed request that write
     beside_ms: float  # what a first keyed request takes beside its two calls to the database
     load: float
@@ -121,10 +121,10 @@ def _functions(dsn: str, count: int) -> tuple[float, float]:
 
 
 async def _requests(dsn: str, count: int, at_once: int) -> tuple[float, float]:
-    async with AsyncHelixQueue(dsn, tenant=TENANT) as helix:  # as many connections as unless asked
+    async with AsyncHelixQueue(dsn, tenant=TENANT) as helix:  # the default number of connections
         app = IdempotencyMiddleware(_app, helix=helix)
         prefix = secrets.token_hex(12)
-        # Both paths: a server process plans a statement anew the first five times.
+        # Warm both paths: a server process plans a statement anew the first five times.
         for _ in range(6):
             await _rate_async(at_once * 5, at_once, lambda n: _request(app, f"{prefix}-warm-{n}"))
         first = await _rate_async(count, at_once, lambda n: _request(app, f"{prefix}-{n}"))
@@ -133,7 +133,7 @@ async def _requests(dsn: str, count: int, at_once: int) -> tuple[float, float]:
 
 
 async def _beside(dsn: str, count: int) -> float:
-    """Milliseconds that a first keyed request takes while it does not wait for the database."""
+    """Milliseconds of a first keyed request outside its database calls."""
     async with AsyncHelixQueue(dsn, tenant=TENANT, connections=1) as helix:
         waited = 0.0
         ask = helix.fences.run
@@ -156,7 +156,7 @@ async def _beside(dsn: str, count: int) -> float:
 
 
 def _commits(arena: Arena, database: str, count: int) -> float:
-    """Transactions that a first keyed request writes, by the numbers the server gave out."""
+    """Write transactions of a first keyed request, counted by transaction ids."""
 
     def number() -> int:
         with arena.admin(database) as connection:
@@ -185,10 +185,10 @@ def _round(arena: Arena, size: int) -> Figures:
         function_first, function_again = _functions(dsn, size)
         request_first, request_again = asyncio.run(_requests(dsn, size, 1))
         beside = asyncio.run(_beside(dsn, size))
-        crowd_first, crowd_again = asyncio.run(_requests(dsn, size * 2, CONCURRENT))
+        concurrent_first, concurrent_again = asyncio.run(_requests(dsn, size * 2, CONCURRENT))
         return Figures(
-            raw, function_first, function_again, request_first, request_again, crowd_first,
-            crowd_again, _commits(arena, database, 200), beside,
+            raw, function_first, function_again, request_first, request_again, concurrent_first,
+            concurrent_again, _commits(arena, database, 200), beside,
             load_average(),
         )  # fmt: skip
 
@@ -206,7 +206,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], float], str, tuple[str, float] | Non
     ),
     (
         f"the same, {CONCURRENT} at a time",
-        lambda r: r.crowd_again / r.crowd_first,
+        lambda r: r.concurrent_again / r.concurrent_first,
         "{:.1f}x",
         None,
     ),
@@ -226,7 +226,7 @@ def _row(
     form: str,
     bar: tuple[str, float] | None,
 ) -> str:
-    figures = [take(one) for one in rounds]
+    figures = [take(round_) for round_ in rounds]
     middle = median(figures)
     must, verdict = "no bar", ""
     if bar is not None:
@@ -241,15 +241,15 @@ def _told(rounds: list[Figures]) -> str:
     lines = ["| what | median | lowest | highest | must | |", "|---|---|---|---|---|---|"]
     lines += [_row(rounds, *row) for row in _ROWS]
     lines += ["", "Each round, in calls a second:", ""]
-    crowd_head = f"{CONCURRENT} at a time, first | again"
+    concurrent_head = f"{CONCURRENT} at a time, first | again"
     lines.append(
-        f"| raw commit | function, first | again | request, first | again | {crowd_head} "
+        f"| raw commit | function, first | again | request, first | again | {concurrent_head} "
         "| beside, ms | commits | load |"
     )
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for r in rounds:
         rates = (r.raw, r.function_first, r.function_again, r.request_first, r.request_again,
-                 r.crowd_first, r.crowd_again)  # fmt: skip
+                 r.concurrent_first, r.concurrent_again)  # fmt: skip
         cells = [f"{rate:,.0f}" for rate in rates]
         cells += [f"{r.beside_ms:.2f}", f"{r.commits:.2f}", f"{r.load:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -260,18 +260,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--write", type=Path, help="put the table into this document")
-    chosen = parser.parse_args()
-    rounds, size = (1, 200) if chosen.quick else (3, 1_000)
+    options = parser.parse_args()
+    rounds, size = (1, 200) if options.quick else (3, 1_000)
     with arena(print) as found:
         table = _told([_round(found, size) for _ in range(rounds)])
     print(table)  # noqa: T201 - the answer
-    if chosen.write is not None:
-        text = chosen.write.read_text(encoding="utf-8")
+    if options.write is not None:
+        text = options.write.read_text(encoding="utf-8")
         if BEGIN not in text:
             text += f"\n## Fences\n\n{BEGIN}\n{END}\n"
         head, _, rest = text.partition(BEGIN)
         tail = rest.partition(END)[2]
-        chosen.write.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
+        options.write.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

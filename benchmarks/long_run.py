@@ -1,4 +1,4 @@
-"""What a batch costs after many others have finished, and how long checking all of them takes."""
+"""The cost of a batch after many others have finished, and the time to check all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.arena import Arena
 
-# The run goes in steps: so many batches are submitted, then drained. A tenth is compared.
+# The run has steps: batches are submitted, then drained. The first and last tenth are compared.
 STEPS = 40
 TENTH = STEPS // 10
 ROWS = 1_000  # of one submit call, at most
@@ -78,7 +78,7 @@ def _cpu_seconds(database: Database) -> float:
 
 
 def _median(costs: list[Cost]) -> Cost:
-    return Cost(median(one.cpu_us for one in costs), median(one.per_second for one in costs))
+    return Cost(median(cost.cpu_us for cost in costs), median(cost.per_second for cost in costs))
 
 
 def checked(arena: Arena, database: str) -> tuple[int, float]:
@@ -88,7 +88,7 @@ def checked(arena: Arena, database: str) -> tuple[int, float]:
         begin = time.monotonic()
         results = check(connection)
         seconds = time.monotonic() - begin
-    if wrong := [one.name for one in results if one.count or one.skipped]:
+    if wrong := [cost.name for cost in results if cost.count or cost.skipped]:
         raise RuntimeError(f"expected all invariants to hold, got {', '.join(wrong)}")
     return row[0] if row else 0, seconds
 

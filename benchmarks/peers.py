@@ -91,24 +91,24 @@ GRAPHILE = Peer("graphile-worker", "0.17.3", "graphile-worker@0.17.3", "graphile
 
 def enqueue_in_bulk(dsn: str, *, calls_made: int, rows: int = 1_000) -> float:
     """Rows a second by pgqueuer; makes its own schema in the (empty) database of `dsn`."""
-    told = PGQUEUER.run("pgqueuer_bulk.py", dsn, str(calls_made), str(rows))
-    return float(json.loads(told)["rows_per_second"])
+    output = PGQUEUER.run("pgqueuer_bulk.py", dsn, str(calls_made), str(rows))
+    return float(json.loads(output)["rows_per_second"])
 
 
 def drained(commands: list[list[str]], jobs: int) -> float:
-    """Jobs a second of processes that drain one queue together, each telling its share and times.
+    """Jobs per second of processes that drain one queue together; each reports its share and times.
 
     Monotonic time is one clock for all processes of a machine. Starting up does not count: the
     clock runs from the first job that begins to the last process that has settled everything.
     """
-    told = _HOMES / GRAPHILE.name
+    home = _HOMES / GRAPHILE.name
     running = [
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PEER_HOME": str(told)},
+            env=os.environ | {"PEER_HOME": str(home)},
         )
         for command in commands
     ]
@@ -118,10 +118,10 @@ def drained(commands: list[list[str]], jobs: int) -> float:
         if process.returncode != 0:
             raise PeerError(f"{' '.join(command[1:-1])} failed: {errors.strip()[-500:]}")
         answers.append(json.loads(out))
-    if (done := sum(one["jobs"] for one in answers)) != jobs:
+    if (done := sum(answer["jobs"] for answer in answers)) != jobs:
         raise PeerError(f"expected {jobs} jobs done, got {done}")
-    begin = min(float(one["begin"]) for one in answers if one["jobs"])
-    return jobs / (max(float(one["end"]) for one in answers) - begin)
+    begin = min(float(answer["begin"]) for answer in answers if answer["jobs"])
+    return jobs / (max(float(answer["end"]) for answer in answers) - begin)
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> str:

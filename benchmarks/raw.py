@@ -1,4 +1,4 @@
-"""What PostgreSQL itself does on this machine at this moment: the references of the ratios."""
+"""The rate of plain PostgreSQL on this machine: the reference of the ratios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchmarks.arena import Arena
 
-# The least table a queue can do with: one row, three states, an index on what is pending.
+# The smallest table of a queue: one row per job, three states, an index on pending jobs.
 SCHEMA = """
 create table job (
   id      bigint generated always as identity primary key,
@@ -72,7 +72,7 @@ class Raw:
         rate = self._pgbench(script, clients, ["-t", str(rounds)])
         with self._arena.admin(self._database) as connection:
             row = connection.execute("select count(*) from job where state = 2").fetchone()
-        # A round that finds all it may have locked by others takes less, so rows are counted.
+        # A round may find rows locked and take fewer, so rows are counted.
         return rate * (row[0] if row else 0) / (clients * rounds)
 
     def claim_then_done_by_psycopg(self, *, rounds: int) -> float:

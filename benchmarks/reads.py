@@ -2,10 +2,9 @@
 
     python -m benchmarks.reads [--batches N | --quick] [--keep DIR] [--write FILE]
 
-Loading ten million takes its time; with --keep the directory stays, and the next run finds it. The
-reads are every kind that the service has, asked by clients in a process of their own that pause
-between questions: the budget is about how long one answer takes, not about how many fit into two
-cores. What is read is chosen at random, from all of it.
+With --keep the directory is loaded once and reused by later runs. The clients run in a separate
+process and send every kind of read of the service, with a pause after each response: the budget
+is about latency, not about throughput. What is read is chosen at random.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from benchmarks import reads_load
 from benchmarks.arena import Arena, arena, tenant
 from benchmarks.reads_load import LARGE, RARE_WORKER, SINGLE
 from benchmarks.rounds import load_average
-from benchmarks.service import asked, served, write
+from benchmarks.service import run_client, served, write
 from helixqueue.identity import key_text, stored_public_id
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ SMALL = tenant(7)
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What there is to ask about, of the large tenant unless said."""
+class Samples:
+    """Samples of the loaded data; of the large tenant unless named otherwise."""
 
     batches: list[tuple[UUID, str, datetime, int]]  # public id, identity, submitted, internal id
     ended: list[tuple[datetime, int]]
@@ -56,8 +55,8 @@ class Sight:
     fences: list[str]
 
 
-def sights(found: Arena, rng: random.Random) -> Sight:
-    """Chosen at random over all of it; as cold as it comes."""
+def take_samples(found: Arena, rng: random.Random) -> Samples:
+    """Choose batches at random over the whole table, so that pages are not cached."""
     with found.admin(DATABASE) as connection:
 
         def some(query: str, *args: object) -> list[tuple[object, ...]]:
@@ -93,7 +92,7 @@ def sights(found: Arena, rng: random.Random) -> Sight:
         )
         fences = some("select key from helix.fence where tenant = %s limit 100", LARGE)
     rng.shuffle(batches)
-    return Sight(
+    return Samples(
         [(_public(key), str(name), at, number) for key, name, at, number in batches],  # type: ignore[misc]
         ended,  # type: ignore[arg-type]
         str(stale),
@@ -113,40 +112,42 @@ def _key(key: object) -> bytes:
     return key
 
 
-def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str, str]]]:
-    """Every kind of read by name: whose, and what."""
+def kinds(samples: Samples, rng: random.Random) -> dict[str, Callable[[], tuple[str, str]]]:
+    """Every kind of read by name: tenant and path."""
 
-    def listed(whose: str = LARGE, **filters: object) -> Callable[[], tuple[str, str]]:
+    def listed(tenant: str = LARGE, **filters: object) -> Callable[[], tuple[str, str]]:
         """A filter may be a function, called anew each time."""
 
         def path() -> tuple[str, str]:
-            said = {name: value() if callable(value) else value for name, value in filters.items()}
-            return whose, f"/v1/batches?{urlencode(said)}"
+            values = {
+                name: value() if callable(value) else value for name, value in filters.items()
+            }
+            return tenant, f"/v1/batches?{urlencode(values)}"
 
         return path
 
-    def about(suffix: str, ids: list[UUID], whose: str = LARGE) -> Callable[[], tuple[str, str]]:
-        return lambda: (whose, f"/v1/batches/{rng.choice(ids)}{suffix}")
+    def about(suffix: str, ids: list[UUID], tenant: str = LARGE) -> Callable[[], tuple[str, str]]:
+        return lambda: (tenant, f"/v1/batches/{rng.choice(ids)}{suffix}")
 
-    def plain(path: str, whose: str = LARGE) -> Callable[[], tuple[str, str]]:
-        return lambda: (whose, path)
+    def plain(path: str, tenant: str = LARGE) -> Callable[[], tuple[str, str]]:
+        return lambda: (tenant, path)
 
-    everyone = [one[0] for one in sight.batches]
-    times = sorted(one[2] for one in sight.batches)
+    everyone = [item[0] for item in samples.batches]
+    times = sorted(item[2] for item in samples.batches)
 
     def moment() -> str:
         return rng.choice(times).isoformat()
 
     def place() -> str:
-        _, _, at, number = rng.choice(sight.batches)
+        _, _, at, number = rng.choice(samples.batches)
         return f"{at.isoformat()}~{number}"
 
     def end() -> str:
-        at, number = rng.choice(sight.ended)
+        at, number = rng.choice(samples.ended)
         return f"{at.isoformat()}~{number}"
 
     def name() -> str:
-        return rng.choice(sight.batches)[1]
+        return rng.choice(samples.batches)[1]
 
     def worker() -> str:
         return f"gpu-{rng.randrange(200):03}"
@@ -169,10 +170,10 @@ def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str,
         "deep page, PENDING": listed(state="PENDING", after=place),
         "deep page, COMPLETED": listed(state="COMPLETED", after=end),
         "held by a worker": listed(worker=worker),
-        "held by nobody known": listed(worker="nobody"),
+        "held by an unknown worker": listed(worker="nobody"),
         "COMPLETED by a worker": listed(state="COMPLETED", worker=worker),
-        "COMPLETED by one of long ago": listed(state="COMPLETED", worker=RARE_WORKER),
-        "COMPLETED by nobody known": listed(state="COMPLETED", worker="nobody"),
+        "COMPLETED by a worker of long ago": listed(state="COMPLETED", worker=RARE_WORKER),
+        "COMPLETED by an unknown worker": listed(state="COMPLETED", worker="nobody"),
         "identity": listed(identity=name),
         "identity, another spelling": listed(identity=lambda: name().replace("\u00e4", "a\u0308")),
         "identity, state and time": listed(identity=name, state="COMPLETED", until=moment),
@@ -182,10 +183,10 @@ def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str,
         "a small tenant's COMPLETED": listed(SMALL, state="COMPLETED"),
         "the only batch of a tenant": listed(SINGLE),
         "the only batch, PENDING": listed(SINGLE, state="PENDING"),
-        "story": about("", everyone),
-        "story with payload": about("?payload=true", everyone),
-        "story with refusals": about("", sight.refused, sight.stale),
-        "story of three attempts": about("", sight.tried),
+        "batch detail": about("", everyone),
+        "batch detail with payload": about("?payload=true", everyone),
+        "batch detail with refusals": about("", samples.refused, samples.stale),
+        "batch detail, three attempts": about("", samples.tried),
         "outcome (a wait that does not wait)": about("/outcome", everyone),
         "outcome without result": about("/outcome?result=false", everyone),
         "queues": plain("/v1/queues"),
@@ -198,7 +199,7 @@ def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str,
         "fences": plain("/v1/fences"),
         "fences by name": plain("/v1/fences?fence_name=mail"),
         "fences in doubt": plain("/v1/fences?fence_state=IN_DOUBT"),
-        "fence": lambda: (LARGE, f"/v1/fences/{quote(rng.choice(sight.fences))}"),
+        "fence": lambda: (LARGE, f"/v1/fences/{quote(rng.choice(samples.fences))}"),
         "tokens": plain("/v1/tokens"),
         "metrics": plain("/metrics"),
         "health": plain("/health/ready"),
@@ -208,27 +209,27 @@ def kinds(sight: Sight, rng: random.Random) -> dict[str, Callable[[], tuple[str,
 def timed(found: Arena) -> dict[int, dict[str, list[float]]]:
     """Milliseconds by number of clients and kind."""
     rng = random.Random(7)  # noqa: S311 - the same questions every time
-    sight = sights(found, rng)
-    made = kinds(sight, rng)
-    tenants = tuple({LARGE, SMALL, SINGLE, sight.stale})
+    samples = take_samples(found, rng)
+    made = kinds(samples, rng)
+    tenants = tuple({LARGE, SMALL, SINGLE, samples.stale})
     with served(found, DATABASE, tenants) as service:
         tokens = dict(zip(tenants, service.tokens, strict=True))
 
         def lines(each: int) -> str:
             names = [name for name in made for _ in range(each)]
             rng.shuffle(names)
-            said = []
+            values = []
             for name in names:
-                whose, path = made[name]()
-                said.append(f"{name}\t{tokens[whose]}\t{path}")
-            return "\n".join(said)
+                tenant, path = made[name]()
+                values.append(f"{name}\t{tokens[tenant]}\t{path}")
+            return "\n".join(values)
 
-        # The first questions of a process import modules, open connections and make plans.
-        asked("read", service.url, 4, 0, lines=lines(8))
+        # The first requests of a process import modules, open connections and make plans.
+        run_client("read", service.url, 4, 0, lines=lines(8))
         took: dict[int, dict[str, list[float]]] = {}
         for clients in CLIENTS:
             by_name: dict[str, list[float]] = defaultdict(list)
-            for line in asked(
+            for line in run_client(
                 "read", service.url, clients, PAUSE_S * clients, lines=lines(EACH)
             ).splitlines():
                 name, seconds = line.split("\t")
@@ -245,15 +246,15 @@ def _table(took: dict[int, dict[str, list[float]]], conditions: dict[str, str]) 
     heads = [f"{what}, {clients} client{'s' * (clients > 1)}"
              for clients in took for what in ("median", "99th", "longest")]  # fmt: skip
     every = {
-        clients: [one for figures in names.values() for one in figures]
+        clients: [item for figures in names.values() for item in figures]
         for clients, names in took.items()
     }
 
     def row(name: str, figures: list[list[float]]) -> str:
-        cells = [f"{f(one):.1f}" for one in figures for f in (median, _p99, max)]
+        cells = [f"{f(item):.1f}" for item in figures for f in (median, _p99, max)]
         return f"| {' | '.join([name, *cells])} |"
 
-    worst = max(_p99(one) for one in every.values())
+    worst = max(_p99(item) for item in every.values())
     slow = [
         name for name in took[1] if any(_p99(names[name]) >= MUST_MS for names in took.values())
     ]
@@ -274,15 +275,15 @@ def _table(took: dict[int, dict[str, list[float]]], conditions: dict[str, str]) 
 
 
 def _load(found: Arena, keep: Path | None, batches: int) -> None:
-    """Once: a directory that is kept says what it holds."""
-    said = None if keep is None else keep / "loaded.json"
-    if said is not None and said.exists():
-        holds = json.loads(said.read_text(encoding="utf-8"))["batches"]
+    """Load once: a marker file in a kept directory records its size."""
+    values = None if keep is None else keep / "loaded.json"
+    if values is not None and values.exists():
+        holds = json.loads(values.read_text(encoding="utf-8"))["batches"]
         if holds != batches:
             raise SystemExit(f"{keep} holds {holds:,} batches, asked for {batches:,}")
         return
     if found.has(DATABASE):
-        raise SystemExit(f"{keep}: its loading was never finished; remove it and load anew")
+        raise SystemExit(f"{keep}: loading did not finish; remove the directory and load again")
     found.create(DATABASE)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -292,8 +293,8 @@ def _load(found: Arena, keep: Path | None, batches: int) -> None:
             "finished": bar.add_task("finished", total=reads_load.to_finish(batches)),
         }
         reads_load.load(found, DATABASE, batches, lambda step, n: bar.advance(steps[step], n))
-    if said is not None:
-        said.write_text(json.dumps({"batches": batches}), encoding="utf-8")
+    if values is not None:
+        values.write_text(json.dumps({"batches": batches}), encoding="utf-8")
 
 
 def _held(found: Arena) -> str:
@@ -310,12 +311,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reads", description=__doc__)
     parser.add_argument("--batches", type=int, default=BATCHES, help="how many there are")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} batches")
-    parser.add_argument("--keep", type=Path, help="a directory to load once and find again")
-    parser.add_argument("--write", type=Path, help="put the table into this document")
-    chosen = parser.parse_args()
-    batches = QUICK if chosen.quick else chosen.batches
-    with arena(print, chosen.keep) as found:
-        _load(found, chosen.keep, batches)
+    parser.add_argument("--keep", type=Path, help="load this directory once and reuse it")
+    parser.add_argument("--write", type=Path, help="document whose table is replaced")
+    options = parser.parse_args()
+    batches = QUICK if options.quick else options.batches
+    with arena(print, options.keep) as found:
+        _load(found, options.keep, batches)
         reads_load.lease(found, DATABASE)
         found.settle_down()
         before = load_average()
@@ -328,8 +329,8 @@ def main() -> None:
     conditions["load"] = f"{before:.1f} before, {load_average():.1f} after"
     table = _table(took, conditions)
     print(table)  # noqa: T201 - the answer
-    if chosen.write is not None:
-        write(chosen.write, table, "Reads", BEGIN, END)
+    if options.write is not None:
+        write(options.write, table, "Reads", BEGIN, END)
 
 
 if __name__ == "__main__":

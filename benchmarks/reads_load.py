@@ -1,7 +1,7 @@
-"""What the reads are timed on: batches in every state, of a thousand tenants, one of them large.
+"""The data for benchmarks.reads: batches in every state, of a thousand tenants, one of them large.
 
 Everything goes through the engine's own calls, by several processes at once. Half of the batches
-are the large tenant's. What becomes of a batch depends on its queue: most stay pending, a third is
+are the large tenant's. The queue of a batch determines its state: most stay pending, a third is
 completed, the rest fails, waits, or is cancelled; some leases stay held.
 """
 
@@ -43,8 +43,8 @@ _ROUNDS_A_WORKER = 20
 _WORDS = [name for name, share in SHARES.items() for _ in range(share)]
 _processes = multiprocessing.get_context("spawn")
 if TYPE_CHECKING:
-    Told = multiprocessing.Queue[int]
-    Work = Callable[[str, int, int, int, Told], None]
+    Progress = multiprocessing.Queue[int]
+    Work = Callable[[str, int, int, int, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Chunk:
 
 
 def chunks(batches: int) -> Iterator[Chunk]:
-    """Tenants by turns, every second one the large tenant's; no tenant has but one queue."""
+    """Tenants in rotation, every second chunk the large tenant's; all have several queues."""
     rows = 1_000 if batches >= 1_000_000 else 100
     for number in range(batches // rows):
         half, turn = divmod(number, 2)
@@ -68,12 +68,12 @@ def chunks(batches: int) -> Iterator[Chunk]:
 
 
 def to_finish(batches: int) -> int:
-    """How many the drain ends."""
-    return sum(one.rows for one in chunks(batches) if one.queue in _DRAINED)
+    """Number of batches that the drain finishes."""
+    return sum(item.rows for item in chunks(batches) if item.queue in _DRAINED)
 
 
 def identity(number: int) -> str:
-    """Every tenth has a letter with two spellings, and comes in the long one."""
+    """Every tenth identity has a letter with two spellings, submitted in NFD."""
     return f"Sa\u0308mple-{number:09}" if number % 10 == 0 else f"RUN-2031/{number:09}"
 
 
@@ -97,7 +97,7 @@ def _submissions(chunk: Chunk) -> list[SubmissionRow]:
 
 
 def load(arena: Arena, database: str, batches: int, tick: Callable[[str, int], None]) -> None:
-    """Make them. `tick` hears of which step, and how many more batches it has done."""
+    """Load the batches. `tick` receives the step and the number of batches done."""
     dsn = arena.dsn(database)
     with Database.connect(dsn) as store:
         for where in range(TENANTS):
@@ -128,12 +128,12 @@ def load(arena: Arena, database: str, batches: int, tick: Callable[[str, int], N
         _cancel(store, batches)
         _fence(store, min(FENCES, batches // 100))
     with arena.admin(database) as connection:
-        # As autovacuum would have done by and by, in a database that took weeks to grow.
+        # As autovacuum does in a database that grew over weeks.
         connection.execute("vacuum (analyze)")
 
 
 def lease(arena: Arena, database: str) -> None:
-    """Some leases of some workers, assigned and running; made up to their number at every run."""
+    """Create assigned and running leases up to the expected number."""
     with arena.admin(database) as connection:
         row = connection.execute(
             "select count(*) from helix.work where state in ('ASSIGNED', 'RUNNING')"
@@ -144,7 +144,7 @@ def lease(arena: Arena, database: str) -> None:
             _claimed(store, worker, ["bench", "limited"], 25, start=number % 100 != 0)
 
 
-def _submit(dsn: str, batches: int, part: int, parts: int, told: Told) -> None:
+def _submit(dsn: str, batches: int, part: int, parts: int, progress: Progress) -> None:
     with Database.connect(dsn) as store:
         for chunk in itertools.islice(chunks(batches), part, None, parts):
             rows = _submissions(chunk)
@@ -153,30 +153,30 @@ def _submit(dsn: str, batches: int, part: int, parts: int, told: Told) -> None:
             )
             if any(answer.decision != "new" for answer in answers):
                 raise RuntimeError(f"expected new batches only, got {answers[0]}")
-            told.put(len(rows))
+            progress.put(len(rows))
 
 
-def _drain(dsn: str, _batches: int, part: int, parts: int, told: Told) -> None:
+def _drain(dsn: str, _batches: int, part: int, parts: int, progress: Progress) -> None:
     """All of `align` is completed; of `qc` all fails, most at once, some after three attempts."""
     with Database.connect(dsn) as store:
         for number in itertools.count(part, parts):
-            done = _turn(store, f"gpu-{number % 200:03}", told)
+            done = _turn(store, f"gpu-{number % 200:03}", progress)
             if not done:
                 return
 
 
-def _turn(store: Database, worker: str, told: Told) -> int:
-    """Some rounds of one worker, each settling what the one before took; how many it ended."""
+def _turn(store: Database, worker: str, progress: Progress) -> int:
+    """Rounds of one worker, each settling the previous claim; returns the number finished."""
     ended = 0
     held: tuple[LeaseRow, ...] = ()
     for _ in range(_ROUNDS_A_WORKER):
         held, before = _claimed(store, worker, _DRAINED, _ROUND, held), held
-        told.put(len(before))
+        progress.put(len(before))
         ended += len(before)
         if not held:
             return ended
-    store.run(calls.settle(worker=worker, settlements=[_end(one) for one in held]))
-    told.put(len(held))
+    store.run(calls.settle(worker=worker, settlements=[_end(item) for item in held]))
+    progress.put(len(held))
     return ended + len(held)
 
 
@@ -197,7 +197,7 @@ def _claimed(
         free=dict(EVERYTHING),
         start=start,
         lease_seconds=LEASE_S,
-        settle=[_end(one) for one in settle],
+        settle=[_end(item) for item in settle],
     )
     return store.run(call).leases
 
@@ -221,8 +221,8 @@ def _rare(store: Database) -> None:
     mine: list[LeaseRow] = []
     while len(mine) < 3:
         leases = _claimed(store, RARE_WORKER, ["align"], 100)
-        mine += [one for one in leases if one.tenant == LARGE][: 3 - len(mine)]
-        ends = [_end(one) for one in leases]
+        mine += [item for item in leases if item.tenant == LARGE][: 3 - len(mine)]
+        ends = [_end(item) for item in leases]
         store.run(calls.settle(worker=RARE_WORKER, settlements=ends))
 
 
@@ -230,10 +230,10 @@ def _refused(store: Database) -> None:
     """Released and claimed again many times, each former holder trying to write."""
     for number in range(20):
         first = _claimed(store, f"frozen-{number:02}", ["align"], 20)
-        held = [LeaseRef(one.batch, one.token) for one in first]
+        held = [LeaseRef(item.batch, item.token) for item in first]
         store.run(calls.release(worker=f"frozen-{number:02}", leases=held))
         store.run(calls.renew(worker=f"frozen-{number:02}", leases=held))
-        ends = [_end(one) for one in first]
+        ends = [_end(item) for item in first]
         store.run(calls.settle(worker=f"frozen-{number:02}", settlements=ends))
 
 
@@ -251,7 +251,7 @@ def _fence(store: Database, count: int) -> None:
     with store.connection.transaction():
         for number in range(count):
             whose = LARGE if number % 3 else tenant(1 + number % (TENANTS - 2))
-            told = store.run(
+            claim = store.run(
                 fences.claim(
                     tenant=whose,
                     name=("refund", "invoice", "mail")[number % 3],
@@ -264,9 +264,9 @@ def _fence(store: Database, count: int) -> None:
                     alone=False,
                 )
             )
-            if told.epoch is None or told.number is None:
-                raise RuntimeError(f"expected to hold a new fence, got {told}")
-            hold = fences.FenceLease(told.key, Token(told.epoch, number, told.number))
+            if claim.epoch is None or claim.number is None:
+                raise RuntimeError(f"expected to hold a new fence, got {claim}")
+            hold = fences.FenceLease(claim.key, Token(claim.epoch, number, claim.number))
             if number % 100:
                 answer = fences.FenceResult("json", b"{}", effect=f"re_{number}")
                 store.run(fences.seal(hold, answer, fences.Times(), actor="shop"))
@@ -275,19 +275,19 @@ def _fence(store: Database, count: int) -> None:
 
 
 def _in_processes(work: Work, dsn: str, batches: int, tick: Callable[[int], None]) -> None:
-    """Run `work` in as many processes as there are cores; each says how many it has done."""
+    """Run `work` in one process per core; each reports the number of batches done."""
     parts = os.cpu_count() or 1
-    told: multiprocessing.Queue[int] = _processes.Queue()
-    crowd = [
-        _processes.Process(target=work, args=(dsn, batches, part, parts, told), daemon=True)
+    progress: multiprocessing.Queue[int] = _processes.Queue()
+    processes = [
+        _processes.Process(target=work, args=(dsn, batches, part, parts, progress), daemon=True)
         for part in range(parts)
     ]
-    for one in crowd:
-        one.start()
-    while any(one.is_alive() for one in crowd) or not told.empty():
+    for item in processes:
+        item.start()
+    while any(item.is_alive() for item in processes) or not progress.empty():
         try:
-            tick(told.get(timeout=0.5))
+            tick(progress.get(timeout=0.5))
         except queues.Empty:
             continue
-    if any(one.exitcode for one in crowd):
+    if any(item.exitcode for item in processes):
         raise RuntimeError("a loading process failed; its error is above")

@@ -1,4 +1,4 @@
-"""The table: measured against must and goal, on the terminal, as JSON and in the docs."""
+"""The result table: figures, must and goal, on the terminal, as JSON and in the docs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = "<!-- engine: end -->"
 
 @dataclass(frozen=True)
 class Budget:
-    """One bar of the budgets; `least` says whether the measure should be high or low."""
+    """One bar of the budgets; with `least` it is a lower bound."""
 
     row: str
     title: str
@@ -149,7 +149,7 @@ def lines(rounds: list[Round], notes: dict[str, str]) -> list[Line]:
             reason = notes.get(budget.row, "not measured")
             made.append(Line(budget.title, "-", "-", must, goal, "not measured", reason))
             continue
-        taken = [one.ratios[budget.row] for one in rounds if budget.row in one.ratios]
+        taken = [round_.ratios[budget.row] for round_ in rounds if budget.row in round_.ratios]
         known = figures[budget.row]
         made.append(
             Line(
@@ -219,7 +219,7 @@ def markdown(made: list[Line], rounds: list[Round], conditions: dict[str, str]) 
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its markers; what people wrote around it stays."""
+    """Replace the table between its markers."""
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -232,7 +232,7 @@ def dump(path: Path, made: list[Line], rounds: list[Round], conditions: dict[str
     content = {
         "conditions": conditions,
         "lines": [asdict(line) for line in made],
-        "rounds": [asdict(one) for one in rounds],
+        "rounds": [asdict(round_) for round_ in rounds],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -245,14 +245,14 @@ def _round_rows(rounds: list[Round]) -> list[list[str]]:
     return [
         [
             str(number),
-            f"{one.commits_per_second:,.0f}",
-            f"{one.load:.1f}",
+            f"{round_.commits_per_second:,.0f}",
+            f"{round_.load:.1f}",
             *(
-                _shown(budget, one.ratios[budget.row]) if budget.row in one.ratios else "-"
+                _shown(budget, round_.ratios[budget.row]) if budget.row in round_.ratios else "-"
                 for budget in BUDGETS
             ),
         ]
-        for number, one in enumerate(rounds, start=1)
+        for number, round_ in enumerate(rounds, start=1)
     ]
 
 

@@ -1,7 +1,7 @@
 """Interleaved rounds: a figure and its reference are taken back to back, and the median counts.
 
-The disk and the neighbours of a machine change from minute to minute, by factors. A ratio of two
-figures taken within seconds survives that, and the median of several survives an outlier.
+The speed of a disk and the load of a machine change from minute to minute. A ratio of two figures
+taken within seconds is not affected, and the median of several removes outliers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Round:
     """One pass over all rows of the table."""
 
-    commits_per_second: float  # raw, 1 client: what the disk gave in this round
+    commits_per_second: float  # raw, 1 client: the rate of the disk in this round
     load: float
     ratios: dict[str, float] = field(default_factory=dict)
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Pair:
 def side_by_side(
     ours: Callable[[], float], reference: Callable[[], float], *, ours_first: bool
 ) -> Pair:
-    """Both, one right after the other; who goes first alternates from round to round."""
+    """Measure both back to back; the order alternates from round to round."""
     if ours_first:
         mine = ours()
         return Pair(mine, reference())
@@ -59,10 +59,10 @@ def medians(rounds: list[Round]) -> tuple[dict[str, float], dict[str, dict[str, 
     """The median ratio of each row, and of each of its absolute figures."""
     ratios: dict[str, list[float]] = defaultdict(list)
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in rounds:
-        for row, ratio in one.ratios.items():
+    for round_ in rounds:
+        for row, ratio in round_.ratios.items():
             ratios[row].append(ratio)
-        for row, named in one.figures.items():
+        for row, named in round_.figures.items():
             for name, value in named.items():
                 figures[row][name].append(value)
     return (

@@ -48,7 +48,7 @@ QUICK = Size(rounds=1, singles=2_000, bulk=10_000)
 
 @dataclass(frozen=True)
 class Served:
-    """One service at work."""
+    """A running service."""
 
     url: str
     tokens: list[str]  # one a tenant
@@ -68,7 +68,7 @@ class Figures:
 
 @contextmanager
 def served(arena: Arena, database: str, tenants: tuple[str, ...] = (TENANT,)) -> Iterator[Served]:
-    """A service on its own login, and tokens of tenants that no rate holds back."""
+    """Start a service with its own login and create tokens without a rate limit."""
     with arena.admin(database) as connection:
         for role, group in (("service", "helix_client"), ("keeper", "helix_operator")):
             connection.execute(
@@ -108,16 +108,16 @@ def _ready(url: str) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         try:
-            with urlopen(f"{url}/health/ready", timeout=5) as told:  # noqa: S310 - our own
-                if told.status == 200:
+            with urlopen(f"{url}/health/ready", timeout=5) as response:  # noqa: S310 - our own
+                if response.status == 200:
                     return
         except OSError:
             time.sleep(0.02)
     raise RuntimeError(f"{url} was not ready in {READY_S:g} s")
 
 
-def asked(*words: object, lines: str = "") -> str:
-    """What a process of `service_client` says."""
+def run_client(*words: object, lines: str = "") -> str:
+    """The output of a `service_client` process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.service_client", *map(str, words)],
         input=lines,
@@ -135,14 +135,14 @@ def _round(arena: Arena, size: Size, number: int) -> Figures:
         dsn = arena.dsn(database)
         places = iter(range(0, 10**9, 10**7))
         [token] = service.tokens
-        asked("http", service.url, token, QUEUE, "single", next(places), 200)
+        run_client("http", service.url, token, QUEUE, "single", next(places), 200)
 
         def http(mode: str, count: int) -> float:
             first = next(places)
-            return float(asked("http", service.url, token, QUEUE, mode, first, count))
+            return float(run_client("http", service.url, token, QUEUE, mode, first, count))
 
         def python(mode: str, count: int) -> float:
-            return float(asked("python", dsn, TENANT, QUEUE, mode, next(places), count))
+            return float(run_client("python", dsn, TENANT, QUEUE, mode, next(places), count))
 
         def both(mode: str, count: int) -> tuple[float, float]:
             arena.settle_down()
@@ -168,7 +168,7 @@ def _resident(pid: int) -> float:
 
 
 def _up() -> float:
-    """Seconds from nothing to a service that is ready: new servers, schema, service."""
+    """Seconds from an empty directory to a ready service."""
     with tempfile.TemporaryDirectory(prefix="helix-bench-up-") as directory:
         began = time.monotonic()
         command = ["up", "--data", f"{directory}/lab", "--port", "0", "--json"]
@@ -179,8 +179,8 @@ def _up() -> float:
             text=True,
         ) as process:
             try:
-                told = json.loads((process.stdout.readline() if process.stdout else "") or "{}")
-                _ready(told["url"])
+                status = json.loads((process.stdout.readline() if process.stdout else "") or "{}")
+                _ready(status["url"])
                 return time.monotonic() - began
             finally:
                 process.terminate()
@@ -194,9 +194,11 @@ def _row(what: str, figures: list[float], form: str, sign: str, bar: float) -> s
     return f"| {' | '.join([what, *shown, f'{sign} {form.format(bar)}', verdict])} |"
 
 
-def _told(rounds: list[Figures], memory: float, up: list[float], conditions: dict[str, str]) -> str:
-    single = [one.http_single / one.python_single for one in rounds]
-    bulk = [one.http_bulk / one.python_bulk for one in rounds]
+def _table(
+    rounds: list[Figures], memory: float, up: list[float], conditions: dict[str, str]
+) -> str:
+    single = [round_.http_single / round_.python_single for round_ in rounds]
+    bulk = [round_.http_bulk / round_.python_bulk for round_ in rounds]
     lines = [
         *(f"- {name}: {value}" for name, value in conditions.items()),
         "",
@@ -229,22 +231,22 @@ def _told(rounds: list[Figures], memory: float, up: list[float], conditions: dic
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--write", type=Path, help="put the table into this document")
-    chosen = parser.parse_args()
-    size = QUICK if chosen.quick else FULL
+    parser.add_argument("--write", type=Path, help="document whose table is replaced")
+    options = parser.parse_args()
+    size = QUICK if options.quick else FULL
     with arena(print) as found:
         rounds = [_round(found, size, number) for number in range(size.rounds)]
         memory = _memory(found)
         conditions = found.conditions()
-    conditions["run"] = f"{size.rounds} rounds{', quick sizes' if chosen.quick else ''}"
-    table = _told(rounds, memory, [_up() for _ in range(size.rounds)], conditions)
+    conditions["run"] = f"{size.rounds} rounds{', quick sizes' if options.quick else ''}"
+    table = _table(rounds, memory, [_up() for _ in range(size.rounds)], conditions)
     print(table)  # noqa: T201 - the answer
-    if chosen.write is not None:
-        write(chosen.write, table, "Service", BEGIN, END)
+    if options.write is not None:
+        write(options.write, table, "Service", BEGIN, END)
 
 
 def write(page: Path, table: str, title: str, begin: str, end: str) -> None:
-    """Put a table between its markers; what people wrote around it stays."""
+    """Replace the table between its markers."""
     text = page.read_text(encoding="utf-8")
     if begin not in text:
         text += f"\n## {title}\n\n{begin}\n{end}\n"

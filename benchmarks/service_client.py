@@ -4,9 +4,9 @@
     python -m benchmarks.service_client python DSN TENANT QUEUE single|bulk FIRST COUNT
     python -m benchmarks.service_client read URL CLIENTS PAUSE_SECONDS
 
-The first two print how many batches a second were acknowledged as new. `read` takes lines of name,
-token and path, lets clients ask by turns, each pausing after an answer, and prints name and seconds
-of each. The HTTP side writes its bytes itself: a client library of Python costs more than the
+The first two print the batches per second acknowledged as new. `read` reads lines of name,
+token and path, distributes them to clients that pause after each response, and prints name and
+seconds of each. The HTTP side writes raw bytes: a Python client library costs more than the
 service.
 """
 
@@ -28,7 +28,7 @@ from helixqueue.records.submission import Submission, Submitted
 CONNECTIONS = 32
 BULK_CONNECTIONS = 2
 ROWS = 1_000
-IDLE_S = 2.0  # the service ends a connection that says nothing for five
+IDLE_S = 2.0  # the service closes connections that are idle for five
 
 
 class Line:
@@ -50,9 +50,9 @@ class Line:
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
-        told = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(told.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])
-        return int(told.split(b" ", 2)[1]), await self._reader.readexactly(length)
+        response = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(response.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])
+        return int(response.split(b" ", 2)[1]), await self._reader.readexactly(length)
 
 
 async def over_http(
@@ -67,9 +67,9 @@ async def over_http(
     async def one_by_one(line: Line) -> None:
         for number in firsts:
             body = {"identity": identity(number), "payload": payload(number)}
-            told = await line.ask("POST", f"/v1/queues/{queue}/batches", orjson.dumps(body))
-            if told[0] != 201:
-                raise RuntimeError(f"expected 201, got {told}")
+            response = await line.ask("POST", f"/v1/queues/{queue}/batches", orjson.dumps(body))
+            if response[0] != 201:
+                raise RuntimeError(f"expected 201, got {response}")
 
     async def in_bulk(line: Line) -> None:
         for number in firsts:
@@ -78,8 +78,8 @@ async def over_http(
                 for n in range(number, number + ROWS)
             ]
             body = orjson.dumps({"submissions": rows})
-            status, told = await line.ask("POST", f"/v1/queues/{queue}/chunks", body)
-            decisions = {one["decision"] for one in orjson.loads(told)["submitted"]}
+            status, response = await line.ask("POST", f"/v1/queues/{queue}/chunks", body)
+            decisions = {one["decision"] for one in orjson.loads(response)["submitted"]}
             if (status, decisions) != (200, {"new"}):
                 raise RuntimeError(f"expected new batches only, got {status} {decisions}")
 
@@ -128,7 +128,7 @@ def through_python(
 async def reads(
     url: str, asked: list[list[str]], *, clients: int, pause: float
 ) -> list[tuple[str, float]]:
-    """How long each took, by name. Clients wait for their answers: nothing is asked in advance."""
+    """Seconds of each request by name. A client waits for each response before the next request."""
     took = []
     left = iter(asked)
 
@@ -142,10 +142,10 @@ async def reads(
                 await line.open()
             used[token] = time.monotonic()
             began = time.perf_counter()
-            status, told = await line.ask("GET", path)
+            status, response = await line.ask("GET", path)
             took.append((name, time.perf_counter() - began))
             if status != 200:
-                raise RuntimeError(f"{path}: expected 200, got {status}: {told[:200]!r}")
+                raise RuntimeError(f"{path}: expected 200, got {status}: {response[:200]!r}")
             await asyncio.sleep(pause)
 
     await asyncio.gather(*(ask() for _ in range(clients)))

@@ -1,4 +1,4 @@
-"""How much log something writes, full-page images left out."""
+"""WAL bytes of an operation, without full-page images."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def position(arena: Arena) -> str:
 
 
 def written(arena: Arena, begin: str, end: str) -> Written:
-    """What the whole server wrote between two positions: only one thing may be under way.
+    """WAL of the whole server between two positions; nothing else may run meanwhile.
 
-    Read from the log itself. A record whose page went along as an image may leave its data out, so
-    the figure is only true where images are rare: hence no checkpoint shortly before.
+    Read from the WAL files. A record with a full-page image may omit its data, so the figure is
+    correct only where images are rare: no checkpoint shortly before.
     """
     done = subprocess.run(
         [

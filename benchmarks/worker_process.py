@@ -1,7 +1,7 @@
-"""One worker process of ours: `python -m benchmarks.worker_process MODE DSN`.
+"""One worker process of HelixQueue: `python -m benchmarks.worker_process MODE DSN`.
 
-Modes: `drain` (quick work ahead of its slot), `one` (one by one, 16 slots), `tell` (prints how
-long each batch waited from its submission to its start), `hang` (says that it began, and goes on).
+Modes: `drain` (with prefetch), `one` (one by one, 16 slots), `tell` (prints the seconds from
+submission to start of each batch), `hang` (prints that it began and keeps running).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Size:
 
 FULL = Size(rounds=3, jobs=150_000, waits=300)
 QUICK = Size(rounds=1, jobs=5_000, waits=50)
-# The first ones meet a worker and sessions that start up.
+# The first submissions include the start-up of worker and sessions.
 FIRST_WAITS = 20
 
 
@@ -93,11 +93,11 @@ class Bench:
         self.disk: list[tuple[float, float]] = []  # raw commits a second, and the load, by round
 
     def round(self, number: int) -> None:
-        """Ours goes first in every second round."""
+        """HelixQueue runs first in every second round."""
         self._disk()
         first = number % 2 == 1
-        one = {"graphile": peers.GRAPHILE, "pgqueuer": peers.PGQUEUER}
-        self._drains("drain", self.size.jobs, 1, one, ours_first=first)
+        item = {"graphile": peers.GRAPHILE, "pgqueuer": peers.PGQUEUER}
+        self._drains("drain", self.size.jobs, 1, item, ours_first=first)
         self._drains("drain", self.size.jobs, 2, {"graphile 2": peers.GRAPHILE}, ours_first=first)
         slow = {"procrastinate": peers.PROCRASTINATE}
         self._drains("one", self.size.jobs // 10, 1, slow, ours_first=first)
@@ -165,10 +165,10 @@ class Bench:
                 theirs.append(self._wait_figures(peer.name, taken))
         if theirs:
             for row, place in (("p50", 0), ("p99", 1)):
-                self.found[row].append(ours[place] / min(one[place] for one in theirs))
+                self.found[row].append(ours[place] / min(item[place] for item in theirs))
 
     def _wait_figures(self, name: str, waits: list[float]) -> tuple[float, float]:
-        taken = [one * 1_000 for one in waits[FIRST_WAITS:]]
+        taken = [item * 1_000 for item in waits[FIRST_WAITS:]]
         figures = median(taken), quantiles(taken, n=100)[98]
         for what, value in zip(("p50", "p99"), figures, strict=True):
             self.waits[f"{name}, {what}"].append(value)
@@ -184,9 +184,9 @@ class Bench:
         self.found["statements"].append(statements / _IDLE_SECONDS)
 
     def _statements_in_a_while(self, dsn: str) -> int:
-        """Of the clients of this database, by when each began.
+        """Statements of this database's clients, by the start time of each.
 
-        The server's own counters are no help: a session that rests hands them in ten seconds late.
+        The server's counters do not help: an idle session reports them up to ten seconds late.
         """
         seen: set[tuple[int, datetime]] = set()
         with self.arena.admin("postgres") as connection:
@@ -244,10 +244,10 @@ def _started(mode: str, dsn: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _processor(pid: int) -> float:
-    """Seconds of a process and its children that live."""
+    """CPU seconds of a process and its live children."""
     total = 0.0
-    for one in (pid, *_children(pid)):
-        fields = Path(f"/proc/{one}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    for item in (pid, *_children(pid)):
+        fields = Path(f"/proc/{item}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / _TICKS
     return total
 
@@ -296,25 +296,27 @@ _HEADS = ("", "measured", "range", "must", "goal", "verdict")
 
 def _markdown(bench: Bench, conditions: dict[str, str]) -> str:
     size = bench.size
-    told = [f"- {name}: {value}" for name, value in conditions.items()]
-    told.append(
+    output = [f"- {name}: {value}" for name, value in conditions.items()]
+    output.append(
         f"- run: {size.rounds} round{'s' * (size.rounds > 1)}, medians; {size.jobs:,} jobs a drain,"
         f" {size.jobs // 10:,} one by one; {size.waits} submissions to an idle worker"
     )
     rounds = (f"{commits:,.0f} commits/s at load {load:.1f}" for commits, load in bench.disk)
-    told += [f"- raw one-row commits, 1 client, before each round: {', '.join(rounds)}", ""]
-    told += [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
-    told += [f"| {' | '.join(line)} |" for line in _lines(bench.found)]
+    output += [f"- raw one-row commits, 1 client, before each round: {', '.join(rounds)}", ""]
+    output += [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
+    output += [f"| {' | '.join(line)} |" for line in _lines(bench.found)]
     rates = ", ".join(f"{name}: {median(taken):,.0f}" for name, taken in bench.rates.items())
     waits = ", ".join(f"{name}: {median(taken):.1f}" for name, taken in bench.waits.items())
-    told += ["", f"Jobs a second, medians: {rates}.", ""]
-    return "\n".join([*told, f"Milliseconds from submit to start, medians: {waits}."])
+    output += ["", f"Jobs a second, medians: {rates}.", ""]
+    return "\n".join([*output, f"Milliseconds from submit to start, medians: {waits}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small round")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this page")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="document whose table is replaced"
+    )
     parser.add_argument(
         "--jobs",
         type=int,

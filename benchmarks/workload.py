@@ -1,6 +1,6 @@
-"""What is done to HelixQueue: submitting and draining through the driver, with no handler.
+"""The workload: submit and drain through the driver, without handlers.
 
-Everything runs through `Database` and `calls`, as the clients of a release do.
+Everything runs through `Database` and `calls`, as in the clients.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
     from helixqueue.identity import Json
+    from helixqueue.postgres.call import Call
     from helixqueue.records.claim_hints import Hint
 
 PROFILE = "text-v1"
@@ -42,7 +43,7 @@ def payload(number: int) -> Json:
 
 
 def submission(number: int, *, classed: bool = False) -> SubmissionRow:
-    """What a client does for one row before the database sees it."""
+    """Prepare one row as a client does."""
     text, raw = identity_texts(identity(number), PROFILE)
     return SubmissionRow(
         text,
@@ -85,10 +86,10 @@ class Client:
         self.name = name
         self.hints = Hints()
         self.held: tuple[LeaseRow, ...] = ()
-        self._hinted = False  # the last claim had hints, and may have missed what is behind them
+        self._hinted = False  # the last claim used hints and may have missed earlier rows
 
-    def claim(self, count: int, hints: Sequence[Hint] | None = None) -> calls.Call[ClaimResult]:
-        """The call of the next round; `hints` are said in place of the client's own."""
+    def claim(self, count: int, hints: Sequence[Hint] | None = None) -> Call[ClaimResult]:
+        """The call of the next round; `hints` replace those of the client."""
         return calls.claim(
             worker=self.name,
             request=uuid.uuid4(),
@@ -97,7 +98,7 @@ class Client:
             free=dict(EVERYTHING),
             start=True,
             hints=self.hints.now(time.monotonic()) if hints is None else hints,
-            settle=[Settlement(one.batch, one.token, "completed") for one in self.held],
+            settle=[Settlement(item.batch, item.token, "completed") for item in self.held],
         )
 
     def round(self, count: int) -> int:
@@ -105,7 +106,7 @@ class Client:
         done = len(self.held)
         hints = self.hints.now(time.monotonic())
         answer = self.database.run(self.claim(count, hints))
-        if any(one.answer != "ok" for one in answer.settled) or len(answer.settled) != done:
+        if any(item.answer != "ok" for item in answer.settled) or len(answer.settled) != done:
             raise RuntimeError(f"expected {done} settlements, got {answer.settled}")
         self.held = answer.leases
         self._hinted = bool(hints)
@@ -132,7 +133,7 @@ class Drained:
 
 
 def drain_with_processes(dsn: str, *, processes: int, count: int, expected: int) -> Drained:
-    """Drain in rounds of `count`; the clock runs from when all are warm to the last settlement."""
+    """Drain in rounds of `count`; timed from the end of the warm-up to the last settlement."""
     answers: multiprocessing.Queue[tuple[int, int, float, float]] = _processes.Queue()
     gate = _processes.Barrier(processes)
     workers = [
@@ -141,15 +142,15 @@ def drain_with_processes(dsn: str, *, processes: int, count: int, expected: int)
     ]
     for worker in workers:
         worker.start()
-    told = [_answer(answers, workers) for _ in workers]
+    output = [_answer(answers, workers) for _ in workers]
     for worker in workers:
         worker.join()
-    batches = sum(warm + done for warm, done, _, _ in told)
+    batches = sum(warm + done for warm, done, _, _ in output)
     if batches != expected:
         raise RuntimeError(f"expected {expected} batches completed, got {batches}")
     # Monotonic time is one clock for all processes of a machine.
-    seconds = max(end for *_, end in told) - min(begin for _, _, begin, _ in told)
-    return Drained(sum(done for _, done, _, _ in told), seconds)
+    seconds = max(end for *_, end in output) - min(begin for _, _, begin, _ in output)
+    return Drained(sum(done for _, done, _, _ in output), seconds)
 
 
 def _drain(dsn: str, name: str, count: int, gate: object, answers: object) -> None:
