@@ -1,6 +1,6 @@
-"""A real PostgreSQL for every test: one server a session, one fresh database a test.
+"""Fixtures of all tests: one PostgreSQL server per session, one fresh database per test.
 
-HELIX_TEST_POSTGRES names another PostgreSQL's bin directory than the wheel's;
+HELIX_TEST_POSTGRES names the bin directory of another PostgreSQL than the wheel's;
 HELIX_TEST_POOLER=pgbouncer sends every run-time connection through pgbouncer (transaction mode).
 """
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 # Login roles of the tests and the tenants they are bound to.
 BINDINGS = {"pool": "*", "app_a": "a", "app_b": "b", "service": "*"}
-# Whoever pulls this server's plug proves nothing: tests of that have servers of their own. So
-# nothing waits for the disk.
-FORGETFUL = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
+# Crash tests have their own servers, so this one does not wait for the disk.
+NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 _numbers = itertools.count(1)
 
 
@@ -41,17 +40,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     postgres = Postgres(
         tmp_path_factory.mktemp("server") / "postgres",
         bin_dir=Path(bin_dir) if bin_dir else None,
-        settings=FORGETFUL,
+        settings=NOT_DURABLE,
     )
     postgres.start()
     yield postgres
-    left = left_behind(postgres)
+    left = find_leftovers(postgres)
     postgres.stop()
-    assert left == [], "a test that leaves these breaks whichever comes after it"
+    assert left == [], "a test left these databases or logins behind; later tests would fail"
 
 
-def left_behind(server: Postgres) -> list[str]:
-    """The databases and logins that tests made on the server they share, and did not drop."""
+def find_leftovers(server: Postgres) -> list[str]:
+    """Databases and logins that tests created on the shared server and did not drop."""
     ours = ["postgres", "helix", "helix_template", *BINDINGS, "operator", "stranger"]
     with psycopg.connect(server.bootstrap_dsn) as connection:
         rows = connection.execute(
@@ -100,7 +99,7 @@ def database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator
 
 @pytest.fixture(scope="session")
 def busy_template(server: Postgres, template: str) -> Iterator[str]:
-    """A database after real traffic, of which nobody has anything to complain."""
+    """A database after real traffic, with clean check and replay."""
     with copy_of(template, server, "helix_busy") as database:
         busy_lab(database)
         with database.connect("helix_migrator") as connection:
@@ -117,9 +116,9 @@ def busy(server: Postgres, busy_template: str, pooler: Pooler | None) -> Iterato
 
 @pytest.fixture
 def durable(server: Postgres) -> Iterator[None]:
-    """The server waits for the disk after all: for whoever asks it whether it does."""
+    """Make the shared server wait for the disk."""
 
-    def set_up(change: str) -> None:
+    def alter(change: str) -> None:
         with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
             for setting in ("fsync", "full_page_writes"):
                 connection.execute(f"alter system {change.format(setting)}")
@@ -130,14 +129,14 @@ def durable(server: Postgres) -> Iterator[None]:
             [value] = connection.execute("show full_page_writes").fetchone()
         return value
 
-    set_up("set {} = on")
+    alter("set {} = on")
     until(lambda: shown() == "on")
     yield
-    set_up("reset {}")
+    alter("reset {}")
 
 
 def pytest_collection_finish() -> None:
-    """Spare all that was imported from the search for garbage: a look through it takes 0.1 s."""
+    """Exclude imported modules from garbage collection: scanning them takes 0.1 s."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

@@ -1,4 +1,4 @@
-"""docs/deploy/backup.md, done: a dump, a restore, and nobody from before can write any more."""
+"""docs/deploy/backup.md: after dump and restore, tokens issued before are refused."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "backup.md"
 def restored(database):
     """An empty database on the same server."""
     name = f"{database.name}_restored"
-    there = Database(database.server, name)
+    target = Database(database.server, name)
     with Database(database.server, "postgres").connect("helix_bootstrap") as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        yield there
+        yield target
         connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-def test_a_restore_as_the_guide_says_lets_nobody_from_before_write(database, restored, tmp_path):
+def test_tokens_issued_before_a_restore_are_refused_after_it(database, restored, tmp_path):
     with Lab(database) as lab:
         lab.queue()
-        [done, under_way] = lab.submit("a", "b")
+        [done, running] = lab.submit("a", "b")
         first, second = lab.claim(), lab.claim(worker="w2")
         lab.complete(*first)
         programs = Path(database.server.program("pg_dump")).parent
@@ -41,16 +41,16 @@ def test_a_restore_as_the_guide_says_lets_nobody_from_before_write(database, res
             "PATH": f"{programs}:{Path(HELIXQ).parent}:{os.environ['PATH']}",
         }
         for block in re.findall(r"```sh\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL):
-            ran = subprocess.run(
+            result = subprocess.run(
                 ["/bin/sh", "-e"], input=block, env=environment, cwd=tmp_path,
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            assert ran.returncode == 0, ran.stdout + ran.stderr
+            assert result.returncode == 0, result.stdout + result.stderr
         queue = lab.q
     with Lab(restored, q=queue) as after:
         assert after.standing(done.receipt.batch_id)[0] == "COMPLETED"
-        assert after.standing(under_way.receipt.batch_id)[0] == "PENDING"
+        assert after.standing(running.receipt.batch_id)[0] == "PENDING"
         [late] = after.complete(*second)
         assert late.answer == "refused"
         [again] = after.submit("b")
-        assert (again.decision, again.receipt) == ("duplicate", under_way.receipt)
+        assert (again.decision, again.receipt) == ("duplicate", running.receipt)

@@ -1,4 +1,4 @@
-"""Every Python block of every document runs, and prints what the document says it does."""
+"""Every Python block of every document runs and prints the output that the document shows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DOCUMENTS = [
 ]
 
 
-# Where documents find a program's login, the service's, and an operator's.
+# DSNs for documents: of a program, of the service, of an operator.
 DSNS = {"HELIX_DSN": "pool", "HELIX_SERVICE_DSN": "service", "HELIX_OPERATOR_DSN": "operator"}
 FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
 
 
-def told(document, directory, **dsns):
+def run_document(document, directory, **dsns):
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.support.doc_reader", document],
         cwd=directory,
@@ -42,18 +42,20 @@ def told(document, directory, **dsns):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_a_document_does_what_it_says(document, database, tmp_path):
-    done = told(document, tmp_path, **{name: database.dsn(role) for name, role in DSNS.items()})
+def test_document_runs_and_prints_its_output(document, database, tmp_path):
+    done = run_document(
+        document, tmp_path, **{name: database.dsn(role) for name, role in DSNS.items()}
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-def test_the_documents_with_code_are_found():
+def test_documents_with_code_are_collected():
     names = {path.name for path in DOCUMENTS}
     assert {"README.md", "quickstart.md", "sqlalchemy.md"} <= names
 
 
-def test_no_block_escapes_by_its_spelling():
-    """`Python`, `py` or an indented fence would be shown to people and run by nobody."""
+def test_every_python_fence_is_collected():
+    """A fence spelled `Python` or `py`, or an indented one, would not run."""
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         fences = FENCE.findall(text)
@@ -68,17 +70,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_document_that_is_wrong_is_found(case, tmp_path):
+def test_wrong_document_fails_with_its_line(case, tmp_path):
     text, words = BAD[case]
     (tmp_path / "wrong.md").write_text("# Wrong\n\n" + text)
-    done = told(tmp_path / "wrong.md", tmp_path)
+    done = run_document(tmp_path / "wrong.md", tmp_path)
     assert done.returncode != 0
     assert words in done.stderr
     assert "wrong.md:4" in done.stderr or 'wrong.md", line 4' in done.stderr
 
 
-def test_blocks_share_names_and_say_what_they_print(tmp_path):
+def test_blocks_share_one_namespace(tmp_path):
     text = "```python\nn = 1\n```\ntext\n```python\nprint(n)\n```\n\n```text\n1\n```\n"
     (tmp_path / "right.md").write_text(text)
-    assert told(tmp_path / "right.md", tmp_path).returncode == 0
+    assert run_document(tmp_path / "right.md", tmp_path).returncode == 0
     assert [block.line for block in blocks(text)] == [1, 5]

@@ -1,4 +1,4 @@
-"""docs/deploy/README.md, done: from an empty server to a worker that has a token alone."""
+"""docs/deploy/README.md: from an empty server to a worker that has only a token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOGINS = {"OWNER": "helix_admin", "PROGRAM": "lab_app", "OPERATOR": "lab_keeper"
 
 @pytest.fixture
 def empty(tmp_path):
-    """A server of its own: the guide's logins are for all databases of one."""
+    """A separate server: the logins of the guide exist in all databases of a server."""
     postgres = Postgres(tmp_path / "postgres")
     postgres.start()
     yield postgres
@@ -32,7 +32,7 @@ def dsn(server, role, name="lab"):
     return f"postgresql://{role}@/{name}?host={quote(str(server.socket_dir), safe='')}"
 
 
-def ran(command, text=None, **environment):
+def run(command, text=None, **environment):
     done = subprocess.run(
         command, input=text, env=os.environ | environment,
         capture_output=True, text=True, check=False, timeout=100,
@@ -42,7 +42,7 @@ def ran(command, text=None, **environment):
 
 
 @contextmanager
-def served(server):
+def serve(server):
     command = [HELIXQ, "serve", "--port", "0", "--json", "--dsn", dsn(server, "helix_service")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as service:
         try:
@@ -51,7 +51,7 @@ def served(server):
             service.terminate()
 
 
-def test_who_follows_the_guide_has_a_service_and_a_worker_with_a_token_alone(empty):
+def test_guide_leads_to_a_service_and_a_worker_with_only_a_token(empty):
     psql = [empty.program("psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname"]
     admins = iter([dsn(empty, "helix_bootstrap", "postgres"), dsn(empty, "helix_admin")])
     environment = {f"{name}_DSN": dsn(empty, role) for name, role in LOGINS.items()}
@@ -59,12 +59,12 @@ def test_who_follows_the_guide_has_a_service_and_a_worker_with_a_token_alone(emp
     guide = GUIDE.read_text(encoding="utf-8")
     for kind, block in re.findall(r"```(sql|sh)\n(.*?)```", guide, re.DOTALL):
         if kind == "sql":
-            ran([*psql, next(admins)], block)
+            run([*psql, next(admins)], block)
         else:
-            said = ran(["/bin/sh", "-e"], block, **environment)
-    token = said.split()[-1]
-    ran([HELIXQ, "submit", "basecall", "s-1", "{}", "--tenant", "lab",
+            output = run(["/bin/sh", "-e"], block, **environment)
+    token = output.split()[-1]
+    run([HELIXQ, "submit", "basecall", "s-1", "{}", "--tenant", "lab",
          "--dsn", dsn(empty, "lab_app")])  # fmt: skip
-    with served(empty) as url:
+    with serve(empty) as url:
         work = [HELIXQ, "work", "basecall", "--exec", "true", "--until-idle", "--json"]
-        assert json.loads(ran(work, HELIX_URL=url, HELIX_TOKEN=token))["completed"] == 1
+        assert json.loads(run(work, HELIX_URL=url, HELIX_TOKEN=token))["completed"] == 1

@@ -1,4 +1,4 @@
-"""Every kind of connection that `within=` takes, made as its users make it."""
+"""Every kind of connection that `within=` accepts, opened as applications open it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def plain_async(database):
 
 
 class InTransaction:
-    """asyncpg has transactions apart from connections; this gives it the others' two verbs."""
+    """An asyncpg connection and its transaction, with the commit and rollback of the others."""
 
     def __init__(self, connection, transaction):
         self.within = connection

@@ -1,4 +1,4 @@
-"""One test's database, and how to connect to it as anybody."""
+"""The database of one test, and connections to it as any role."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Database:
         self._pooler = pooler
 
     def dsn(self, role: str = "pool", *, direct: bool = False) -> str:
-        """For `role`; through pgbouncer when the run asks for it, unless `direct`."""
+        """The DSN for `role`; through pgbouncer with HELIX_TEST_POOLER, unless `direct`."""
         sockets = self.server.socket_dir
-        # Set-up roles are never pooled: migrations and repair need a session of their own.
+        # Set-up roles bypass the pooler: migrations and repair need a session.
         if self._pooler is not None and not direct and not role.startswith("helix_"):
             sockets = self._pooler.socket_dir
         return f"postgresql://{role}@/{self.name}?host={quote(str(sockets), safe='')}"
@@ -38,7 +38,7 @@ class Database:
         return connection
 
     def rows(self, query: str, *args: Any, role: str = "helix_bootstrap") -> list[tuple[Any, ...]]:
-        """Ask as the superuser (or another role) and close."""
+        """Run a query as the superuser or as `role`."""
         with self.connect(role) as connection:
             return connection.execute(query, args).fetchall()
 
@@ -51,10 +51,9 @@ class Database:
 def copy_of(
     template: str, server: Postgres, name: str, pooler: Pooler | None = None
 ) -> Iterator[Database]:
-    """A database like `template`, until the end."""
+    """Create a copy of the database `template`; drop it at the end."""
     with Database(server, "postgres").connect("helix_bootstrap") as connection:
-        # Files are copied, not their blocks written to the log: a third of the work where nothing
-        # waits for the disk.
+        # file_copy writes no WAL, which takes a third of the time on a server without fsync.
         connection.execute(
             f"create database {name} template {template} owner helix_migrator strategy file_copy"
         )

@@ -1,11 +1,10 @@
-"""Does what a document says: runs its Python blocks in order, in one namespace, as a reader would.
+"""Run the Python blocks of a document in order, in one namespace, as a reader would.
 
     python -m tests.support.doc_reader DOCUMENT
 
-Every block of language `python` is run. A block of language `text` right behind one is what it
-prints. Errors point to the document's own lines. A document finds a database in HELIX_DSN (as
-the HTTP service logs in, in HELIX_SERVICE_DSN), and may
-start embedded servers in its working directory.
+A block of language `text` right after a `python` block is its expected output. Errors have the line
+numbers of the document. A document finds a database in HELIX_DSN (for the HTTP service in
+HELIX_SERVICE_DSN) and may start embedded servers in its working directory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(
-    r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<said>.*?)^```$)?", re.MULTILINE | re.DOTALL
+    r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -26,12 +26,12 @@ BLOCK = re.compile(
 class Block:
     line: int
     code: str
-    said: str | None
+    output: str | None
 
 
 def blocks(text: str) -> list[Block]:
     return [
-        Block(text.count("\n", 0, found.start("code")), found["code"], found["said"])
+        Block(text.count("\n", 0, found.start("code")), found["code"], found["output"])
         for found in BLOCK.finditer(text)
     ]
 
@@ -39,14 +39,14 @@ def blocks(text: str) -> list[Block]:
 def read(document: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(document.read_text(encoding="utf-8")):
-        # Empty lines in front give the code the numbers it has in the document.
+        # Leading empty lines give the code the line numbers of the document.
         code = compile("\n" * block.line + block.code, str(document), "exec", dont_inherit=True)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(code, names)  # noqa: S102 - that is what it is for
-        if block.said is not None and printed.getvalue() != block.said:
+            exec(code, names)  # noqa: S102 - runs the document
+        if block.output is not None and printed.getvalue() != block.output:
             sys.exit(
-                f"{document}:{block.line + 1}: expected\n{block.said}\ngot\n{printed.getvalue()}"
+                f"{document}:{block.line + 1}: expected\n{block.output}\ngot\n{printed.getvalue()}"
             )
 
 

@@ -1,7 +1,7 @@
-"""What the engine promises, in plain Python: no SQL, no clock, no chance.
+"""A model of the engine in plain Python: no SQL, no clock, no randomness.
 
-The model says what every call must answer and where every batch must stand afterwards. It leaves
-open only what the engine may choose: which of several equally urgent batches a claim takes.
+The model predicts the answer of every call and the state of every batch afterwards. It leaves open
+only what the engine may choose: which of several batches of equal priority a claim takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Batch:
     payload: int
     priority: int
     limit_key: str | None
-    delayed: bool = False  # waits for a time that has not come
+    delayed: bool = False  # its due time is in the future
     expires: bool = False
     state: State = State.PENDING
     version: int = 1
@@ -30,14 +30,14 @@ class Batch:
     token: tuple[int, int, int] | None = None
     worker: str | None = None
     overdue: bool = False  # its lease's deadline has passed
-    expired: bool = False  # its expiry has passed, and nobody has noticed
+    expired: bool = False  # its expiry has passed, no call has processed it
     erased: bool = False
     retired: bool = False
     reasons: list[str] = field(default_factory=lambda: ["submitted"])
     done: set[tuple[int, str]] = field(default_factory=set)  # (token number, reason)
     refusals: Counter[tuple[int, str]] = field(default_factory=Counter)  # (token number, operation)
     result: str | None = None
-    # Filled in by the machine, which reads it from the database once.
+    # Internal id, read from the database by the state machine.
     number: int = 0
 
     def move(self, state: State, reason: str) -> None:
@@ -80,7 +80,7 @@ class Model:
     # --- claim ---------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """What every claim does first: reap, promote, expire."""
+        """The duties that every claim runs first: reap, promote, expire."""
         self.reap()
         for batch in self.pending():
             if batch.expired:
@@ -107,7 +107,7 @@ class Model:
         return [batch for batch in self.pending() if not batch.delayed]
 
     def claim_count(self, asked: int) -> int:
-        """How many a claim must give, whichever it takes."""
+        """The number of batches that a claim must return."""
         keys = Counter(batch.limit_key for batch in self.claimable())
         free = keys.pop(None, 0)
         return min(asked, free + sum(min(n, KEY_LIMIT - self.held(k)) for k, n in keys.items()))
@@ -121,14 +121,14 @@ class Model:
             batch.done.add((token[2], "started"))
 
     def unjust(self, taken: list[Batch], could: list[Batch]) -> list[tuple[Batch, Batch]]:
-        """Pairs of a batch left behind and a less urgent one that was taken.
+        """Pairs of a batch that was not taken and a taken batch of lower priority.
 
-        A free place under a limit key goes to whoever waits for it longest, urgent or not.
+        A free slot of a limit key goes to the batch that has waited longest, whatever its priority.
         """
         left = [batch for batch in could if batch not in taken and batch.limit_key is None]
-        return [(one, other) for one in left for other in taken if one.priority < other.priority]
+        return [(kept, other) for kept in left for other in taken if kept.priority < other.priority]
 
-    # --- what a worker does with a token -------------------------------------------------------
+    # --- worker calls with a token --------------------------------------------------------------
 
     def start(self, batch: Batch, token: tuple[int, int, int]) -> tuple[str, bool]:
         late = batch.overdue
@@ -177,9 +177,9 @@ class Model:
     def judge(
         self, batch: Batch, token: tuple[int, int, int], operation: str, reason: str | None
     ) -> str:
-        """A token that does not own the batch, or owns it in the wrong state."""
+        """The answer to a token that does not own the batch, or owns it in the wrong state."""
         owner = batch.token == token
-        # Retention takes the memory of what a token did.
+        # Retention removes the record of what a token did.
         done = (token[2], reason) in batch.done and not batch.retired
         if done and (operation != "start" or owner):
             return "repeat"
@@ -188,7 +188,7 @@ class Model:
         batch.refusals[token[2], operation] += 1
         return "refused"
 
-    # --- what people decide --------------------------------------------------------------------
+    # --- operator actions ----------------------------------------------------------------------
 
     def cancel(self, batch: Batch) -> str:
         if batch.state is State.CANCELLED:

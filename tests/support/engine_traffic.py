@@ -1,4 +1,4 @@
-"""Work through the store's Python calls, by one process or by fifty that start together."""
+"""Submit, claim and settle through the engine's Python calls, in one process or in fifty."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(dsn: str) -> Store:
 
 
 def open_queue(db: Store, *tenants: str, queue: str = "q", **settings: Any) -> None:
-    """Declare the queue for each tenant; a failed try is repeated at once unless said otherwise."""
+    """Declare the queue for each tenant; by default without back-off."""
     settings = {"backoff_seconds": 0, **settings}
     for tenant in tenants or ("a",):
         db.run(calls.set_queue(tenant=tenant, queue=queue, **settings))
@@ -87,14 +87,14 @@ def failed(lease: LeaseRow | LeaseRef, *, permanent: bool = False) -> Settlement
 
 
 def operator(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection to the same database that may read tables; programs may not."""
+    """A connection as the operator, who may read tables."""
     return psycopg.connect(
         make_conninfo(dsn, user="operator"), autocommit=True, prepare_threshold=None
     )
 
 
 def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
-    """Complete everything, also what is leased to the dead or waits for its time."""
+    """Complete every batch, including leases of dead workers and delayed batches."""
     done = 0
     finish = time.monotonic() + PATIENCE_S
     with operator(db.connection.info.dsn) as reader:
@@ -111,7 +111,7 @@ def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
 
 
 def stuck(reader: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Where batches are that should have been finished."""
+    """The states of unfinished batches, for the error message."""
     return reader.execute(
         "select w.state::text, w.pending, w.cause::text, w.queue, w.limit_key, w.actor, count(*),"
         " min(w.batch) from helix.work w where w.state in ('PENDING', 'ASSIGNED', 'RUNNING')"
@@ -133,7 +133,7 @@ def until(ask: Callable[[], T], what: str, seconds: float = PATIENCE_S) -> T:
 
 
 def until_waiting(database: Database, count: int, call: str) -> None:
-    """Until `count` sessions wait for a lock inside a call of this name."""
+    """Wait until `count` sessions wait for a lock inside a call of this name."""
     until(
         lambda: (
             database.value(
@@ -149,7 +149,7 @@ def until_waiting(database: Database, count: int, call: str) -> None:
 
 
 def until_overdue(database: Database, *leases: LeaseRow) -> None:
-    """Until the deadlines have passed by the only clock that counts, the database's."""
+    """Wait until the deadlines have passed by the database's clock."""
     batches = [lease.batch for lease in leases]
     until(
         lambda: database.value(
@@ -163,29 +163,31 @@ def until_overdue(database: Database, *leases: LeaseRow) -> None:
 
 
 def proven(database: Database) -> None:
-    """What every test ends with: the ledger leads to where things stand, and nothing is broken."""
+    """Assert that replay and check are clean, at the end of a test."""
     with database.connect("helix_bootstrap") as connection:
         replayed = replay(connection)
         assert replayed.clean, replayed.violations[:10]
         results = check(connection)
-        broken = [(one.name, one.count, one.witnesses) for one in results if not one.holds]
+        broken = [(row.name, row.count, row.witnesses) for row in results if not row.holds]
         assert not broken, broken
 
 
 def together(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Run `work` in one process for each set of arguments; all begin when all are there.
+    """Run `work` in one process per set of arguments; all begin at the same time.
 
-    `work` is a function of a module: it is imported again in each process.
+    `work` must be a module-level function: each process imports it.
     """
     barrier = PROCESSES.Barrier(len(arguments))
     with ProcessPoolExecutor(
         len(arguments), mp_context=PROCESSES, initializer=_meet_at, initargs=(barrier,)
     ) as pool:
-        return [one.result() for one in [pool.submit(_begin, work, each) for each in arguments]]
+        return [
+            future.result() for future in [pool.submit(_begin, work, each) for each in arguments]
+        ]
 
 
 def in_threads(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """The same with threads: for work that is one call each."""
+    """The same with threads, for work of one call each."""
     barrier = Barrier(len(arguments))
 
     def begin(each: tuple[Any, ...]) -> T:
@@ -210,5 +212,5 @@ def _begin(work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
 
 
 def meet() -> None:
-    """Wait, in work that runs `together`, until all have come to this point."""
+    """Wait until all processes of a group have reached this point."""
     _barrier.wait(TOGETHER_S)

@@ -1,8 +1,7 @@
-"""A proxy before a server's socket that loses what it is told to lose. It knows bytes, no protocol.
+"""A proxy in front of a PostgreSQL socket that drops requests or replies on demand.
 
-The link that matters is the one on which a call was made and its answer never came: the server
-committed, the client cannot know. `lose_reply` makes that happen on demand, `lose_request` its
-opposite (the call never arrived), `freeze` a network that swallows everything and says nothing.
+`lose_reply` drops the reply of a committed call, so that the client cannot know its outcome;
+`lose_request` drops the call before it arrives; `freeze` stops all traffic without closing.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SOCKET = ".s.PGSQL.5432"
-# PostgreSQL's "ready for the next query, no transaction open": whatever was asked has committed.
+# ReadyForQuery outside a transaction: the call has committed.
 READY = b"Z\x00\x00\x00\x05I"
 CHUNK = 65_536
 
 
 class Link:
-    """One client's connection. What it must not forget between two chunks is here."""
+    """One client's connection, with its state between two chunks."""
 
     def __init__(self, client: StreamWriter, server: StreamWriter) -> None:
         self.client = client
         self.server = server
-        self.asked = b""  # the end of what the client said, in case a word is torn between chunks
-        self.withheld: bytes | None = None  # the reply that the client will not get
+        self.asked = b""  # the last bytes of the client, for a pattern split between two chunks
+        self.withheld: bytes | None = None  # the reply that is withheld from the client
 
     def cut(self) -> None:
         for end in (self.client, self.server):
@@ -47,7 +46,7 @@ class Faults:
         self._server = Path(str(conninfo_to_dict(dsn)["host"])) / SOCKET
         self._socket = directory / SOCKET
         self.dsn = f"{dsn.partition('?')[0]}?host={quote(str(directory), safe='')}"
-        self.fired = 0  # a run in which nothing was lost proves nothing
+        self.fired = 0  # tests assert that a fault fired
         self._lose_reply_to: bytes | None = None
         self._lose_request: bytes | None = None
         self._hang_up_at: bytes | None = None

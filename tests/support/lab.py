@@ -1,8 +1,8 @@
-"""A small laboratory: a client of the engine as the package is one, and a way to let time pass.
+"""`Lab`, the kit for engine tests: a client of the engine, and functions that make time pass.
 
-Everything goes through `helixqueue.engine`, so these tests exercise the calls and the SQL alike.
-Making a database takes longer than most tests: a module shares one, and each `Lab` has a queue of
-its own, so that no test sees another's work.
+Everything goes through `helixqueue.engine`, so tests exercise the Python calls and the SQL.
+Creating a database takes longer than most tests: a module shares one, and each `Lab` has its own
+queue, so that no test sees the batches of another.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from tests.support.pooler import Pooler
 
 POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
-# On a machine that is busy with something else.
+# Time limit of a condition, generous for a busy machine.
 PATIENCE_S = 60.0
-# How many batches the queue of this name has.
+# Number of batches of the queue of this name.
 BATCHES = (
     "select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"
 )
 _numbers = itertools.count(1)
 
-# Where a row of helix.work w stands, in one word.
+# Whether a row of helix.work w is ready, waiting, active or an outcome.
 PLACE = (
     "case when w.pending then 'ready' when w.cause is not null then 'waiting'"
     " when w.state in ('ASSIGNED', 'RUNNING') then 'active' else 'outcome' end"
 )
 
-# The engine refuses every hand but its own, so time passes by a function of the engine's.
+# The guards accept only functions of the engine, so this one moves deadlines into the past.
 _TIME_PASSES = """
 create function helix.test_pass_time(p_batch bigint[]) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
-  -- `expires_at` never changes in real life, so the triggers that see to it are off meanwhile.
+  -- `expires_at` never changes in production; the triggers that check it are disabled meanwhile.
   update helix.work set step = false,
     deadline = case when state in ('ASSIGNED', 'RUNNING') then clock_timestamp() - interval '1 s'
                     else deadline end,
@@ -70,18 +70,18 @@ begin
   where w.batch = b.id and b.id = any (p_batch) and w.expires_at is not null;
   update helix.request set due = clock_timestamp() - interval '1 s'
   where number in (select number from helix.work where batch = any (p_batch));
-  -- The next claim does the duties that claims share.
+  -- The next claim runs its duties.
   update helix.duty set next_at = '-infinity';
 end
 $$;
 alter function helix.test_pass_time owner to helix_engine;
 """
-# They compare a row with what it was.
+# Triggers that compare a row with its old version.
 _ROW_TRIGGERS = {"next_step": "work", "no_step": "work", "asked_once": "batch"}
 
 
 def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
-    """For a module's fixture `database`, in place of the one a test."""
+    """A database for a module's fixture `database`, in place of one per test."""
     with (
         copy_of(template, server, f"helix_module_{next(_numbers)}", pooler) as database,
         passing_time(database),
@@ -91,9 +91,9 @@ def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iter
 
 @contextmanager
 def passing_time(database: Database) -> Iterator[Callable[..., None]]:
-    """Whatever these batches wait for, or should have done by, lies in the past once it is called.
+    """A function that moves deadlines, due times and expiries of batches into the past.
 
-    Only until the end: `check` finds strangers among the engine's functions.
+    It is dropped at the end: `check` reports functions that do not belong to the engine.
     """
 
     def passed(*batches: int) -> None:
@@ -107,7 +107,7 @@ def passing_time(database: Database) -> Iterator[Callable[..., None]]:
 
 
 def pass_time(database: Database, *batches: int) -> None:
-    """Deadlines, due times and expiries of these batches lie in the past from now on."""
+    """Move deadlines, due times and expiries of these batches into the past."""
     with database.connect("helix_bootstrap") as connection:
         _pass_time(connection, list(batches))
 
@@ -136,9 +136,9 @@ alter function helix.test_execute owner to helix_engine;
 
 @contextmanager
 def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
-    """A function of the engine that does whatever it is given, as a wrong one could.
+    """Add an engine function that runs any statement, as a faulty one could.
 
-    Returns the SQLSTATE of what is refused, and None for what is let through and committed.
+    Calling it returns the SQLSTATE of a refusal, and None if the statement committed.
     """
     with database.connect("helix_bootstrap") as connection:
         connection.execute(_WRONG_FUNCTION.encode())
@@ -157,7 +157,7 @@ def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
 
 
 def until(ask: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Ask until there is an answer, and give it."""
+    """Call `ask` until it returns a true value; return that value."""
     deadline = time.monotonic() + seconds
     while not (answer := ask()):
         assert time.monotonic() < deadline, f"still not after {seconds} s"
@@ -179,7 +179,7 @@ def failed(lease: LeaseRow, **options: Any) -> Settlement:
 
 
 class Lab:
-    """One connection of one role; everything is about tenant a and this lab's queue, `q`."""
+    """One connection of one role; by default for tenant `a` and the lab's own queue, `q`."""
 
     def __init__(
         self, database: Database, role: str = "pool", *, worker: str = "w1", q: str | None = None
@@ -201,7 +201,7 @@ class Lab:
 
     @property
     def superuser(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection beside the lab's own."""
+        """A second connection, as superuser."""
         if self._superuser is None:
             self._superuser = self.database.connect("helix_bootstrap")
         return self._superuser
@@ -218,11 +218,11 @@ class Lab:
         profile: str = "text-v1",
         **options: Any,
     ) -> list[SubmittedRow]:
-        """Submit as a client does: canonical identities, canonical payloads, options for all."""
+        """Submit as a client does: canonical identities and payloads, the same options for all."""
         text = canonical_text({} if payload is None else payload)
         rows = []
-        for one in identities:
-            name = None if one is None else canonicalize(one, profile)
+        for identity in identities:
+            name = None if identity is None else canonicalize(identity, profile)
             rows.append(
                 SubmissionRow(name and name.text, text, raw=name and name.raw_text, **options)
             )
@@ -235,7 +235,7 @@ class Lab:
         queue: str | None = None,
         profile: str = "text-v1",
     ) -> list[SubmittedRow]:
-        """Submit as whoever calls the functions directly might: nothing is made canonical."""
+        """Call the function directly, without making anything canonical."""
         return self.run(
             calls.submit(tenant=tenant, queue=queue or self.q, profile=profile, rows=rows)
         )
@@ -275,11 +275,11 @@ class Lab:
         return self.run(getattr(calls, verb)(ids=ids, reason=reason, actor="ann"))
 
     def rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Read tables as the superuser: the lab's own login has no right to."""
+        """Read tables as the superuser; the lab's login has no privilege on them."""
         return self.superuser.execute(query.encode(), args).fetchall()
 
     def own_rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Ask on the lab's connection, with what its login may do and inside its transaction."""
+        """Run a query on the lab's connection: with its privileges, inside its transaction."""
         return self.store.connection.execute(query.encode(), args).fetchall()
 
     def value(self, query: str, *args: Any) -> Any:
@@ -287,7 +287,7 @@ class Lab:
         return value
 
     def standing(self, batch_id: uuid.UUID) -> tuple[str, int, int, str]:
-        """State, version, attempt, and its place."""
+        """State, version, attempt and `PLACE`."""
         [row] = self.rows(
             f"select w.state::text, w.version, w.attempt, {PLACE}"
             " from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
@@ -304,13 +304,13 @@ class Lab:
         )
 
     def pass_time(self, *batches: int) -> None:
-        """Deadlines, due times and expiries of these batches lie in the past; duties are due."""
+        """Move deadlines, due times and expiries of these batches into the past; duties are due."""
         _pass_time(self.superuser, list(batches))
 
     def belong(self, run: int, identities: str) -> None:
-        """Batches whose identities are like this are of this run; nothing public says so yet.
+        """Set the run of the batches whose identities match; no public call does that yet.
 
-        The guards let nobody change a batch, so that they are away meanwhile.
+        The guards are disabled meanwhile.
         """
         connection = self.superuser
         with connection.transaction():

@@ -1,4 +1,4 @@
-"""What only a superuser with DDL can do: write past the guards, and put them back in place."""
+"""Damage that only a superuser can do with DDL: write past the guards and enable them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.support.database import Database
 
 
-# A batch of each state that only few entries are about; completed ones were never erased or failed.
+# A batch of each state with few entries; completed ones were never erased or failed.
 _CHOICES = {
     "COMPLETED": "w.version = 4 and b.payload is not null and exists (select from helix.result r "
     "where r.batch = w.batch and r.result is not null)",
@@ -23,7 +23,7 @@ _CHOICES = {
 
 
 def one(database: Database, statement: str) -> str:
-    """Replace {STATE} by a batch that is in this state."""
+    """Replace {STATE} by the id of a batch in this state."""
     for state, choice in _CHOICES.items():
         if f"{{{state}}}" in statement:
             batch = database.value(

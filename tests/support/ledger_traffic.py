@@ -1,4 +1,4 @@
-"""Real traffic through the engine's functions: every reason the ledger knows, in two tenants."""
+"""Traffic through the engine's SQL functions: every reason of the ledger, in two tenants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.database import Database
 
 FAR = "8999-01-01Z"
-# Arguments whose type PostgreSQL cannot tell from a Python value.
+# Arguments whose type PostgreSQL cannot infer from a Python value.
 TYPES = {
     "run_at": "timestamptz[]",
     "expires_at": "timestamptz[]",
@@ -50,7 +50,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Held:
-    """What a worker needs to act on a lease."""
+    """A lease as the SQL functions take it."""
 
     batch: int
     public_id: uuid.UUID
@@ -73,12 +73,12 @@ class Lab:
         return self.connection.execute(query, args).fetchall()
 
     def stored(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Read tables, as the superuser: clients have no privilege on them."""
+        """Read tables as the superuser; clients have no privilege on them."""
         assert self.database is not None, "a lab without a database reads no tables"
         return self.database.rows(query, *args)
 
     def call(self, function: str, columns: str = "*", **arguments: Any) -> list[tuple[Any, ...]]:
-        """Call a function of the engine by the names of its arguments, without their p_."""
+        """Call a function of the engine with named arguments, without their prefix p_."""
         query = sql.SQL("select {} from {}({}) as answer").format(
             sql.SQL(columns),
             sql.Identifier("helix", function),
@@ -104,7 +104,7 @@ class Lab:
         payload: str = '{"tube":1}',
         **options: Any,
     ) -> list[uuid.UUID]:
-        """Submit with one payload for all; options are given to every submission."""
+        """Submit all identities with the same payload and options."""
         answers = self.call(
             "submit_v1",
             "place, decision, helix.public_id(key)",
@@ -140,7 +140,7 @@ class Lab:
         )
         if not rows:
             return []
-        # The first row has what the leases have in common.
+        # The first row is the header of all leases.
         [(_, _, header), *leases] = rows
         shared = json.loads(header)
         token = shared["epoch"], shared["nonce"], shared["number"]
@@ -152,10 +152,10 @@ class Lab:
             f"{verb}_v1",
             "answer.answer",
             worker=held[0].worker,
-            batch=[one.batch for one in held],
-            epoch=[one.epoch for one in held],
-            nonce=[one.nonce for one in held],
-            number=[one.number for one in held],
+            batch=[lease.batch for lease in held],
+            epoch=[lease.epoch for lease in held],
+            nonce=[lease.nonce for lease in held],
+            number=[lease.number for lease in held],
             **options,
         )
         return [answer for (answer,) in answers]
@@ -205,9 +205,9 @@ def lab(database: Database, role: str = "pool") -> Iterator[Lab]:
 
 
 def busy_lab(database: Database) -> None:
-    """One batch or more for each reason, each place and each table that traffic fills."""
+    """Create at least one batch for each reason, each kind of work row and each table."""
     with lab(database) as a, lab(database, "operator") as operator:
-        # Leases that nobody is late with, however old the database is when it is copied.
+        # Long leases: none expires before the database is copied.
         for tenant in ("a", "b"):
             a.queue(tenant, backoff_seconds=0, max_attempts=2, lease_seconds=86_400)
         a.queue(name="limited", key_limit=1, lease_seconds=86_400)
@@ -238,7 +238,7 @@ def busy_lab(database: Database) -> None:
 
 
 def settle_every_way(a: Lab, operator: Lab) -> Held:
-    """Completed; failed with tries left, then out of tries; failed for good and retried."""
+    """Completed; failed with attempts left, then without; failed permanently and retried."""
     held = a.claim(4)
     a.complete(held[:1])
     assert a.complete(held[:1]) == ["repeat"]
@@ -252,10 +252,10 @@ def settle_every_way(a: Lab, operator: Lab) -> Held:
 
 
 def lose_every_way(a: Lab, operator: Lab) -> None:
-    """Released, lost, recovered, and cancelled while it waits and while it runs."""
+    """Released, lost, recovered, and cancelled while pending and while running."""
     given_back = a.claim(2, worker="w2")
     a.act("release", given_back)
-    assert a.complete(given_back) == ["refused"] * 2  # the token died with the lease
+    assert a.complete(given_back) == ["refused"] * 2  # the token ended with the lease
     assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
     leased = "select 1 from helix.work where state in ('ASSIGNED', 'RUNNING')"
     until(lambda: a.rows("select helix.reap_v1('reaper')") and not a.stored(leased))
@@ -266,7 +266,7 @@ def lose_every_way(a: Lab, operator: Lab) -> None:
 
 
 def wait_every_way(a: Lab, database: Database) -> None:
-    """Waiting for all three causes, and one of each that came out again; and one that expired."""
+    """Blocked for each of the three causes, unblocked again, and one expired."""
     a.submit("later", run_at=FAR)
     a.submit("p1", "p2", queue="still")
     a.submit("l1", "l2", "l3", queue="limited", limit_key="sequencer-7")
@@ -278,7 +278,7 @@ def wait_every_way(a: Lab, database: Database) -> None:
     with passing_time(database) as pass_time, lab(database, "app_a") as own:
         pass_time(a.number(soon))
         assert a.rows("select helix.promote_v1()") == [(1,)]
-        # A role that is bound to its tenant does this duty at every claim.
+        # A role bound to its tenant runs this duty in every claim.
         pass_time(a.number(expiring))
         assert own.claim(queue="brief") == []
         ended = "select e.ending from helix.ended e join helix.queue q on q.id = e.queue"
@@ -286,26 +286,26 @@ def wait_every_way(a: Lab, database: Database) -> None:
 
 
 def archive_all(operator: Lab) -> None:
-    """Do every duty once; the last entries of the ledger are reached in one of them."""
+    """Run every duty; one of them archives the last entries of the ledger."""
     while operator.rows("select helix.run_duty_v1('ann')"):
         pass
     assert operator.stored("select 1 from helix.entry where batch is null")
 
 
 def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
-    """A fence in every state, and what a zombie wanted to seal; returns their keys by state."""
+    """Create a fence in every state and a refused seal; return the keys by state."""
 
     def claim(identity: str, *, start: bool = True, tube: int = 1) -> tuple[Any, ...]:
-        [told] = a.call(
+        [row] = a.call(
             "claim_fence_v1", "decision, key, epoch, number",
             tenant=tenant, name=f"{word}-name", identity=f"{word}-{identity}",
             request=f'{{"tube":{tube}}}', actor=f"{word}-w1", nonce=7, start=start,
             lease_seconds=3600, quiet_seconds=3600,
         )  # fmt: skip
-        return told
+        return row
 
-    def token(told: tuple[Any, ...]) -> dict[str, Any]:
-        return {"key": told[1], "epoch": told[2], "nonce": 7, "number": told[3]}
+    def token(claimed: tuple[Any, ...]) -> dict[str, Any]:
+        return {"key": claimed[1], "epoch": claimed[2], "nonce": 7, "number": claimed[3]}
 
     def seal(token: dict[str, Any]) -> list[tuple[Any, ...]]:
         return a.call(
@@ -313,11 +313,11 @@ def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str,
             answer=word.encode(), omitted=False, answer_seconds=3600, tombstone_seconds=3600,
         )  # fmt: skip
 
-    told = {state: claim(state.lower(), start=state != "CLAIMED") for state in FenceState}
-    assert seal(token(told["SEALED"])) == [("sealed",)]
-    assert seal(token(told["SEALED"]) | {"nonce": 8}) == [("fenced_out",)]
+    claims = {state: claim(state.lower(), start=state != "CLAIMED") for state in FenceState}
+    assert seal(token(claims["SEALED"])) == [("sealed",)]
+    assert seal(token(claims["SEALED"]) | {"nonce": 8}) == [("fenced_out",)]
     for state in ("RELEASED", "IN_DOUBT"):
-        a.call("step_fence_v1", **token(told[state]), to=state, actor=word, detail=word)
+        a.call("step_fence_v1", **token(claims[state]), to=state, actor=word, detail=word)
     assert claim("sealed")[0] == "repeated"
     assert claim("in_doubt", tube=2)[0] == "mismatch"
-    return {state: one[1] for state, one in told.items()}
+    return {state: row[1] for state, row in claims.items()}

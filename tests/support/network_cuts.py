@@ -1,8 +1,7 @@
-"""A proxy before an HTTP service that loses answers: what was asked is done, and nobody knows.
+"""A proxy in front of an HTTP service that drops responses after the service has answered.
 
-It reads a request, has it answered, and only then decides whether the client hears of it. With
-`lose_each` every request loses its first answer and gets its second: a whole program can be run
-through it, and each of its calls was repeated once.
+With `lose_each` the first response of every request is dropped and the second passes: a whole
+program can run through the proxy, and each of its calls is repeated once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LENGTH = re.compile(rb"^content-length:\s*(\d+)", re.IGNORECASE | re.MULTILINE)
 
 
 async def message(source: StreamReader) -> bytes:
-    """One request or answer, head and body; empty at the end."""
+    """One request or response with its body; empty at the end of the stream."""
     try:
         head = await source.readuntil(b"\r\n\r\n")
         found = _LENGTH.search(head)
@@ -44,12 +43,12 @@ class Cutting:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def cut_all(self) -> None:
-        """Every link that is open now, whatever was on its way."""
+        """Cut every open connection."""
         self._loop.call_soon_threadsafe(self._cut)
 
     def _cut(self) -> None:
-        for one in self._writers:
-            one.transport.abort()
+        for writer in self._writers:
+            writer.transport.abort()
 
     def __enter__(self) -> Self:
         self._thread.start()

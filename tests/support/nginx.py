@@ -1,4 +1,4 @@
-"""nginx with the configuration of docs/deploy/proxy.md, in a directory of its own."""
+"""nginx with the configuration of docs/deploy/proxy.md, in its own directory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "proxy.md"
-HOW_TO_GET_IT = "what docs/deploy/proxy.md says is tried with nginx: apt-get install -y nginx"
-# Where nginx would put what it does not keep in memory.
+HOW_TO_GET_IT = "docs/deploy/proxy.md is tested with nginx: apt-get install -y nginx"
+# Temporary directories of nginx.
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
@@ -66,7 +66,7 @@ class Nginx:
 
     @property
     def requests(self) -> list[list[str]]:
-        """Its log: each line's words."""
+        """The lines of the access log, split into words."""
         log = self._directory / "access.log"
         return [line.split() for line in log.read_text(encoding="utf-8").splitlines()]
 
@@ -76,13 +76,13 @@ class Nginx:
 
 
 def block() -> str:
-    """The configuration as the document has it, whole."""
+    """The configuration in the document."""
     [text] = re.findall(r"```nginx\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return text
 
 
 def _filled_in(directory: Path, *, listen: str, service: str) -> str:
-    """With this test's places in it."""
+    """The configuration with the paths and addresses of this test."""
     text = block()
     temporary = "".join(f" {name}_temp_path {directory}/{name}_temp;" for name in TEMPORARY)
     for theirs, ours in {
@@ -92,15 +92,15 @@ def _filled_in(directory: Path, *, listen: str, service: str) -> str:
         "listen 443": f"listen {listen}",
         "127.0.0.1:8080": service,
         "http {": f"http {{{temporary}",
-        "error.log;": "error.log warn;",  # which tells what was written to the disk
+        "error.log;": "error.log warn;",  # warns when a body is written to disk
     }.items():
-        assert theirs in text, f"{GUIDE.name} has no {theirs} any more"
+        assert theirs in text, f"{GUIDE.name} no longer contains {theirs}"
         text = text.replace(theirs, ours)
     return text
 
 
 def _certify(place: Path, names: Sequence[str]) -> None:
-    """A certificate that is its own authority: nobody trusts it who is not told to."""
+    """Create a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
     now, a_day = datetime.now(UTC), timedelta(days=1)
@@ -129,7 +129,7 @@ def _alternative(name: str) -> x509.GeneralName:
 def _program() -> str:
     found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
     if found is None:
-        # Without it a run proves nothing about the document: a build must not pass that way.
+        # CI must not pass without testing the document.
         if os.environ.get("CI") == "true":
             pytest.fail(HOW_TO_GET_IT)
         pytest.skip(HOW_TO_GET_IT)

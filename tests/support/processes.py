@@ -1,6 +1,6 @@
-"""Processes forked from a clean one that has imported what they need.
+"""Processes forked from a server process that has imported the package.
 
-Fifty that each import it by themselves take longer than what they are there for.
+Fifty processes that import it themselves take longer than the test.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PROCESSES.set_forkserver_preload(
 
 
 class Module:
-    """`python -W error -m name arguments` with this environment."""
+    """A process that runs `python -W error -m name arguments` in `environment`."""
 
-    out = err = ""  # what it said, once it has ended
+    out = err = ""  # its output, once it has ended
 
     def __init__(self, name: str, *arguments: str, environment: Mapping[str, str]) -> None:
-        self._said = Path(tempfile.mkdtemp(prefix="helix-said-"))
+        self._output = Path(tempfile.mkdtemp(prefix="helix-output-"))
         self._process = PROCESSES.Process(
-            target=_run, args=([name, *arguments], dict(environment), self._said)
+            target=_run, args=([name, *arguments], dict(environment), self._output)
         )
         self._process.start()
         assert self._process.pid is not None
@@ -56,31 +56,31 @@ class Module:
         self.wait()
 
     def signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float = 60) -> int:
-        """The exit code, negative when a signal ended it."""
+        """Wait for the exit code; negative when a signal ended the process."""
         self._process.join(seconds)
         code = self._process.exitcode
         assert code is not None, f"still there after {seconds} s"
-        if self._said.exists():
+        if self._output.exists():
             self.out, self.err = (
-                (self._said / name).read_text(encoding="utf-8") for name in ("out", "err")
+                (self._output / name).read_text(encoding="utf-8") for name in ("out", "err")
             )
-            shutil.rmtree(self._said)
+            shutil.rmtree(self._output)
         return code
 
 
-def _run(command: list[str], environment: dict[str, str], said: Path) -> None:
+def _run(command: list[str], environment: dict[str, str], output: Path) -> None:
     for descriptor, name in enumerate(("out", "err"), start=1):
-        handle = os.open(said / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(handle, descriptor)
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
-    # What is armed was read from the environment at import.
+    # Failpoints are read from the environment at import.
     importlib.reload(importlib.import_module("helixqueue.failpoints"))
     warnings.simplefilter("error")
     sys.argv = command

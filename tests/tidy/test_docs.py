@@ -1,4 +1,4 @@
-"""The documents state only what is there."""
+"""Tests, files and verbs that documents name exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_behaviour_of_the_idempotency_layer_names_a_test() -> None:
     rows = re.findall(r"^\| (\d+) \|(.*)$", text, re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 51))
     assert [number for number, row in rows if "`test_" not in row] == []
-    # The same of edge cases and of others' defects, and nothing is left for later.
+    # The same for the tables of edge cases and of defects of other libraries.
     heads = re.compile(r"\| (\| behaviour|case|seen in) \|")
     rest = [line for line in text.splitlines() if line.startswith("| ") and not heads.match(line)]
     assert [line for line in rest if "`test_" not in line] == []

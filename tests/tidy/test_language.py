@@ -24,7 +24,7 @@ CLEAN = {
     "parent_watch.py",
     "states.py",
 }
-CLEAN_TESTS = {"tidy"}
+CLEAN_TESTS = {"docs", "tidy"}
 CLEAN_DOCUMENTS = {"CONTRIBUTING.md"}
 
 # Metaphors: refused as any word of a name (`bell`, `_bell`, `open_bell`, `BellRinger`).

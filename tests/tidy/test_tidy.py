@@ -1,4 +1,4 @@
-"""Style is a test: files stay small, and names say what a thing is."""
+"""Files and functions stay small, and module names are specific."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "helixqueue"
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
-EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
+GENERIC_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 
 
-def test_no_source_file_is_longer_than_a_sitting() -> None:
+def test_no_source_file_exceeds_the_line_limit() -> None:
     # The SQL of submit and claim is one function each; their files are the exception to shorten.
     long = {
         path.name: lines
@@ -22,7 +22,7 @@ def test_no_source_file_is_longer_than_a_sitting() -> None:
     assert long == {}
 
 
-def test_no_function_is_longer_than_a_screen() -> None:
+def test_no_function_exceeds_the_line_limit() -> None:
     long = [
         f"{path.name}:{node.lineno} {node.name}"
         for path in SOURCE.rglob("*.py")
@@ -33,5 +33,5 @@ def test_no_function_is_longer_than_a_screen() -> None:
     assert long == []
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    assert [path.name for path in SOURCE.rglob("*.py") if path.stem in EMPTY_WORDS] == []
+def test_no_module_has_a_generic_name() -> None:
+    assert [path.name for path in SOURCE.rglob("*.py") if path.stem in GENERIC_NAMES] == []
