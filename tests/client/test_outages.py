@@ -14,7 +14,7 @@ import pytest
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Postgres
-from helixqueue.postgres.database import connect_options, is_fit
+from helixqueue.postgres.database import connect_options, is_usable
 from tests.support.lab import BATCHES, until
 
 pytestmark = [
@@ -73,10 +73,10 @@ def test_an_async_client_recovers_too(own, name):
 def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name):
     with HelixQueue(own.dsn, tenant="a", patience_seconds=0.3) as helix:
         helix.submit(Queue(name), identity="s", payload={})
-        [idle] = helix._pool._shelves[os.getpid()].idle
+        [idle] = helix._pool._states[os.getpid()].idle
         own.kill()
         # A session may outlive its postmaster for a moment, and answer.
-        until(lambda: not is_fit(idle.connection))
+        until(lambda: not is_usable(idle.connection))
         try:
             before = time.monotonic()
             with pytest.raises(Unavailable) as away:
@@ -167,7 +167,7 @@ def test_a_standby_that_was_a_primary_is_left_for_the_new_one(database, name):
     with HelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
         queue = Queue(name)
         helix.submit(queue, identity="s", payload={})
-        [old] = helix._pool._shelves[os.getpid()].idle
+        [old] = helix._pool._states[os.getpid()].idle
         old.connection.execute("set default_transaction_read_only = on")
         assert helix.submit(queue, identity="t", payload={}).decision == "new"
         assert old.connection.closed
@@ -203,7 +203,7 @@ def test_threads_share_a_client_and_its_few_connections(database, name):
 
         def submit(n):
             done = helix.submit(queue, identity=f"s{n % 20}", payload={})
-            seen.append(len(helix._pool._shelves[os.getpid()].idle))
+            seen.append(len(helix._pool._states[os.getpid()].idle))
             return done
 
         with ThreadPoolExecutor(12) as threads:
@@ -219,7 +219,7 @@ def test_a_client_that_is_out_of_connections_says_so(database, name):
     ) as helix:
         with (
             helix._pool.database(),
-            pytest.raises(Unavailable, match=r"1 connections .* none was free"),
+            pytest.raises(Unavailable, match="all 1 are in use"),
         ):
             helix.submit(Queue(name), identity="s", payload={})
         assert helix.submit(Queue(name), identity="s", payload={}).decision == "new"
@@ -235,7 +235,7 @@ def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(da
         small = {"connections": 1, "wait_seconds": 0.05, "patience_seconds": 0}
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a", **small) as helix:
             async with helix._pool.database():
-                with pytest.raises(Unavailable, match="none was free"):
+                with pytest.raises(Unavailable, match="are in use"):
                     await helix.submit(queue, identity="s", payload={})
             await helix.submit(queue, identity="s", payload={})
         return done
@@ -306,7 +306,7 @@ def in_a_child(work):
 
 
 def backend(helix):
-    [idle] = helix._pool._shelves[os.getpid()].idle
+    [idle] = helix._pool._states[os.getpid()].idle
     return idle.connection.info.backend_pid
 
 

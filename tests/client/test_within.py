@@ -205,10 +205,10 @@ def test_an_async_connection_is_for_the_async_client_and_the_other_way_round(dat
         sync = HelixQueue(database.dsn("pool"), tenant="a")
         other = AsyncHelixQueue(database.dsn("pool"), tenant="a")
         async with ASYNC["asyncpg"](database) as made:
-            with pytest.raises(Refused, match="that one goes with AsyncHelixQueue"):
+            with pytest.raises(Refused, match="use it with AsyncHelixQueue"):
                 sync.submit(Queue(name), identity="s", payload={}, within=made.within)
         async with SYNC["Session psycopg"](database) as session:
-            with pytest.raises(Refused, match="that one goes with HelixQueue"):
+            with pytest.raises(Refused, match="use it with HelixQueue"):
                 await other.submit(Queue(name), identity="s", payload={}, within=session)
         sync.close()
         await other.close()

@@ -206,7 +206,7 @@ def test_a_reason_that_does_not_explain_its_arrow():
 
 
 def test_a_step_from_another_state():
-    assert Kind.TORN in kinds(rewritten(3, from_state="ASSIGNED"))
+    assert Kind.FROM_STATE in kinds(rewritten(3, from_state="ASSIGNED"))
 
 
 @pytest.mark.parametrize("end", sorted(FINAL))
@@ -249,7 +249,7 @@ def test_an_edit_breaks_the_chain_once():
 def test_arrays_that_do_not_run_in_parallel(column):
     kind = {"batch": INT8, "before": INT8, "attempt": INT2}.get(column, INT4)
     entries = rewritten(1, **{column: array_of(kind, [1, 1, 1])})
-    assert Kind.UNEVEN in kinds(entries[:2])
+    assert Kind.ARRAYS in kinds(entries[:2])
 
 
 def test_an_entry_follows_all_parts_of_the_entries_before():

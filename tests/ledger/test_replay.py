@@ -42,7 +42,7 @@ def small_pages(monkeypatch):
     """Many round trips for few entries."""
     monkeypatch.setattr(module, "STEPS_PER_PAGE", 100)
     monkeypatch.setattr(module, "FIRST_PAGE", 1)
-    monkeypatch.setattr(module, "STANDING_BATCHES", 7)
+    monkeypatch.setattr(module, "STATE_BATCHES", 7)
     monkeypatch.setattr(module, "CHAIN_BATCHES", 7)
 
 
@@ -184,40 +184,40 @@ DAMAGE = {
         f"update helix.entry set at = at + interval '1 microsecond' where {BEFORE}",
     ),
     "an entry in the middle was deleted": (
-        {Kind.GAP, Kind.TORN, Kind.LINK, Kind.HASH, Kind.TOKEN, Kind.ATTEMPT, Kind.STANDING},
+        {Kind.GAP, Kind.FROM_STATE, Kind.LINK, Kind.HASH, Kind.TOKEN, Kind.ATTEMPT, Kind.STATE},
         f"delete from helix.entry where {BEFORE}",
     ),
     "the last entry was deleted": (
-        {Kind.STANDING},
+        {Kind.STATE},
         f"delete from helix.entry where {LAST}",
     ),
     "all entries of a batch were deleted": (
-        {Kind.UNTOLD},
+        {Kind.NO_STEPS},
         """delete from helix.entry where id = (select w.entry from helix.work w
            join helix.batch b on b.id = w.batch where b.identity = 'later')""",
     ),
     "a row was edited": (
-        {Kind.STANDING},
+        {Kind.STATE},
         "update helix.work set state = 'FAILED' where batch = {COMPLETED}",
     ),
     "the token of a row was edited": (
-        {Kind.STANDING},
+        {Kind.STATE},
         "update helix.work set number = before where batch = {RUNNING}",
     ),
     "a row was deleted": (
-        {Kind.NOWHERE},
+        {Kind.NO_WORK_ROW},
         "delete from helix.work where batch = {COMPLETED}",
     ),
     "what was asked was deleted": (
-        {Kind.NOWHERE},
+        {Kind.NO_WORK_ROW},
         "delete from helix.batch where id = {COMPLETED}",
     ),
     "a finished batch was made claimable": (
-        {Kind.STANDING},
+        {Kind.STATE},
         "update helix.work set state = 'PENDING', pending = true where batch = {COMPLETED}",
     ),
     "an entry was forged after a final state": (
-        {Kind.AFTER_FINAL, Kind.ARROW, Kind.ATTEMPT, Kind.HASH, Kind.STANDING},
+        {Kind.AFTER_FINAL, Kind.ARROW, Kind.ATTEMPT, Kind.HASH, Kind.STATE},
         """insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late,
                                     hash, actor, batch, queue, version, attempt, before)
            select nextval('helix.entry_id'), 1, now(), 700, w.epoch, 'COMPLETED', 'PENDING',
@@ -226,22 +226,22 @@ DAMAGE = {
            from helix.work w where w.batch = {COMPLETED}""",
     ),
     "an array was made longer": (
-        {Kind.UNEVEN, Kind.STANDING},
+        {Kind.ARRAYS, Kind.STATE},
         f"update helix.entry set attempt = attempt || 1::smallint where {LAST}",
     ),
     "an entry of a live batch was archived": (
-        {Kind.ARCHIVED, Kind.STANDING},
+        {Kind.ARCHIVED, Kind.STATE},
         f"""update helix.entry set batch = null, queue = null, version = null, attempt = null,
                    before = null, content = null where {BEFORE}""",
     ),
     "a retired batch kept its row": (
-        {Kind.REMAINS},
+        {Kind.RETIRED_WORK},
         """update helix.batch b set retired_at = now(), entry = w.entry, version = w.version,
                   state = w.state, attempt = w.attempt, ended_at = w.changed_at
            from helix.work w where w.batch = b.id and b.id = {COMPLETED}""",
     ),
     "a tombstone was edited": (
-        {Kind.STANDING},
+        {Kind.STATE},
         """with made as (
              update helix.batch b set retired_at = now(), entry = w.entry, version = w.version + 1,
                     state = w.state, attempt = w.attempt, ended_at = w.changed_at
@@ -249,12 +249,12 @@ DAMAGE = {
            delete from helix.work w using made where w.batch = made.id""",
     ),
     "the last entry of a retired batch was deleted": (
-        {Kind.STANDING},
+        {Kind.STATE},
         """delete from helix.entry where id = (select min(entry) from helix.batch
                                                where retired_at is not null)""",
     ),
     "a batch was given to another queue": (
-        {Kind.QUEUE, Kind.HASH, Kind.STANDING},
+        {Kind.QUEUE, Kind.HASH, Kind.STATE},
         f"""update helix.entry set queue[1] = (select id from helix.queue where tenant = 'b')
             where {LAST}""",
     ),

@@ -100,4 +100,4 @@ def test_recover_is_not_for_clients(busy):
     done = helixq(busy, "recover", "--reason", "because", role="app_a")
     assert done.code == Exit.REFUSED
     assert "permission denied" in done.err
-    assert "helix_operator (people)" in done.err
+    assert "helix_operator (administration)" in done.err

@@ -14,7 +14,7 @@ import pytest
 
 from helixqueue import errors
 from helixqueue.engine import calls
-from helixqueue.postgres.database import AsyncDatabase, parsed
+from helixqueue.postgres.database import AsyncDatabase, parse_dsn
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.postgres.statements import statements
@@ -302,19 +302,19 @@ def test_no_password_is_in_any_message(database):
 def test_the_rest_of_a_password_is_no_host_port_or_database(password):
     """With libpq a password ends at the first @ or /, and what is behind would be shown."""
     with pytest.raises(errors.Refused) as refused:
-        parsed(f"postgresql://app:{password}@db.lab/helix")
+        parse_dsn(f"postgresql://app:{password}@db.lab/helix")
     assert "ter2" not in str(refused.value)
-    assert parsed("postgresql://app:hun%40ter2@db.lab:5433,other/helix?sslmode=require")
+    assert parse_dsn("postgresql://app:hun%40ter2@db.lab:5433,other/helix?sslmode=require")
 
 
 @pytest.mark.parametrize("host", ["%2Fvar%2Frun%2Fa@b", "@abstract", "a,b:1"])
 def test_hosts_of_every_kind_are_taken(host):
-    assert parsed(f"postgresql:///helix?host={host}")
+    assert parse_dsn(f"postgresql:///helix?host={host}")
 
 
 def test_an_empty_dsn_does_not_mean_whatever_runs_here():
     with pytest.raises(errors.Refused, match="got an empty one"):
-        parsed(" ")
+        parse_dsn(" ")
 
 
 def test_what_the_driver_cannot_send_is_refused_and_not_repeated(database):

@@ -201,13 +201,13 @@ def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
     served = []
 
     async def take(turns, whose):
-        async with turns.turn(whose):
+        async with turns.permit(whose):
             served.append(whose)
             await asyncio.sleep(0)
 
     async def crowd():
         turns = FairSemaphore(1)
-        assert turns.take_at_once("a")
+        assert turns.try_acquire("a")
         waiting = [asyncio.create_task(take(turns, whose)) for whose in "aaab"]
         leaving = asyncio.create_task(take(turns, "c"))
         late = asyncio.create_task(take(turns, "d"))
@@ -218,7 +218,7 @@ def test_who_waits_is_served_by_turns_and_what_nobody_takes_goes_on():
         late.cancel()
         waiting[0].cancel()  # it was handed its turn, and is not there any more
         await asyncio.gather(*waiting, leaving, late, return_exceptions=True)
-        assert turns.take_at_once("e"), "all was given back"
+        assert turns.try_acquire("e"), "all was given back"
 
     asyncio.run(crowd())
     assert served == ["b", "a", "a"]

@@ -81,7 +81,7 @@ def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind
             told = http.get(f"/v1/batches/{receipt.batch_id}/outcome")
         assert (told.status_code, told.headers["retry-after"]) == (503, "1")
         begun = time.monotonic()
-        with pytest.raises(Unavailable, match="database is away") as trouble:
+        with pytest.raises(Unavailable, match="database is unreachable") as trouble:
             helix.submit(lab.q, identity="s2", payload={})
         assert trouble.value.retry_after == 1
         assert 1 < time.monotonic() - begun < 15

@@ -11,7 +11,7 @@ import typer
 from helixqueue.cli import connection, show
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import sees_every_tenant
-from helixqueue.operate.check import Result, check
+from helixqueue.operate.check import CheckResult, check
 from helixqueue.transport.http import audits
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _check(
     raise typer.Exit(Exit.OK if well else Exit.NO if broken else Exit.UNAVAILABLE)
 
 
-def _asked(dsn: str | None, data: Path | None) -> tuple[bool, list[Result]]:
+def _asked(dsn: str | None, data: Path | None) -> tuple[bool, list[CheckResult]]:
     """Whether these are the rows of every tenant, and what was found."""
     chosen = connection.chosen_service()
     if chosen is None:
@@ -64,7 +64,7 @@ def _asked(dsn: str | None, data: Path | None) -> tuple[bool, list[Result]]:
         return told["every_tenant"], [_in_time(client, _read(one)) for one in told["results"]]
 
 
-def _in_time(client: HelixClient, result: Result) -> Result:
+def _in_time(client: HelixClient, result: CheckResult) -> CheckResult:
     """What did not fit into one request may fit into one of its own."""
     if not result.late:
         return result
@@ -72,11 +72,11 @@ def _in_time(client: HelixClient, result: Result) -> Result:
     return _read(alone)
 
 
-def _read(told: dict[str, Any]) -> Result:
-    return Result(**{one.name: told[one.name] for one in fields(Result)})
+def _read(told: dict[str, Any]) -> CheckResult:
+    return CheckResult(**{one.name: told[one.name] for one in fields(CheckResult)})
 
 
-def _tell(results: list[Result], *, everything: bool) -> None:
+def _tell(results: list[CheckResult], *, everything: bool) -> None:
     broken = [result for result in results if result.count]
     skipped = [result for result in results if result.skipped is not None]
     if broken or skipped:
@@ -102,11 +102,11 @@ def _tell(results: list[Result], *, everything: bool) -> None:
         show.progress("this role or token sees its own tenants only; nothing else was checked")
 
 
-def _instead(result: Result) -> str:
+def _instead(result: CheckResult) -> str:
     return "ask the database itself, with --dsn" if result.late else "ask as the owner"
 
 
-def _first(result: Result) -> str:
+def _first(result: CheckResult) -> str:
     """The first witness, short enough for a line; `--json` has ten of them in full."""
     text = json.dumps(result.witnesses[0], ensure_ascii=False) if result.witnesses else ""
     return text if len(text) <= 200 else text[:199] + "…"

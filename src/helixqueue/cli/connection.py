@@ -386,10 +386,10 @@ def _permitted(database: Database | Reached, named: str) -> str:
 
 def _without_password(dsn: str) -> str:
     """Where it leads, as key=value; the password never reaches a screen or a log."""
-    from helixqueue.postgres.database import parsed  # noqa: PLC0415 - a service needs no driver
+    from helixqueue.postgres.database import parse_dsn  # noqa: PLC0415 - a service needs no driver
 
     try:
-        parts = parsed(dsn)
+        parts = parse_dsn(dsn)
     except Refused as error:
         raise typer.BadParameter(str(error)) from None
     return " ".join(

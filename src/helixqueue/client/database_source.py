@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from helixqueue.errors import NotInstalled, Refused
-from helixqueue.postgres.database import parsed
+from helixqueue.postgres.database import parse_dsn
 
 if TYPE_CHECKING:
     from helixqueue.embedded import Postgres
@@ -29,7 +29,7 @@ class ServerSource:
     """A PostgreSQL that others run."""
 
     def __init__(self, dsn: str) -> None:
-        parsed(dsn)
+        parse_dsn(dsn)
         self._dsn = dsn
 
     def open(self) -> str:

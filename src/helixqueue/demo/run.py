@@ -17,7 +17,7 @@ from helixqueue.demo.sheet import TENANT, Row, submit_sheet
 from helixqueue.engine import reads
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import ReplayResult, replay
-from helixqueue.operate.check import Result, check
+from helixqueue.operate.check import CheckResult, check
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 
@@ -59,7 +59,7 @@ class Shown:
     refusals: list[Refusal]
     story: BatchDetail  # of the frozen worker's batch
     replayed: ReplayResult
-    checked: list[Result]
+    checked: list[CheckResult]
 
     @property
     def once(self) -> bool:

@@ -1,8 +1,8 @@
 """The hash chain of the ledger, implemented a second time.
 
 `helix.entry_hash` computes the chain inside PostgreSQL. This is the same byte encoding in Python,
-so that a replay does not rely on the database's word about its own history; a property test
-compares the two. The encoding is fixed for ever: the hashes of the distinct entries before, the
+so that a replay does not have to trust the database about its own history; a property test
+compares the two. The encoding never changes: the hashes of the distinct entries before, the
 time, nine header fields joined by `>`, then the arrays as PostgreSQL sends them.
 """
 
@@ -48,27 +48,27 @@ class LedgerEntry(NamedTuple):
     late: bool
     hash: bytes | None
     actor: str
-    batch: bytes | None  # null: the entry is archived, its arrays are empty
+    batch: bytes | None  # None: the entry is archived, its arrays are empty
     queue: bytes | None
     version: bytes | None
     attempt: bytes | None
     before: bytes | None
     content: bytes | None
-    sound: bool | None = None  # the database verified the hash; null: it is to be verified here
+    sound: bool | None = None  # whether the database verified the hash; None: verify it here
 
 
 def moment(at: int) -> datetime:
-    """Raise OverflowError for times that Python's calendar does not reach."""
+    """Return the time; raises OverflowError if it is outside Python's calendar."""
     return _EPOCH + at * _MICROSECOND
 
 
 def microseconds(when: datetime) -> int:
-    """Return what `Entry.at` has for this time."""
+    """Return the value of `LedgerEntry.at` for this time."""
     return (when - _EPOCH) // _MICROSECOND
 
 
 def entry_hash(before: Sequence[bytes], entry: LedgerEntry) -> bytes:
-    """Return what `entry.hash` must be; `before`: the hashes of the distinct entries before it."""
+    """Return the expected `entry.hash`; `before`: the hashes of the distinct entries before it."""
     (number, part, at, xid, epoch, from_state, to_state, reason, late, _, actor, batch, queue,
      version, attempt, links, content, _) = entry  # fmt: skip
     text = (
@@ -78,7 +78,7 @@ def entry_hash(before: Sequence[bytes], entry: LedgerEntry) -> bytes:
     return sha256(
         b"".join(
             (
-                _hashes(before) if before else b"",
+                _hash_array(before) if before else b"",
                 _TIME(at),
                 text.encode(),
                 batch or b"",
@@ -92,7 +92,7 @@ def entry_hash(before: Sequence[bytes], entry: LedgerEntry) -> bytes:
     ).digest()
 
 
-def _hashes(values: Sequence[bytes]) -> bytes:
+def _hash_array(values: Sequence[bytes]) -> bytes:
     """`array_of` for hashes, which all have the same length."""
     return _ARRAY.pack(1, 0, BYTEA, len(values), 1) + _HASH_LENGTH + _HASH_LENGTH.join(values)
 
@@ -124,7 +124,7 @@ def integers(kind: int, array: bytes) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _elements(kind: int, count: int) -> Struct:
-    """Skips the head of the array, and the length of each element."""
+    """Return the layout of an array; it skips the head and the length of each element."""
     return Struct(f">{_ARRAY.size}x" + f"4x{_LETTERS[kind]}" * count)
 
 

@@ -1,16 +1,17 @@
-"""Replay: fold the ledger and compare the result with where the tables say batches stand (G4).
+"""Replay: folds the ledger and compares the result with the states in the tables (G4).
 
-Everything is read in one snapshot, so traffic need not stop. The fold is Python's own: a session
-that sees every tenant asks the database for entries, never for a verdict about them. It reads the
-ledger once, in the order of entries, and keeps one head per batch (see `fold` for the memory).
+Everything is read in one snapshot, so traffic can continue. The fold is implemented in Python: a
+session that sees every tenant reads entries from the database and trusts no verdict about them. It
+reads the ledger once, in the order of entries, and keeps one head per batch (see `fold` for the
+memory).
 
 A tenant's session cannot read whole entries, because they contain steps of other tenants. It
-replays page by page of its batches, along the links between their steps, and the database says for
-each entry whether the hash matches. So does a service, one stretch per request; an entry that is
-wrong is reported by each page that has a batch of it.
+replays its batches page by page, along the links between their steps, and the database verifies the
+hash of each entry. So does a service, one range per request. A wrong entry is reported by each page
+that has one of its batches.
 
-What a replay cannot see: a tail of entries that was cut off together with the rows that knew it.
-That takes signed heads of the chain, kept elsewhere.
+A replay cannot detect that the last entries were removed together with the rows that refer to them.
+That takes signed heads of the chain, stored elsewhere.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from psycopg.abc import Buffer
 
 STEPS_PER_PAGE = 100_000  # some 8 MB of arrays
-ENTRIES_MAX = 10_000  # of a page; the function returns no more
+ENTRIES_MAX = 10_000  # of a page; the SQL function returns no more
 FIRST_PAGE = 100
-STANDING_BATCHES = 10_000
+STATE_BATCHES = 10_000
 CHAIN_BATCHES = 1_000
 _ARRAY_OIDS = {"int8[]": 1016, "int4[]": 1007, "int2[]": 1005, "bytea[]": 1001}
 
@@ -48,7 +49,7 @@ class StoredState(NamedTuple):
 
     reached: int  # the last batch of this page
     retired: bool
-    working: bool  # they have a row of work
+    has_work: bool  # they have a row in helix.work
     state: str | None
     batch: bytes
     queue: bytes
@@ -61,10 +62,10 @@ class StoredState(NamedTuple):
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay read and what was wrong. `violations` keeps the first `limit` of `violated`."""
+    """The result of a replay. `violations` keeps the first `limit` of `violated`."""
 
     events: int = 0
-    batches: int = 0  # that stand somewhere
+    batches: int = 0  # that are not retired
     retired: int = 0  # that have a tombstone
     violated: int = 0
     violations: list[Violation] = field(default_factory=list)
@@ -74,21 +75,21 @@ class ReplayResult:
     def clean(self) -> bool:
         return self.violated == 0
 
-    def note(self, found: list[Violation], limit: int) -> None:
-        self.violated += len(found)
-        self.violations += found[: max(limit - len(self.violations), 0)]
-        found.clear()
+    def add(self, violations: list[Violation], limit: int) -> None:
+        self.violated += len(violations)
+        self.violations += violations[: max(limit - len(self.violations), 0)]
+        violations.clear()
 
 
 def estimate(connection: Connection[Any]) -> int:
-    """About how many events there are, without counting them."""
+    """Estimate the number of events without counting them."""
     with snapshot(connection):
         row = connection.execute(_sql("estimate")).fetchone()
     return 0 if row is None else int(row[0])
 
 
 def sees_every_tenant(connection: Connection[Any]) -> bool:
-    """Whether this connection reads everything, or only the rows of some tenants."""
+    """Return whether this connection sees the rows of all tenants."""
     with snapshot(connection):
         return _sees_every_tenant(connection)
 
@@ -106,24 +107,24 @@ def replay(
     """Fold the ledger; `progress` is called with the number of events read, page by page.
 
     Batches of tenants that the connection's role may not see are not replayed: use an operator's
-    role. `batches` asks for one stretch: so many batches after the batch `after`; it ends earlier,
-    between two pages, when `seconds` have passed. `enter` begins the transaction, for connections
-    that serve many tenants.
+    role. `batches` limits the replay to that many batches after the batch `after`; it stops
+    earlier, between two pages, after `seconds`. `enter` begins the transaction on connections that
+    serve many tenants.
     """
-    replayed = ReplayResult()
+    result = ReplayResult()
     with snapshot(connection, enter):
         if batches is None and _sees_every_tenant(connection):
-            _replay_whole(connection, replayed, progress, limit)
+            _replay_whole(connection, result, progress, limit)
         else:
             deadline = time.monotonic() + seconds
-            most = math.inf if batches is None else batches
-            _replay_pages(connection, replayed, progress, limit, (after, most, deadline))
-    return replayed
+            count = math.inf if batches is None else batches
+            _replay_pages(connection, result, progress, limit, (after, count, deadline))
+    return result
 
 
 def _replay_whole(
     connection: Connection[Any],
-    replayed: ReplayResult,
+    result: ReplayResult,
     progress: Callable[[int], None] | None,
     limit: int,
 ) -> None:
@@ -131,67 +132,67 @@ def _replay_whole(
     for page in _ledger(connection):
         for entry in page:
             folded.add(entry)
-        replayed.note(folded.violations, limit)
-        replayed.events = folded.events
+        result.add(folded.violations, limit)
+        result.events = folded.events
         if progress is not None:
             progress(folded.events)
     after = 0
-    while standing := _standing(connection, after, STANDING_BATCHES):
-        after = standing[0].reached
-        replayed.note(_compare(folded, standing, replayed), limit)
-    replayed.note([_nowhere(batch, head) for batch, head in folded.heads.items()], limit)
+    while states := _stored_states(connection, after, STATE_BATCHES):
+        after = states[0].reached
+        result.add(_compare(folded, states, result), limit)
+    result.add([_no_work_row(batch, head) for batch, head in folded.heads.items()], limit)
 
 
 def _replay_pages(
     connection: Connection[Any],
-    replayed: ReplayResult,
+    result: ReplayResult,
     progress: Callable[[int], None] | None,
     limit: int,
-    stretch: tuple[int, float, float],
+    batch_range: tuple[int, float, float],
 ) -> None:
-    after, left, deadline = stretch
+    after, left, deadline = batch_range
     while left > 0:
         size = int(min(left, CHAIN_BATCHES))
-        standing = _standing(connection, after, size)
-        if not standing:
-            replayed.stopped_at = None
+        states = _stored_states(connection, after, size)
+        if not states:
+            result.stopped_at = None
             return
         folded = Fold()
         for entry in _chains(connection, after, size):
             folded.add(entry)
-        replayed.note(folded.violations, limit)
-        replayed.note(_compare(folded, standing, replayed), limit)
-        replayed.events += folded.events
-        after = replayed.stopped_at = standing[0].reached
+        result.add(folded.violations, limit)
+        result.add(_compare(folded, states, result), limit)
+        result.events += folded.events
+        after = result.stopped_at = states[0].reached
         left -= size
         if progress is not None:
-            progress(replayed.events)
+            progress(result.events)
         if time.monotonic() > deadline:
             return
 
 
 def _ledger(connection: Connection[Any]) -> Iterator[list[LedgerEntry]]:
-    """The whole ledger in pages of about as many steps."""
-    place = {"id": 0, "part": 0, "limit": FIRST_PAGE}
-    while page := _entries(connection, "entries", place):
+    """Read the whole ledger in pages of about STEPS_PER_PAGE steps."""
+    position = {"id": 0, "part": 0, "limit": FIRST_PAGE}
+    while page := _entries(connection, "entries", position):
         yield page
         steps = sum(len(entry.batch or b"") // 12 - 1 for entry in page)  # 12 bytes each, 20 ahead
         size = min(max(STEPS_PER_PAGE * len(page) // max(steps, 1), 1), ENTRIES_MAX)
-        place = {"id": page[-1].id, "part": page[-1].part, "limit": size}
+        position = {"id": page[-1].id, "part": page[-1].part, "limit": size}
 
 
 def _chains(connection: Connection[Any], after: int, size: int) -> list[LedgerEntry]:
     return _entries(connection, "chains", {"after": after, "limit": size})
 
 
-def _entries(connection: Connection[Any], name: str, place: dict[str, int]) -> list[LedgerEntry]:
+def _entries(connection: Connection[Any], name: str, args: dict[str, int]) -> list[LedgerEntry]:
     with _raw_cursor(connection) as cursor:
-        return list(map(LedgerEntry._make, cursor.execute(_sql(name), place, binary=True)))
+        return list(map(LedgerEntry._make, cursor.execute(_sql(name), args, binary=True)))
 
 
-def _standing(connection: Connection[Any], after: int, size: int) -> list[StoredState]:
+def _stored_states(connection: Connection[Any], after: int, size: int) -> list[StoredState]:
     with _raw_cursor(connection) as cursor:
-        rows = cursor.execute(_sql("standing"), {"after": after, "limit": size}, binary=True)
+        rows = cursor.execute(_sql("stored_states"), {"after": after, "limit": size}, binary=True)
         return list(map(StoredState._make, rows))
 
 
@@ -222,16 +223,16 @@ def _sql(name: str) -> bytes:
     return statements("helixqueue.ledger", "replay.sql")[name].sql.encode()
 
 
-def _compare(folded: Fold, page: list[StoredState], replayed: ReplayResult) -> list[Violation]:
-    """Compare heads with where their batches stand, and drop them."""
-    found: list[Violation] = []
+def _compare(folded: Fold, page: list[StoredState], result: ReplayResult) -> list[Violation]:
+    """Compare heads with the stored states of their batches, and drop the heads."""
+    violations: list[Violation] = []
     for rows in page:
         batches = integers(INT8, rows.batch)
         if rows.retired:
-            replayed.retired += len(batches)
+            result.retired += len(batches)
         else:
-            replayed.batches += len(batches)
-        stands = zip(
+            result.batches += len(batches)
+        positions = zip(
             integers(INT8, rows.entry),
             integers(INT4, rows.version),
             integers(INT2, rows.attempt),
@@ -241,58 +242,61 @@ def _compare(folded: Fold, page: list[StoredState], replayed: ReplayResult) -> l
             strict=True,
         )
         pop = folded.heads.pop
-        plain = rows.working != rows.retired
+        is_consistent = rows.has_work != rows.retired
         known = _known(rows)
-        for batch, stand in zip(batches, stands, strict=True):
+        for batch, position in zip(batches, positions, strict=True):
             head = pop(batch, None)
             if (
-                plain
+                is_consistent
                 and head is not None
-                and head.standing[:known] == stand[:known]
+                and head.position[:known] == position[:known]
                 and head.state == rows.state
                 and (rows.retired or not head.archived)
             ):
                 continue
-            found += _examine(folded, batch, head, rows, stand)
-    return found
+            violations += _examine(folded, batch, head, rows, position)
+    return violations
 
 
 def _examine(
-    folded: Fold, batch: int, head: Head | None, rows: StoredState, stand: tuple[int, ...]
+    folded: Fold, batch: int, head: Head | None, rows: StoredState, position: tuple[int, ...]
 ) -> Iterator[Violation]:
-    """Name everything that is wrong with where one batch stands."""
-    entry, version, attempt, *_ = stand
+    """Yield everything that is wrong with the stored state of one batch."""
+    entry, version, attempt, *_ = position
     if rows.retired:
-        if rows.working:
+        if rows.has_work:
             yield Violation(
-                Kind.REMAINS, batch, f"batch {batch}: was retired, and still has a row of work"
+                Kind.RETIRED_WORK, batch, f"batch {batch}: was retired but still has a row of work"
             )
             return
-        if entry in folded.archived and (head is None or head.standing[0] < entry):
+        if entry in folded.archived and (head is None or head.position[0] < entry):
             return
-    elif not rows.working:
+    elif not rows.has_work:
         if head is not None:
-            yield _nowhere(batch, head)
+            yield _no_work_row(batch, head)
         else:
-            yield Violation(Kind.NOWHERE, batch, f"batch {batch}: has no row of work and no step")
+            yield Violation(
+                Kind.NO_WORK_ROW, batch, f"batch {batch}: has no row of work and no step"
+            )
         return
-    says = "was retired" if rows.retired else "stands"
+    stored = "was retired" if rows.retired else "is stored"
     if head is None:
         yield Violation(
-            Kind.UNTOLD,
+            Kind.NO_STEPS,
             batch,
-            f"batch {batch}: {says} as {rows.state}, version {version}, but the ledger has no step",
+            f"batch {batch}: {stored} as {rows.state}, version {version}, but has no step in the "
+            "ledger",
         )
         return
     known = _known(rows)
-    if (head.state, head.standing[:known]) != (rows.state, stand[:known]):
+    if (head.state, head.position[:known]) != (rows.state, position[:known]):
         yield Violation(
-            Kind.STANDING,
+            Kind.STATE,
             batch,
-            f"batch {batch}: {says} as {rows.state}, version {version}, attempt {attempt}; its "
+            f"batch {batch}: {stored} as {rows.state}, version {version}, attempt {attempt}; its "
             f"steps lead to {head.state}, version {head.version}, attempt {head.attempt}"
-            + ("" if head.standing[3] == stand[3] else ", in another queue")
-            + ("" if head.standing[4:known] == stand[4:known] else ", under another token"),
+            + ("" if head.position[3] == position[3] else ", in another queue")
+            + ("" if head.position[4:known] == position[4:known] else ", under another token"),
         )
     if head.archived and not rows.retired:
         yield Violation(
@@ -301,21 +305,21 @@ def _examine(
 
 
 def _known(rows: StoredState) -> int:
-    """How many numbers of `Head.standing` these rows have; a tombstone has no token."""
+    """Return how many numbers of `Head.position` these rows have; a tombstone has no token."""
     return 4 if rows.retired else 6
 
 
-def _nowhere(batch: int, head: Head) -> Violation:
+def _no_work_row(batch: int, head: Head) -> Violation:
     return Violation(
-        Kind.NOWHERE,
+        Kind.NO_WORK_ROW,
         batch,
-        f"batch {batch}: its steps lead to {head.state}, version {head.version}, but no row says "
-        "where it stands",
+        f"batch {batch}: its steps lead to {head.state}, version {head.version}, but it has no row "
+        "of work",
     )
 
 
 def document(violation: Violation, *, entries: bool = True) -> dict[str, Any]:
-    """As JSON. `entries`: also numbers of entries, which tell of the calls of all tenants."""
+    """Return it as JSON. `entries`: with numbers of entries, which count calls of all tenants."""
     witness = violation.witness
     return {
         "kind": violation.kind,
@@ -327,10 +331,10 @@ def document(violation: Violation, *, entries: bool = True) -> dict[str, Any]:
 
 def _step(step: Step, *, entries: bool) -> dict[str, Any]:
     try:
-        when = moment(step.at).isoformat()
-    except OverflowError:  # infinity, or a year beyond the calendar: the entry was forged
-        when = f"{step.at} microseconds after 2000-01-01"
+        at = moment(step.at).isoformat()
+    except OverflowError:  # infinity, or a year outside the calendar: the entry was forged
+        at = f"{step.at} microseconds after 2000-01-01"
     hidden = () if entries else ("entry", "part", "before")
     return {name: value for name, value in step._asdict().items() if name not in hidden} | {
-        "at": when
+        "at": at
     }

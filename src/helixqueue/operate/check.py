@@ -1,10 +1,10 @@
-"""Every invariant as a query: damage that the guards could not prevent is detected here.
+"""Checks every invariant with a query, to detect damage that the guards could not prevent.
 
 The invariants of rows are functions of the database (engine/sql/85_check.sql and the two files
-after it), asked set by set through `helix.read_check_v1`: so one text serves operators, for every
-row, and tenants, for their own. Those that rest on secrets or on the catalogues are in
-`check_secrets.sql` and `check_schema.sql`. Each has its promise, its meaning and its remedy beside
-it. They read one snapshot, so traffic need not stop.
+after it), run set by set through `helix.read_check_v1`: the same text checks all rows for operators
+and a tenant's own rows for tenants. Invariants that read secrets or the catalogues are in
+`check_secrets.sql` and `check_schema.sql`. Each has its promise, meaning and remedy as notes. All
+read one snapshot, so traffic can continue.
 """
 
 from __future__ import annotations
@@ -28,23 +28,21 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 WITNESSES = 10
-LATE = "it did not end in time"  # of an invariant that was skipped for that
-LEAST_SECONDS = 0.05  # with less left, an invariant is not begun
+TIMED_OUT = "it did not end in time"  # why an invariant was skipped
+SECONDS_MIN = 0.05  # with less time left, an invariant is not started
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """`asked` is the set that it belongs to, or the query itself."""
-
     name: str
     notes: dict[str, str]
-    asked: str
-    of_set: bool
+    query: str  # the name of its set, or SQL
+    in_set: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One invariant: `count` rows break it, the first of them are `witnesses`."""
+class CheckResult:
+    """One invariant: `count` rows violate it, the first of them are `witnesses`."""
 
     name: str
     promise: str  # G1 to G11, see docs/guarantees.md
@@ -52,7 +50,7 @@ class Result:
     meaning: str
     remedy: str
     witnesses: list[dict[str, Any]] = field(default_factory=list)
-    skipped: str | None = None  # why the query could not be asked: this proves nothing then
+    skipped: str | None = None  # why the query did not run; nothing is proven then
 
     @property
     def holds(self) -> bool:
@@ -60,25 +58,25 @@ class Result:
 
     @property
     def late(self) -> bool:
-        return self.skipped == LATE
+        return self.skipped == TIMED_OUT
 
 
-# How many rows break an invariant, and the first of them.
-Found = tuple[int, list[dict[str, Any]]]
+# The number of rows that violate an invariant, and the first of them.
+Violations = tuple[int, list[dict[str, Any]]]
 
 
 @cache
 def invariants() -> dict[str, Invariant]:
-    """By name, in the order in which they are asked."""
-    found = {
-        name: Invariant(name, notes, group, of_set=True)
+    """Return all invariants by name, in the order in which they run."""
+    by_name = {
+        name: Invariant(name, notes, group, in_set=True)
         for group, members in release.check_sets().items()
         for name, notes in members.items()
     }
     for file in ("check_secrets.sql", "check_schema.sql"):
         for name, statement in statements("helixqueue.operate", file).items():
-            found[name] = Invariant(name, statement.notes, statement.sql, of_set=False)
-    return found
+            by_name[name] = Invariant(name, statement.notes, statement.sql, in_set=False)
+    return by_name
 
 
 def check(
@@ -88,66 +86,71 @@ def check(
     seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
     enter: Callable[[Connection[Any]], None] | None = None,
-) -> list[Result]:
-    """Ask for violations of every invariant; `progress` is called with each name beforehand.
+) -> list[CheckResult]:
+    """Query the violations of every invariant; `progress` is called with each name beforehand.
 
-    `only` names some of them. All of them together have so many `seconds`: each set or query what
-    those before it left. One that does not end in its time is skipped, and is late.
+    `only` selects invariants by name. `seconds` limits all of them together; an invariant that does
+    not end in the remaining time is skipped and reported as late.
 
-    Use the role that migrates: an operator's login sees every tenant, but not the secrets of the
-    fingerprints, and the invariants that rest on those are skipped. A role that is bound to tenants
-    checks the rows of these. `enter` as in `snapshot`.
+    Use the role that migrates: an operator's login sees every tenant but not the keys of the
+    fingerprints, and skips the invariants that need them. A role that is bound to tenants checks
+    their rows only. `enter` as in `snapshot`.
     """
-    results: list[Result] = []
+    results: list[CheckResult] = []
     deadline = None if seconds is None else time.monotonic() + seconds
-    wanted = [one for one in invariants().values() if only is None or one.name in only]
+    selected = [
+        invariant for invariant in invariants().values() if only is None or invariant.name in only
+    ]
     with snapshot(connection, enter):
-        # Definitions in the catalogues are written with their schemas, as in schema.sql.
+        # The catalogues then show definitions with schema names, as in expected_schema.json.
         connection.execute("set local search_path = pg_catalog, pg_temp")
-        for asked, group in groupby(wanted, lambda one: one.asked):
+        for query, group in groupby(selected, lambda invariant: invariant.query):
             members = list(group)
-            for one in members:
-                if progress is not None:
-                    progress(one.name)
+            if progress is not None:
+                for invariant in members:
+                    progress(invariant.name)
             left = None if deadline is None else deadline - time.monotonic()
-            results += _ask(connection, asked, members, left)
+            results += _run(connection, query, members, left)
     return results
 
 
-def _ask(
-    connection: Connection[Any], asked: str, members: list[Invariant], seconds: float | None
-) -> list[Result]:
-    found: dict[str, Found] = {}
+def _run(
+    connection: Connection[Any], query: str, members: list[Invariant], seconds: float | None
+) -> list[CheckResult]:
+    violations: dict[str, Violations] = {}
     skipped = None
     try:
-        # Rolled back, so that its time limit does not apply to the next one.
+        # Rolled back, so that its time limit does not apply to the next.
         with connection.transaction(force_rollback=True):
             if seconds is not None:
-                if seconds < LEAST_SECONDS:
-                    raise QueryCanceled  # as the server would
+                if seconds < SECONDS_MIN:
+                    raise QueryCanceled  # like the server
                 limit_statement_time(connection, seconds)
-            if members[0].of_set:
-                rows = connection.execute("select * from helix.read_check_v1(%s)", (asked,))
-                found = {name: (count, witnesses) for name, count, witnesses in rows}
+            if members[0].in_set:
+                rows = connection.execute("select * from helix.read_check_v1(%s)", (query,))
+                violations = {name: (count, witnesses) for name, count, witnesses in rows}
             else:
-                found = {members[0].name: _violations(connection, asked)}
+                violations = {members[0].name: _violations(connection, query)}
     except InsufficientPrivilege as denied:
         skipped = f"role {connection.info.user}: {denied.diag.message_primary}"
     except QueryCanceled:
-        skipped = LATE
-    return [_result(one, found.get(one.name, (0, [])), skipped) for one in members]
+        skipped = TIMED_OUT
+    return [
+        _result(invariant, violations.get(invariant.name, (0, [])), skipped)
+        for invariant in members
+    ]
 
 
-def _violations(connection: Connection[Any], query: str) -> Found:
+def _violations(connection: Connection[Any], query: str) -> Violations:
     arguments = release.definitions() if "%(" in query else None
     row = connection.execute(_COUNTED.format(query, WITNESSES).encode(), arguments).fetchone()
     return row or (0, [])
 
 
-def _result(invariant: Invariant, found: Found, skipped: str | None) -> Result:
-    count, witnesses = found
+def _result(invariant: Invariant, violations: Violations, skipped: str | None) -> CheckResult:
+    count, witnesses = violations
     notes = invariant.notes
-    return Result(
+    return CheckResult(
         invariant.name,
         notes["promise"],
         count,
@@ -158,7 +161,7 @@ def _result(invariant: Invariant, found: Found, skipped: str | None) -> Result:
     )
 
 
-# Counted and shown from one evaluation; JSON carries any column without knowing its type.
+# Count and witnesses come from one evaluation; JSON represents columns of any type.
 _COUNTED = """
 with violation as materialized ({})
 select (select count(*) from violation),

@@ -1,33 +1,33 @@
--- Invariants of the schema itself: the objects that keep the rows right must exist, be switched on and be
--- those of this release. Notes as in engine/sql/85_check.sql. They read catalogues only, so any login may
--- ask, and the connection itself runs them.
+-- Invariants of the schema itself: the objects that protect the rows must exist, be enabled and be those of
+-- this release. Notes as in engine/sql/85_check.sql. They read catalogues only, so any login can run
+-- them on its own connection.
 
 -- name: trigger_tampered
 -- promise: G3
 -- means: A guard, or a trigger that checks steps or writes the ledger, is missing, disabled, not ENABLE
 --        ALWAYS or changed: rows can change without a ledger entry.
--- action: Create it again as in operate/expected_schema.json and enable it always, then run helixq replay: it shows what
---         happened meanwhile.
-with here as (
+-- action: Create it again as in operate/expected_schema.json and enable it always, then run helixq replay, which
+--         shows what happened meanwhile.
+with found as (
   select c.relname::text as "table", g.tgname::text as trigger, g.tgenabled,
          pg_get_triggerdef(g.oid) as definition
   from pg_class c left join pg_trigger g on g.tgrelid = c.oid and not g.tgisinternal
   where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 )
-select coalesce(h.table, r.table) as "table", coalesce(h.trigger, r.trigger) as trigger,
-       case when h.trigger is null then 'missing'
+select coalesce(f.table, r.table) as "table", coalesce(f.trigger, r.trigger) as trigger,
+       case when f.trigger is null then 'missing'
             when r.trigger is null then 'unknown'
-            when h.tgenabled = 'D' then 'disabled'
-            when h.tgenabled <> 'A' then 'not enable always'
+            when f.tgenabled = 'D' then 'disabled'
+            when f.tgenabled <> 'A' then 'not enable always'
             else 'changed' end as what
-from here h
+from found f
 full join unnest(%(trigger_table)s::text[], %(trigger_name)s::text[], %(trigger_definition)s::text[])
-  as r ("table", trigger, definition) on r.table = h.table and r.trigger = h.trigger
-where h.trigger is null or r.trigger is null or h.tgenabled <> 'A' or h.definition <> r.definition;
+  as r ("table", trigger, definition) on r.table = f.table and r.trigger = f.trigger
+where f.trigger is null or r.trigger is null or f.tgenabled <> 'A' or f.definition <> r.definition;
 
 -- name: rule_present
 -- promise: G3
--- means: A rewrite rule stands on a table of the engine: statements are not what they seem.
+-- means: A table of the engine has a rewrite rule: statements do something else than they say.
 -- action: Drop the rule.
 select c.relname as table, r.rulename as rule
 from pg_rewrite r join pg_class c on c.oid = r.ev_class
@@ -35,8 +35,8 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p');
 
 -- name: unique_missing
 -- promise: G2
--- means: A primary key or unique index that a promise rests on is missing or invalid.
--- action: Create it again; if that fails, rows are doubled, and other invariants show which.
+-- means: A primary key or unique index that a guarantee needs is missing or invalid.
+-- action: Create it again; if that fails, there are duplicate rows, and other invariants show which.
 select w.name as table, w.columns
 from (values ('batch', '{id}'::text[]), ('batch', '{key}'), ('work', '{batch}'),
              ('result', '{batch,version}'),
@@ -71,7 +71,7 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 -- promise: G10
 -- means: The policies of a table are not those of this release: one was added, dropped or changed.
 -- action: Drop its policies and create them again as in operate/expected_schema.json.
-with here as (
+with found as (
   select c.relname::text as "table", p.polname::text as policy,
          concat_ws(' ', case when not p.polpermissive then 'AS RESTRICTIVE' end,
                    case p.polcmd when 'r' then 'FOR SELECT' when 'a' then 'FOR INSERT'
@@ -84,14 +84,14 @@ with here as (
   from pg_policy p join pg_class c on c.oid = p.polrelid
   where c.relnamespace = 'helix'::regnamespace
 )
-select coalesce(h.table, r.table) as "table", coalesce(h.policy, r.policy) as policy,
-       case when h.policy is null then 'missing' when r.policy is null then 'unknown'
+select coalesce(f.table, r.table) as "table", coalesce(f.policy, r.policy) as policy,
+       case when f.policy is null then 'missing' when r.policy is null then 'unknown'
             else 'changed' end as what
-from here h
+from found f
 full join unnest(%(policy_table)s::text[], %(policy_name)s::text[], %(policy_definition)s::text[])
-  as r ("table", policy, definition) on r.table = h.table and r.policy = h.policy
-where h.policy is null or r.policy is null
-   or regexp_replace(h.definition, '\s+', ' ', 'g') <> r.definition;
+  as r ("table", policy, definition) on r.table = f.table and r.policy = f.policy
+where f.policy is null or r.policy is null
+   or regexp_replace(f.definition, '\s+', ' ', 'g') <> r.definition;
 
 -- name: function_tampered
 -- promise: G3
@@ -99,27 +99,27 @@ where h.policy is null or r.policy is null
 --        DEFINER or its owner differ, or it is missing or unknown.
 -- action: Run helixq migrate if the release is newer; otherwise it was replaced, so create it again from
 --         engine/sql.
-select coalesce(here.name, release.name) as function,
-       case when here.name is null then 'missing'
+select coalesce(found.name, release.name) as function,
+       case when found.name is null then 'missing'
             when release.name is null then 'unknown'
-            when here.body <> release.body then 'body'
-            when here.definer <> release.definer then 'security definer'
-            when here.settings <> release.settings then 'settings'
+            when found.body <> release.body then 'body'
+            when found.definer <> release.definer then 'security definer'
+            when found.settings <> release.settings then 'settings'
             else 'owner' end as what
 from (select p.proname::text as name, p.prosrc as body, p.prosecdef as definer,
              coalesce((select string_agg(c.setting, ';' order by c.setting collate "C")
                        from (select lower(replace(c, ' ', '')) from unnest(p.proconfig) c) c (setting)),
                       '') as settings,
              p.proowner::regrole::text as owner
-      from pg_proc p where p.pronamespace = 'helix'::regnamespace) here
+      from pg_proc p where p.pronamespace = 'helix'::regnamespace) found
 full join unnest(%(function_name)s::text[], %(function_body)s::text[],
                  %(function_definer)s::bool[], %(function_settings)s::text[])
-  as release (name, body, definer, settings) on release.name = here.name
-where here.name is null or release.name is null or here.body <> release.body
-   or here.definer <> release.definer or here.settings <> release.settings
-   -- As 99_grants.sql gives them away.
-   or here.owner <> case when here.name in ('protect', 'protect_table') then 'helix_owner'
-                         when starts_with(here.name, 'read_') then 'helix_reader'
+  as release (name, body, definer, settings) on release.name = found.name
+where found.name is null or release.name is null or found.body <> release.body
+   or found.definer <> release.definer or found.settings <> release.settings
+   -- The owners that 99_grants.sql sets.
+   or found.owner <> case when found.name in ('protect', 'protect_table') then 'helix_owner'
+                         when starts_with(found.name, 'read_') then 'helix_reader'
                          else 'helix_engine' end
 union all
 -- The guards trust every function that runs as helix_engine, and policies every one of helix_reader.
@@ -169,7 +169,7 @@ where acl.grantee = 0;
 -- name: table_granted
 -- promise: G10
 -- means: A role besides the engine, the reader and operators has a privilege on a table, a column or a
---        sequence: it can read or write past the functions, and EXPLAIN shows it the rows of others.
+--        sequence: it can bypass the functions, and EXPLAIN shows it the rows of other tenants.
 -- action: Revoke it; clients need no privilege on tables.
 select o.name, acl.grantee::regrole::text as role, acl.privilege_type as privilege
 from (select c.relname::text as name, c.relacl as acl from pg_class c
@@ -184,7 +184,7 @@ where acl.grantee <> 0
 
 -- name: function_granted
 -- promise: G10
--- means: A role may call a function that runs with the rights of the engine and is not meant for it.
+-- means: A role may call a function of the engine that is not meant for this role.
 -- action: Revoke it, as 99_grants.sql does.
 select p.proname as function, acl.grantee::regrole::text as role
 from pg_proc p cross join lateral aclexplode(p.proacl) acl

@@ -1,10 +1,10 @@
 """Runs calls on a caller's own connection, as part of the caller's transaction.
 
-Connections are told by the names of their classes: an application that uses one of the libraries
-has imported it, and nobody else should have to. SQLAlchemy's async objects hand their sync selves
-to a function (`run_sync`), so one path serves all four of its kinds.
+Connections are recognised by the names of their classes, so that none of the libraries has to be
+installed. SQLAlchemy's async objects pass their sync counterpart to a function (`run_sync`), so one
+path serves all four of its classes.
 
-asyncpg takes `$1` for `%s` and wants Python values that match the parameter's type; every argument
+asyncpg uses `$1` instead of `%s` and requires Python values of the parameter's type. Every argument
 of a call has a text form, so each is sent as text and cast twice.
 """
 
@@ -38,40 +38,40 @@ _ASYNC = (
     "asyncpg.Connection",
     "asyncpg.PoolConnectionProxy",
 )
-# A scoped session is a function that gives the session of this thread, request or task.
+# A scoped session is callable and returns the session of this thread, request or task.
 _SCOPED = ("sqlalchemy.scoped_session", "sqlalchemy.async_scoped_session")
 _DRIVERS = ("psycopg", "psycopg_async", "psycopg2", "asyncpg")
 _ERRORS = {
     "psycopg.Error",
     "asyncpg.PostgresError",
     "asyncpg.InterfaceError",
-    "asyncpg.InternalClientError",  # met the server's farewell while it began to ask
+    "asyncpg.InternalClientError",  # the server closed the connection as a statement began
     "sqlalchemy.DBAPIError",
     "builtins.OSError",
 }
 _PARAMETER = re.compile("%s::")
 
 
-def run_within(connection: Any, call: Call[T]) -> T:  # noqa: ANN401 - told by its class
-    """One call on a sync connection that is in a transaction."""
-    connection, kind = _told(connection)
+def run_within(connection: Any, call: Call[T]) -> T:  # noqa: ANN401 - any of _SYNC
+    """Run one call on a sync connection that is in a transaction."""
+    connection, kind = _recognise(connection)
     if kind not in _SYNC:
-        raise _wrong_kind(connection, kind, _SYNC, "AsyncHelixQueue" if kind in _ASYNC else None)
+        raise _unsupported(connection, kind, _SYNC, "AsyncHelixQueue" if kind in _ASYNC else None)
     with translating():
         if kind == "psycopg.Connection":
             _demand_transaction(connection)
             with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                 rows = cursor.execute(call.sql, call.args, binary=True).fetchall()
         else:
-            rows = _ask_alchemy(connection, call)
+            rows = _run_sqlalchemy(connection, call)
     return call.read(rows)
 
 
-async def run_within_async(connection: Any, call: Call[T]) -> T:  # noqa: ANN401 - as above
-    """One call on an async connection that is in a transaction."""
-    connection, kind = _told(connection)
+async def run_within_async(connection: Any, call: Call[T]) -> T:  # noqa: ANN401 - any of _ASYNC
+    """Run one call on an async connection that is in a transaction."""
+    connection, kind = _recognise(connection)
     if kind not in _ASYNC:
-        raise _wrong_kind(connection, kind, _ASYNC, "HelixQueue" if kind in _SYNC else None)
+        raise _unsupported(connection, kind, _ASYNC, "HelixQueue" if kind in _SYNC else None)
     with translating():
         if kind == "psycopg.AsyncConnection":
             _demand_transaction(connection)
@@ -83,35 +83,35 @@ async def run_within_async(connection: Any, call: Call[T]) -> T:  # noqa: ANN401
                 raise _not_in_transaction("async with connection.transaction()")
             rows = await connection.fetch(_dollars(call.sql), *map(_text, call.args))
         else:
-            rows = await connection.run_sync(_ask_alchemy, call)
+            rows = await connection.run_sync(_run_sqlalchemy, call)
     return call.read([tuple(row) for row in rows])
 
 
-def _told(connection: Any) -> tuple[Any, str]:  # noqa: ANN401 - any class, that is the question
-    """The connection and the name of its kind; "" for none of ours."""
+def _recognise(connection: Any) -> tuple[Any, str]:  # noqa: ANN401 - any class
+    """Return the connection and the name of its class; "" if it is not supported."""
     names = [f"{_library(kind)}.{kind.__name__}" for kind in type(connection).__mro__]
     if any(name in _SCOPED for name in names):
-        return _told(connection())
+        return _recognise(connection())
     return connection, next((name for name in names if name in (*_SYNC, *_ASYNC)), "")
 
 
-def _wrong_kind(
+def _unsupported(
     connection: object, kind: str, fitting: tuple[str, ...], other: str | None
 ) -> Refused:
     got = kind or f"{type(connection).__module__}.{type(connection).__qualname__}"
-    remedy = f"; that one goes with {other}" if other else ""
+    remedy = f"; use it with {other}" if other else ""
     return Refused(f"within: expected one of {', '.join(fitting)}; got {got}{remedy}")
 
 
 def _demand_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Outside autocommit psycopg begins a transaction with the first statement."""
+    """Without autocommit, psycopg begins a transaction with the first statement."""
     idle = connection.info.transaction_status is TransactionStatus.IDLE
     if connection.autocommit and idle:
         raise _not_in_transaction("with connection.transaction()")
 
 
-def _ask_alchemy(within: Any, call: Call[Any]) -> list[Row]:  # noqa: ANN401 - Session, Connection
-    """The rows, through a Session's connection or a Connection; both begin by themselves."""
+def _run_sqlalchemy(within: Any, call: Call[Any]) -> list[Row]:  # noqa: ANN401 - Session, Connection
+    """Return the rows, over a Session or Connection; both begin a transaction by themselves."""
     connection = within.connection() if hasattr(within, "flush") else within
     dialect = connection.dialect
     if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
@@ -123,33 +123,32 @@ def _ask_alchemy(within: Any, call: Call[Any]) -> list[Row]:  # noqa: ANN401 - S
         raise _not_in_transaction("another isolation level than AUTOCOMMIT")
     dollars = dialect.paramstyle.startswith("numeric")
     sql = _dollars(call.sql) if dollars else call.sql
-    answer = connection.exec_driver_sql(sql, tuple(map(_text, call.args)))
-    # psycopg2 gives bytes as views of its own buffer.
+    result = connection.exec_driver_sql(sql, tuple(map(_text, call.args)))
+    # psycopg2 returns bytes as views of its own buffer.
     return [
         tuple(bytes(value) if isinstance(value, memoryview) else value for value in row)
-        for row in answer
+        for row in result
     ]
 
 
 def _not_in_transaction(remedy: str) -> NotInTransaction:
     return NotInTransaction(
-        f"within: expected a connection in a transaction, got one that commits by itself; "
-        f"use {remedy}"
+        f"within: expected a connection in a transaction, got one in autocommit mode; use {remedy}"
     )
 
 
 @contextmanager
 def translating() -> Iterator[None]:
-    """Errors of the libraries become ours; any other is a bug and goes on as it is."""
+    """Translate the errors of the libraries; others are bugs and propagate unchanged."""
     try:
         yield
     except Exception as error:
         names = {f"{_library(kind)}.{kind.__name__}" for kind in type(error).__mro__}
         if "sqlalchemy.InvalidRequestError" in names:
-            # A session that was not begun, or whose transaction has failed.
+            # A session without a transaction, or whose transaction has failed.
             raise NotInTransaction(f"within: {error}") from error
         if names & _ERRORS:
-            # Nothing of this transaction has committed, so nothing is in doubt when it is lost.
+            # Nothing of this transaction has committed, so its outcome is known.
             raise translate(error, sent=False) from error
         raise
 

@@ -1,4 +1,4 @@
-"""Runs calls on psycopg, sync and async; one call is one transaction, or part of the caller's."""
+"""Runs calls on psycopg connections, sync and async; each call is one transaction."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from helixqueue.postgres.call import Call
 
 T = TypeVar("T")
-# Through pgbouncer a prepared statement may meet a session that never saw it: `pooled` turns
-# preparing off. Otherwise psycopg prepares what it sees for the third time.
+# Behind pgbouncer a prepared statement may reach a session that does not have it, so `pooled` turns
+# preparing off. Otherwise psycopg prepares a statement at its third use.
 _PREPARE_AFTER = 2
 
 
@@ -30,66 +30,66 @@ def connect_options(
     statement_seconds: float | None = None,
     tenant: str | None = None,
 ) -> dict[str, Any]:
-    """What every connection of ours has unless the DSN says otherwise: a bound on each wait."""
-    named = parsed(dsn)
+    """Return the default options of a connection, with a time limit on each wait; the DSN wins."""
+    named = parse_dsn(dsn)
     # libpq counts in whole seconds and reads 1 as 2.
     options: dict[str, Any] = {"connect_timeout": max(2, round(timeout_seconds))}
     options["application_name"] = "helixqueue"
     if "," in str(named.get("host", "")):
-        # Of several servers, the one that takes writes: after a failover another than before.
+        # Of several hosts, connect to the primary, which changes with a failover.
         options["target_session_attrs"] = "read-write"
     session = []
     if statement_seconds is not None:
-        # Bytes that nobody acknowledges: a cut cable ends a call as surely as a slow server.
+        # Limits the wait for TCP acknowledgements too, so a cut network ends a call in time.
         options["tcp_user_timeout"] = round(statement_seconds * 1000)
         session.append(f"-c statement_timeout={round(statement_seconds * 1000)}")
     if tenant is not None:
-        # Narrows a role that may act for several, and is what a role bound by setting needs.
+        # Restricts a role of several tenants to one; a role bound by setting needs it.
         session.append(f"-c helix.tenant={check_name('tenant', tenant)}")
     if session and not pooled:
-        # A pooler hands the settings of one session to another, or refuses them.
+        # A pooler would apply the settings to other clients, or refuse them.
         options["options"] = " ".join(session)
     return {name: value for name, value in options.items() if name not in named}
 
 
-def parsed(dsn: str) -> dict[str, Any]:
-    """The parts of a DSN; the error repeats nothing of it, for there may be a password inside.
+def parse_dsn(dsn: str) -> dict[str, Any]:
+    """Return the parts of a DSN. Errors do not quote it: it may contain a password.
 
-    A password with a bare @ or / in it ends early, and its rest would be taken for a host, a port
-    or a database, and shown as such.
+    An unescaped @ or / ends a password early; its rest would be parsed as a host, port or database
+    and shown as such, so such a DSN is refused.
     """
     try:
         parts = dict(conninfo_to_dict(dsn))
     except (psycopg.ProgrammingError, TypeError, AttributeError):
         raise Refused(
             "expected a DSN such as postgresql://user@host/database, got one that libpq cannot "
-            "read (not shown: it may hold a password; SQLAlchemy's postgresql+driver:// is not one)"
+            "parse (not shown: it may contain a password); a SQLAlchemy URL is no DSN"
         ) from None
     if not dsn.strip():
         raise Refused(
-            "expected a DSN such as postgresql://user@host/database, got an empty one; to go by "
+            "expected a DSN such as postgresql://user@host/database, got an empty one; to use "
             "PGHOST and the other variables of libpq, write postgresql://"
         )
-    if "://" in dsn and _password_spilt(parts):
+    if "://" in dsn and _has_unescaped_password(parts):
         raise Refused(
             "expected a DSN such as postgresql://user:password@host:5432/database, got one whose "
-            "host, port or database holds what looks like the rest of a password (not shown): "
-            "write @ as %40, / as %2F and % as %25 in the password"
+            "host, port or database contains what looks like part of a password (not shown): "
+            "escape @ as %40, / as %2F and % as %25 in the password"
         )
     return parts
 
 
-def _password_spilt(parts: dict[str, Any]) -> bool:
+def _has_unescaped_password(parts: dict[str, Any]) -> bool:
     # A host may be a directory or an abstract socket, which begins with @.
     hosts = [host for host in str(parts.get("host", "")).split(",") if host[:1] not in {"/", "@"}]
     ports = str(parts.get("port", "")).replace(",", "")
     return "@" in "".join([*hosts, str(parts.get("dbname", ""))]) or bool(ports.strip("0123456789"))
 
 
-def is_fit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Whether a connection that rests in a pool can be used; asks nobody.
+def is_usable(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Return whether an idle connection can be used, without a round trip.
 
-    A server has nothing to say to an idle session but that it ends, so readable means broken.
+    A server sends an idle session nothing but its termination, so a readable socket means broken.
     """
     if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
         return False
@@ -99,7 +99,7 @@ def is_fit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -
 
 
 class Database:
-    """One connection that runs calls. Not for two threads at a time."""
+    """One connection that runs calls. Not safe for concurrent use by threads."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
@@ -114,7 +114,7 @@ class Database:
         statement_seconds: float | None = None,
         tenant: str | None = None,
     ) -> Self:
-        """An autocommit connection: each call commits by itself."""
+        """Open an autocommit connection: each call commits by itself."""
         options = connect_options(
             dsn,
             pooled=pooled,

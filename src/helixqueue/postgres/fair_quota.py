@@ -1,12 +1,13 @@
-"""How many of so many places each tenant has, and whether it may have another.
+"""Shares a fixed number of slots between tenants.
 
-A tenant may have three times as many places as it leaves free. So one that is alone has three
-quarters of them. The next finds a quarter, and may have three quarters of that at once, and more as
-what the first one has comes to its end, until both have as many; a third likewise.
+A tenant may hold at most three times as many slots as are free after it takes one. A single tenant
+gets three quarters of all slots. A second tenant finds a quarter free, gets three quarters of that
+at once, and more as the first returns its slots, until both hold the same number; likewise for a
+third.
 
-Half for each would take more from a tenant that is alone, as it is in most deployments, and two
-tenants could shut a third out. To end what one has when another comes would set nothing aside, but
-not everything that is counted here can be ended.
+Reserving half for each would take more from a single tenant, which is the most common deployment,
+and two tenants could lock out a third. Revoking slots when another tenant arrives would waste
+none, but not everything that is counted here can be interrupted.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-TIMES_THE_FREE: Final = 3
+FREE_FACTOR: Final = 3
 
 
 class FairQuota:
-    """Of `most` places. None is nobody's tenant: it may have all."""
+    """Counts the slots of each tenant. The tenant None stands for internal use: it may hold all."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.taken = 0
         self._by_tenant: Counter[str | None] = Counter()
 
-    def of(self, tenant: str | None) -> int:
+    def held_by(self, tenant: str | None) -> int:
         return self._by_tenant[tenant]
 
     def has_room(self, tenant: str | None) -> bool:
-        """For one more of this tenant; for its first, whenever one is free."""
-        own, left = self.of(tenant), self.most - self.taken - 1
-        if tenant is None or not own:
-            return left >= 0
-        return own + 1 <= TIMES_THE_FREE * left
+        """Return whether the tenant may take one more; its first whenever a slot is free."""
+        held, free = self.held_by(tenant), self.size - self.taken - 1
+        if tenant is None or not held:
+            return free >= 0
+        return held + 1 <= FREE_FACTOR * free
 
     def take(self, tenant: str | None) -> None:
         self._by_tenant[tenant] += 1
@@ -43,4 +44,4 @@ class FairQuota:
         self.taken -= 1
         self._by_tenant[tenant] -= 1
         if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]  # tenants come and go
+            del self._by_tenant[tenant]  # keeps the counter small as tenants come and go

@@ -1,8 +1,8 @@
-"""So many at a time; who has to wait is served by turns, one of each tenant after the other.
+"""A semaphore that serves waiting tenants in rotation.
 
-In the order of their coming, a tenant that asks a thousand things at once would be served a
-thousand times before its neighbour is served once. And no tenant has all of them, because what it
-asks may take long: it may wait for a lock that the same tenant holds.
+In order of arrival, a tenant with a thousand requests would be served a thousand times before its
+neighbour. And no tenant may hold every permit, because its work may take long: it may wait for a
+lock that the same tenant holds.
 """
 
 from __future__ import annotations
@@ -19,53 +19,56 @@ if TYPE_CHECKING:
 
 
 class FairSemaphore:
-    """Of one event loop, whose one thread is all the lock that it needs."""
+    """For one event loop; it needs no lock because the loop has one thread."""
 
     def __init__(self, size: int) -> None:
-        self._shares = FairQuota(size)
-        # Whoever waits; whose turn it is stands first. Each of them has no room at the moment.
+        self._quota = FairQuota(size)
+        # Waiting tenants in rotation order. None of them has room in its quota at the moment.
         self._waiting: OrderedDict[str | None, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
+    async def permit(self, tenant: str) -> AsyncIterator[None]:
         await self.acquire(tenant)
         try:
             yield
         finally:
             self.release(tenant)
 
-    def take_at_once(self, tenant: str | None) -> bool:
-        """Whether there was one that nobody has to wait for."""
-        if tenant in self._waiting or not self._shares.has_room(tenant):
+    def try_acquire(self, tenant: str | None) -> bool:
+        """Take a permit if one is available without waiting."""
+        if tenant in self._waiting or not self._quota.has_room(tenant):
             return False
-        self._shares.take(tenant)
+        self._quota.take(tenant)
         return True
 
     async def acquire(self, tenant: str | None) -> None:
-        if self.take_at_once(tenant):
+        if self.try_acquire(tenant):
             return
-        handed = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(handed)
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(granted)
         try:
-            await handed
+            await granted
         except asyncio.CancelledError:
-            if handed.done() and not handed.cancelled():
-                self.release(tenant)  # it came when nobody was there to take it any more
+            if granted.done() and not granted.cancelled():
+                self.release(tenant)  # granted after the waiter was cancelled
             raise
 
     def release(self, tenant: str | None) -> None:
-        self._shares.give_back(tenant)
-        while any(self._shares.has_room(one) and self._hand_to(one) for one in [*self._waiting]):
-            pass  # mostly one more has room, sometimes another
+        self._quota.give_back(tenant)
+        # Usually one waiter gets the permit, sometimes several have room now.
+        while any(
+            self._quota.has_room(waiting) and self._grant(waiting) for waiting in [*self._waiting]
+        ):
+            pass
 
-    def _hand_to(self, tenant: str | None) -> bool:
-        """To the first of them who still waits; the others' next turn is behind everybody's."""
+    def _grant(self, tenant: str | None) -> bool:
+        """Grant a permit to the tenant's first live waiter and move the tenant to the end."""
         queue = self._waiting.pop(tenant)
         while queue:
-            handed = queue.popleft()
-            if not handed.done():
-                self._shares.take(tenant)
-                handed.set_result(None)
+            granted = queue.popleft()
+            if not granted.done():
+                self._quota.take(tenant)
+                granted.set_result(None)
                 if queue:
                     self._waiting[tenant] = queue
                 return True

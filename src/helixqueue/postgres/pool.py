@@ -1,12 +1,12 @@
-"""Connections to share: few, bounded, and replaced when they break. No thread of its own.
+"""Connection pools: bounded, without threads of their own; broken connections are replaced.
 
-Why not psycopg_pool: it keeps worker threads, which a fork loses, and while a server is away it
-answers with its own timeout instead of what the server said. Here a connection is made by whoever
-needs it and its error is theirs (docs/decisions/0010-connection-pool.md).
+Why not psycopg_pool: it keeps worker threads, which a fork loses, and while a server is unreachable
+it raises its own timeout instead of the server's error. Here the caller that needs a connection
+opens it and gets its error (docs/decisions, 0010).
 
-What a pool holds belongs to one process, and to one event loop: a forked child or the next
-`asyncio.run` starts with an empty one. An inherited connection is never used or closed, because
-its server would hear that from the wrong side of the fork.
+Idle connections belong to one process and one event loop: a forked child or the next `asyncio.run`
+starts with none. A connection inherited by a fork is never used or closed, because the parent still
+uses the same socket.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Unavailable
-from helixqueue.postgres.database import AsyncDatabase, Database, is_fit
+from helixqueue.postgres.database import AsyncDatabase, Database, is_usable
 from helixqueue.postgres.fair_semaphore import FairSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-CLOSED = "this client was closed; make another one"
+CLOSED = "this client was closed; create a new one"
 
 
-class _Shelf:
-    """What one process has: idle connections, last used on top, and the right to have more."""
+class _ProcessState:
+    """The idle connections of one process, last used on top, and the permits for more."""
 
     def __init__(self, size: int) -> None:
         self.idle: list[Database] = []
-        self.places = threading.BoundedSemaphore(size)
+        self.permits = threading.BoundedSemaphore(size)
 
 
 class Pool:
@@ -43,57 +43,57 @@ class Pool:
         self._connect = connect
         self._size = size
         self._wait_seconds = wait_seconds
-        self._shelves: dict[int, _Shelf] = {}
+        self._states: dict[int, _ProcessState] = {}
         self._closed = False
 
     @contextmanager
     def database(self) -> Iterator[Database]:
-        """Lend a connection; one that failed is not lent again."""
+        """Lend a connection; a connection that failed is closed."""
         if self._closed:
-            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
-        shelf = self._shelves.get(os.getpid())
-        if shelf is None:
-            shelf = self._shelves.setdefault(os.getpid(), _Shelf(self._size))
-        if not shelf.places.acquire(timeout=self._wait_seconds):
-            raise _too_many(self._size, self._wait_seconds)
+            raise Unavailable(CLOSED, retry_after=math.inf)  # a repeat cannot succeed
+        state = self._states.get(os.getpid())
+        if state is None:
+            state = self._states.setdefault(os.getpid(), _ProcessState(self._size))
+        if not state.permits.acquire(timeout=self._wait_seconds):
+            raise _exhausted(self._size, self._wait_seconds)
         try:
-            database = _rested(shelf.idle) or self._connect()
+            database = _take_idle(state.idle) or self._connect()
             try:
                 yield database
             except Unavailable:
                 database.close()
                 raise
             finally:
-                if self._closed or not is_fit(database.connection):
+                if self._closed or not is_usable(database.connection):
                     database.close()
                 else:
-                    shelf.idle.append(database)
+                    state.idle.append(database)
         finally:
-            shelf.places.release()
+            state.permits.release()
 
     def close(self) -> None:
-        """Close what rests here; what is lent is closed when it comes back."""
+        """Close idle connections; lent ones are closed when they are returned."""
         self._closed = True
-        shelf = self._shelves.get(os.getpid())
-        while shelf and shelf.idle:
-            shelf.idle.pop().close()
+        state = self._states.get(os.getpid())
+        while state and state.idle:
+            state.idle.pop().close()
 
 
-def _rested(idle: list[Database]) -> Database | None:
+def _take_idle(idle: list[Database]) -> Database | None:
     while idle:
         database = idle.pop()
-        if is_fit(database.connection):
+        if is_usable(database.connection):
             return database
         database.close()
     return None
 
 
-class _AsyncShelf:
+class _LoopState:
     """The same for one event loop of one process."""
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self.idle: list[AsyncDatabase] = []
-        self.places = FairSemaphore(size)
+        self.permits = FairSemaphore(size)
         self.loop = loop
 
 
@@ -106,72 +106,72 @@ class AsyncPool:
         self._connect = connect
         self._size = size
         self._wait_seconds = wait_seconds
-        self._shelves: dict[tuple[int, int], _AsyncShelf] = {}
+        self._states: dict[tuple[int, int], _LoopState] = {}
         self._closed = False
 
     @asynccontextmanager
     async def database(self, tenant: str | None = None) -> AsyncIterator[AsyncDatabase]:
-        """Lend a connection; where many tenants ask, naming one keeps it to its share and turn."""
+        """Lend a connection; `tenant` limits each tenant to its fair share of them."""
         if self._closed:
-            raise Unavailable(CLOSED, retry_after=math.inf)  # repeating it is of no use
-        shelf = self._shelf()
-        if not shelf.places.take_at_once(tenant):  # a timer for nothing is dear
+            raise Unavailable(CLOSED, retry_after=math.inf)  # a repeat cannot succeed
+        state = self._state()
+        if not state.permits.try_acquire(tenant):  # saves the cost of a timer
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    await shelf.places.acquire(tenant)
+                    await state.permits.acquire(tenant)
             except TimeoutError:
-                raise _too_many(self._size, self._wait_seconds) from None
+                raise _exhausted(self._size, self._wait_seconds) from None
         try:
-            database = await _rested_async(shelf.idle) or await self._connect()
+            database = await _take_idle_async(state.idle) or await self._connect()
             try:
                 yield database
             except Unavailable:
                 await database.close()
                 raise
             finally:
-                if self._closed or not is_fit(database.connection):
+                if self._closed or not is_usable(database.connection):
                     await database.close()
                 else:
-                    shelf.idle.append(database)
+                    state.idle.append(database)
         finally:
-            shelf.places.release(tenant)
+            state.permits.release(tenant)
 
     async def close(self) -> None:
         self._closed = True
-        self._clear_ended()
-        idle = self._shelf().idle
+        self._close_ended()
+        idle = self._state().idle
         while idle:
             await idle.pop().close()
 
-    def _shelf(self) -> _AsyncShelf:
+    def _state(self) -> _LoopState:
         loop = asyncio.get_running_loop()
-        mine = self._shelves.get((os.getpid(), id(loop)))
-        # A new loop may stand where an ended one stood, under the same id.
-        if mine is not None and mine.loop is loop:
-            return mine
-        self._clear_ended()
-        return self._shelves.setdefault((os.getpid(), id(loop)), _AsyncShelf(self._size, loop))
+        state = self._states.get((os.getpid(), id(loop)))
+        # A new loop can have the id of one that ended.
+        if state is not None and state.loop is loop:
+            return state
+        self._close_ended()
+        return self._states.setdefault((os.getpid(), id(loop)), _LoopState(self._size, loop))
 
-    def _clear_ended(self) -> None:
-        """Close what loops that have ended left behind; nobody else ever would."""
-        for key, shelf in list(self._shelves.items()):
-            if key[0] == os.getpid() and shelf.loop.is_closed():
-                del self._shelves[key]
-                for database in shelf.idle:
+    def _close_ended(self) -> None:
+        """Close the connections of loops that have ended."""
+        for key, state in list(self._states.items()):
+            if key[0] == os.getpid() and state.loop.is_closed():
+                del self._states[key]
+                for database in state.idle:
                     database.connection.pgconn.finish()
 
 
-async def _rested_async(idle: list[AsyncDatabase]) -> AsyncDatabase | None:
+async def _take_idle_async(idle: list[AsyncDatabase]) -> AsyncDatabase | None:
     while idle:
         database = idle.pop()
-        if is_fit(database.connection):
+        if is_usable(database.connection):
             return database
         await database.close()
     return None
 
 
-def _too_many(size: int, seconds: float) -> HelixError:
+def _exhausted(size: int, seconds: float) -> HelixError:
     return Unavailable(
-        f"expected one of {size} connections within {seconds:g} s, and none was free; "
-        "allow more, or ask with fewer threads or tasks at a time"
+        f"expected a free connection within {seconds:g} s, but all {size} are in use; "
+        "raise the limit, or use fewer threads or tasks"
     )

@@ -1,4 +1,4 @@
-"""One moment of the database, for readers that compare tables with each other."""
+"""One snapshot of the database, for readers that compare tables with each other."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def snapshot(
     connection: Connection[Any], enter: Callable[[Connection[Any]], None] | None = None
 ) -> Iterator[None]:
-    """A REPEATABLE READ READ ONLY transaction: every statement inside sees the same commit.
+    """Run the block in a REPEATABLE READ READ ONLY transaction: all statements see one snapshot.
 
-    `enter` is its first statement, which names the tenant for connections that serve many. The
-    connection must be idle: a snapshot that began earlier would be somebody else's moment.
+    `enter` runs the first statement, which sets the tenant on connections that serve many. The
+    connection must be idle: inside a transaction it would use an older snapshot.
     """
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         raise ValueError("snapshot: expected an idle connection, got one inside a transaction")
-    kept = connection.isolation_level, connection.read_only
+    previous = connection.isolation_level, connection.read_only
     connection.isolation_level, connection.read_only = IsolationLevel.REPEATABLE_READ, True
     try:
         with connection.transaction():
@@ -36,8 +36,8 @@ def snapshot(
                 enter(connection)
             yield
     except psycopg.Error as error:
-        # Nothing was written, so nothing is in doubt.
+        # Nothing was written, so the outcome is known.
         raise translate(error, sent=False) from error
     finally:
         if not connection.closed:
-            connection.isolation_level, connection.read_only = kept
+            connection.isolation_level, connection.read_only = previous

@@ -1,7 +1,7 @@
-"""From PostgreSQL's SQLSTATEs to our errors: the one place that knows both.
+"""Maps PostgreSQL's SQLSTATEs to HelixQueue errors.
 
 Errors come from psycopg, and on a caller's connection also from asyncpg and SQLAlchemy. Those are
-told by their looks: nothing here imports a library that the caller may not have.
+recognised by class name and attributes: the libraries may not be installed.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _BY_STATE: dict[str, Callable[[str], HelixError]] = {
     "55P03": Retryable,  # lock timeout
     "22023": Refused,  # invalid parameter: an unknown requirement, a wrong setting
     "22P02": lambda text: InvalidPayload(text, code="syntax"),
-    "22021": Refused,  # a NUL in a text, whichever it was
+    "22021": Refused,  # a NUL in a text
     "57014": lambda text: Unavailable(f"cancelled by a time limit: {text}"),
     "25P02": lambda _: NotInTransaction(
-        "expected a transaction that can go on, got one that an earlier error has ended: roll back"
+        "expected an open transaction, got one that an earlier error has aborted: roll back"
     ),
-    # Of transport/local.sql: a snapshot cannot be exported inside a savepoint.
+    # From transport/handler_transactions.sql: a snapshot cannot be exported inside a savepoint.
     "25001": lambda _: NotInTransaction(
         "expected the top level of the transaction, got a savepoint: a lost lease could not undo "
-        "what was written before it; settle after the savepoint has ended"
+        "the writes before it; settle after the savepoint has ended"
     ),
     "25006": Unavailable,  # read-only: a standby, or a demoted primary
 }
 
 # No schema helix, no such function, table or column.
-_OTHER_SCHEMA = ("3F000", "42883", "42P01", "42703")
-# Class 08 is the connection, 53 resources, 57P the server going down or away.
-_AWAY = ("08", "53", "57P")
+_MISSING_OBJECT = ("3F000", "42883", "42P01", "42703")
+# Class 08 is the connection, 53 resources, 57P a server that stops.
+_UNREACHABLE = ("08", "53", "57P")
 
 
-# The engine's domains: a bound that no client checked before is told in words.
+# Error texts for the limits of the engine's domains.
 _BOUNDS = {
     "short_text": "a name of at most 255 bytes",
     "long_text": "a text of at most 65536 bytes",
@@ -63,56 +63,58 @@ _BOUNDS = {
 
 
 def translate(error: BaseException, *, sent: bool = True) -> HelixError:
-    """The HelixQueue error for a driver error; `sent` says that the statement had left us."""
-    error = _of_the_driver(error)
-    # psycopg and asyncpg say sqlstate, psycopg2 says pgcode.
+    """Return the HelixQueue error for a driver error; `sent`: the statement may have run."""
+    error = _driver_error(error)
+    # psycopg and asyncpg have `sqlstate`, psycopg2 has `pgcode`.
     state: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     text = _text(error)
-    if state is None and not _is_away(error):
-        # The driver could not even send it (a value of the wrong type, a NUL in a text): no repeat
-        # will go better.
+    if state is None and not _is_unreachable(error):
+        # The driver could not send it (a value of the wrong type, a NUL in a text): a repeat fails
+        # too.
         return Refused(text)
-    if state is None or state.startswith(_AWAY):
-        # Without an answer the statement may have committed: the caller repeats it, and the engine
+    if state is None or state.startswith(_UNREACHABLE):
+        # Without a reply the statement may have committed: the caller repeats it, and the engine
         # recognises the repeat.
-        return Unavailable(f"the database is away: {text}; repeat the call", outcome_unknown=sent)
-    if state in _OTHER_SCHEMA:
+        return Unavailable(
+            f"the database is unreachable: {text}; repeat the call", outcome_unknown=sent
+        )
+    if state in _MISSING_OBJECT:
         return SchemaMismatch(
-            f"the database lacks what this release needs: {text}; run helixq migrate"
+            f"the database lacks an object that this release needs: {text}; run `helixq migrate`"
         )
     if state in _BY_STATE:
         return _BY_STATE[state](text)
     if state.startswith(("22", "23")):
-        # What was sent breaks a bound: a number out of range, a constraint.
+        # An argument violates a limit: a number out of range, a constraint.
         return Refused(text)
     return HelixError(f"{text} (SQLSTATE {state})")
 
 
 def unreached(error: psycopg.Error) -> HelixError:
-    """The HelixQueue error for a connection that did not come about: there is nothing to repeat."""
+    """Return the HelixQueue error for a failed connection attempt: no statement was sent."""
     if "unsupported startup parameter" in str(error):
-        # pgbouncer's words; time and tenant of a session are not for one that many share.
+        # The text of pgbouncer, which refuses the settings of a session.
         return Refused(
-            f"the DSN leads through a pooler: {_text(error)}; say so (`helixq serve --pooled`, "
-            "pooled=True), or name the server itself"
+            f"the DSN leads to a pooler: {_text(error)}; pass `helixq serve --pooled` or "
+            "pooled=True, or use the DSN of the server itself"
         )
-    found = translate(error, sent=False)
-    if isinstance(found, Unavailable):
+    translated = translate(error, sent=False)
+    if isinstance(translated, Unavailable):
         return Unavailable(
-            f"cannot reach the database: {_text(error)}; see whether it runs and the DSN is right"
+            f"cannot reach the database: {_text(error)}; check that it runs and the DSN is right"
         )
-    return found
+    return translated
 
 
 def _grant(text: str) -> str:
-    """The server says what it denies, and not what to do; our own functions say both."""
+    """The remedy for a denial by the server; the engine's own functions include theirs."""
     if not text.startswith("permission denied"):
         return ""
-    return "; ask as a role that was granted helix_client (programs) or helix_operator (people)"
+    return "; use a role that was granted helix_client (applications) or helix_operator (administration)"
 
 
-def _of_the_driver(error: BaseException) -> BaseException:
-    """SQLAlchemy wraps a driver's error in its own (`orig`), and asyncpg's twice."""
+def _driver_error(error: BaseException) -> BaseException:
+    """Unwrap SQLAlchemy's errors: it wraps the driver's in `orig`, and asyncpg's twice."""
     wrapped = getattr(error, "orig", None) or error
     cause = wrapped.__cause__
     if wrapped is not error and cause is not None and hasattr(cause, "sqlstate"):
@@ -120,7 +122,7 @@ def _of_the_driver(error: BaseException) -> BaseException:
     return wrapped if isinstance(wrapped, BaseException) else error
 
 
-def _is_away(error: BaseException) -> bool:
+def _is_unreachable(error: BaseException) -> bool:
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
         return True
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -130,12 +132,12 @@ def _is_away(error: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     # psycopg keeps the parts of a message in `diag`, asyncpg on the error itself.
     diag = getattr(error, "diag", None)
-    said = getattr(diag, "message_primary", None) or getattr(error, "message", None)
+    message = getattr(diag, "message_primary", None) or getattr(error, "message", None)
     hint = getattr(diag, "message_hint", None) or getattr(error, "hint", None)
     domain = getattr(diag, "datatype_name", None) or getattr(error, "data_type_name", None)
     if domain in _BOUNDS:
         return f"expected {_BOUNDS[domain]}, got a longer one"
-    if said is None:
-        # libpq tells of each host it tried in lines of its own; an error is one line.
+    if message is None:
+        # libpq reports each host it tried on a line of its own; our errors are one line.
         return " ".join(str(error).split())
-    return "; ".join(part for part in (said, hint) if part)
+    return "; ".join(part for part in (message, hint) if part)

@@ -1,8 +1,8 @@
-"""Wake-ups: one connection that listens, for all workers that wait at this process.
+"""Wake-ups: one listening connection for all workers that wait at this process.
 
-A channel belongs to a queue of one tenant (sql/52_wake.sql), so a worker is woken by submissions of
-its own tenant only, also where two tenants have queues of the same name. Nothing depends on it: a
-worker that is not woken polls.
+A channel belongs to a queue of one tenant (sql/52_wake.sql), so a worker is woken only by
+submissions of its own tenant, also if two tenants have queues of the same name. Wake-ups only save
+time: a worker that misses one polls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from helixqueue.postgres.database import AsyncDatabase
 
 log = logging.getLogger("helixqueue.engine")
-AGAIN_SECONDS: Final = 1.0  # between two tries to reach a database that is away
+RETRY_SECONDS: Final = 1.0  # between two attempts to reach the database
 CHANNELS_MAX: Final = 10_000
 TENANT_CHANNELS_MAX: Final = 1_000
 
@@ -34,19 +34,19 @@ class Wakeups:
     def __init__(self, connect: Callable[[], Awaitable[AsyncDatabase]]) -> None:
         self._connect = connect
         self._channels: dict[str, dict[str, str]] = {}  # by tenant and queue
-        self._rung: dict[str, int] = {}  # how often, by channel
-        self._news = asyncio.Event()  # another one after every ring
+        self._counts: dict[str, int] = {}  # notifications by channel
+        self._notified = asyncio.Event()  # replaced after every notification
         self._changed = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
         self._secret = secrets.token_bytes(16)
-        self._name = secrets.token_hex(4)  # of this process: its marks mean nothing to others
+        self._name = secrets.token_hex(4)  # of this process: marks are valid within it only
 
     def knows(self, tenant: str, queues: Sequence[str]) -> bool:
         channels = self._channels.get(tenant, {})
         return all(queue in channels for queue in queues)
 
     def listen(self, tenant: str, channels: dict[str, str]) -> None:
-        """Listen to these channels, by queue, from soon on; earlier wake-ups are not reported."""
+        """Start to listen to these channels, by queue; earlier notifications are not reported."""
         if not self.knows(tenant, list(channels)):
             # Workers whose channel is dropped here announce themselves again when they wait.
             if sum(map(len, self._channels.values())) + len(channels) > CHANNELS_MAX:
@@ -60,22 +60,25 @@ class Wakeups:
             self._listener = asyncio.create_task(self._listen())
 
     def mark(self, tenant: str, queues: Sequence[str]) -> str:
-        """How far these have rung, without telling how often: other workers' tokens ring too."""
+        """Return an opaque mark of the notifications so far.
+
+        It hides their number, which would reveal the submissions of other tokens.
+        """
         channels = self._channels.get(tenant, {})
-        rung = [self._rung.get(channels.get(queue, ""), 0) for queue in queues]
-        digest = hashlib.blake2b(repr(rung).encode(), key=self._secret, digest_size=8)
+        counts = [self._counts.get(channels.get(queue, ""), 0) for queue in queues]
+        digest = hashlib.blake2b(repr(counts).encode(), key=self._secret, digest_size=8)
         return f"{self._name}.{digest.hexdigest()}"
 
     async def wait(
         self, tenant: str, queues: Sequence[str], mark: str | None, seconds: float
     ) -> bool:
-        """Whether one of these has rung since `mark` was given, or does within so long."""
-        here = mark is not None and mark.startswith(f"{self._name}.")
-        since = mark if here else self.mark(tenant, queues)
+        """Return whether a notification came since `mark`, or comes within `seconds`."""
+        is_ours = mark is not None and mark.startswith(f"{self._name}.")
+        since = mark if is_ours else self.mark(tenant, queues)
         try:
             async with asyncio.timeout(seconds):
                 while self.mark(tenant, queues) == since:
-                    await self._news.wait()
+                    await self._notified.wait()
         except TimeoutError:
             return False
         return True
@@ -85,20 +88,20 @@ class Wakeups:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
 
-    def _ring(self, *channels: str) -> None:
+    def _notify(self, *channels: str) -> None:
         for channel in channels:
-            self._rung[channel] = self._rung.get(channel, 0) + 1
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+            self._counts[channel] = self._counts.get(channel, 0) + 1
+        notified, self._notified = self._notified, asyncio.Event()
+        notified.set()
 
     async def _listen(self) -> None:
-        """For ever; a connection that broke is made again."""
+        """Listen until cancelled; reconnects if the connection breaks."""
         while True:
             try:
                 await self._listen_once()
             except (HelixError, psycopg.Error, OSError) as error:
-                log.warning("waiting workers cannot be told: %s", type(error).__name__)
-            await asyncio.sleep(AGAIN_SECONDS)
+                log.warning("cannot listen for wake-ups, workers poll: %s", type(error).__name__)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen_once(self) -> None:
         database = await self._connect()
@@ -107,22 +110,24 @@ class Wakeups:
         try:
             while True:
                 self._changed.clear()
-                wanted = {one for known in self._channels.values() for one in known.values()}
+                wanted = {
+                    channel for known in self._channels.values() for channel in known.values()
+                }
                 for channel in sorted(listened - wanted):
                     await connection.execute(sql.SQL("unlisten {}").format(sql.Identifier(channel)))
-                    self._rung.pop(channel, None)
+                    self._counts.pop(channel, None)
                 new = wanted - listened
                 for channel in sorted(new):
                     await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
                 listened = wanted
-                self._ring(*new)  # nothing listened to what came before
-                await self._hear(connection)
+                self._notify(*new)  # earlier notifications were missed
+                await self._receive(connection)
         finally:
             with suppress(psycopg.Error):
                 await connection.close()
 
-    async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Until there are other channels to listen to, or the connection breaks."""
+    async def _receive(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Receive notifications until the channels change or the connection breaks."""
         tasks = [
             asyncio.create_task(self._drain(connection)),
             asyncio.create_task(self._changed.wait()),
@@ -137,6 +142,6 @@ class Wakeups:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drain(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        async for told in connection.notifies():
-            self._ring(told.channel)
+        async for notification in connection.notifies():
+            self._notify(notification.channel)
         return True

@@ -165,7 +165,7 @@ class _Reader:
 
     async def _look(self) -> ChangePage:
         """At as many transactions as fill a page, or as can be looked through in a moment."""
-        async with self.service.looks.turn(self._principal.tenant):
+        async with self.service.looks.permit(self._principal.tenant):
             began = time.monotonic()
             found = await self._principal.ask(
                 read_changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
     from helixqueue.ledger.replay import ReplayResult
-    from helixqueue.operate.check import Result
+    from helixqueue.operate.check import CheckResult
     from helixqueue.service.principal import Principal
     from helixqueue.service.settings import ServiceSettings
 
@@ -45,7 +45,7 @@ class CheckJobs:
         self._connections: set[Connection[Any]] = set()
         self._closed = False
 
-    async def check(self, asker: Principal, only: Collection[str] | None) -> list[Result]:
+    async def check(self, asker: Principal, only: Collection[str] | None) -> list[CheckResult]:
         """Every invariant (or `only` these), for the rows of the token's tenant.
 
         Those that time does not suffice for are late.
@@ -102,7 +102,7 @@ class CheckJobs:
 
     def _checked(
         self, token_hash: bytes, only: Collection[str] | None, connection: Connection[Any]
-    ) -> list[Result]:
+    ) -> list[CheckResult]:
         seconds = self._settings.check_seconds
         return check(
             connection,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from helixqueue.ledger.fold import Kind
 from helixqueue.ledger.replay import document
-from helixqueue.operate.check import Result, invariants
+from helixqueue.operate.check import CheckResult, invariants
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import masked
 from helixqueue.service.routing import Asker, Here, demands, router
@@ -95,7 +95,7 @@ async def checked(
     )
 
 
-def _why(result: Result) -> str | None:
+def _why(result: CheckResult) -> str | None:
     return result.skipped if result.late else result.skipped and SKIPPED
 
 

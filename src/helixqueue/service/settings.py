@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import Refused
-from helixqueue.postgres.database import parsed
+from helixqueue.postgres.database import parse_dsn
 
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
@@ -53,9 +53,9 @@ class ServiceSettings:
     policy: Policy | None = None  # of idempotency keys; optional everywhere unless said
 
     def __post_init__(self) -> None:
-        parsed(self.dsn)
+        parse_dsn(self.dsn)
         if self.listen_dsn is not None:
-            parsed(self.listen_dsn)
+            parse_dsn(self.listen_dsn)
         if not 1 <= self.max_pending <= COUNT_BOUND:
             raise Refused(
                 f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "

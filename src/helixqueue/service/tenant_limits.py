@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from helixqueue.postgres.fair_quota import TIMES_THE_FREE, FairQuota
+from helixqueue.postgres.fair_quota import FREE_FACTOR, FairQuota
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class TenantLimits:
 
     def take(self, tenant: str) -> None:
         if not self._shares.has_room(tenant):
-            raise self._none(self._shares.of(tenant))
+            raise self._none(self._shares.held_by(tenant))
         self._shares.take(tenant)
 
     def give_back(self, tenant: str) -> None:
         self._shares.give_back(tenant)
 
     def _none(self, own: int) -> Problem:
-        most = self._shares.most
+        most = self._shares.size
         if not own:
             return Problem(
                 self._kind,
@@ -54,7 +54,7 @@ class TenantLimits:
         return Problem(
             self._kind,
             f"the tenant has {own} of the {most} {self._what} that this process has, "
-            f"and one tenant has at most {TIMES_THE_FREE} times as many as it leaves free",
+            f"and one tenant has at most {FREE_FACTOR} times as many as it leaves free",
             expected=f"at most {own} of one tenant at this moment",
             got=str(own + 1),
             retry_after=self._retry_after,

@@ -13,7 +13,7 @@ from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Servers
 from helixqueue.engine.migrate import LOCK, migrate
 from helixqueue.errors import Refused
-from helixqueue.postgres.database import parsed
+from helixqueue.postgres.database import parse_dsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ def admit(owner_dsn: str, role: str, *, create: bool = False) -> None:
 
 
 def _role(dsn: str) -> str:
-    role = parsed(dsn).get("user")
+    role = parse_dsn(dsn).get("user")
     if not role:
         raise Refused("expected a DSN that names its user, got one without: it is let in by name")
     return str(role)
