@@ -110,7 +110,9 @@ def _grant(text: str) -> str:
     """The remedy for a denial by the server; the engine's own functions include theirs."""
     if not text.startswith("permission denied"):
         return ""
-    return "; use a role that was granted helix_client (applications) or helix_operator (administration)"
+    return (
+        "; use a role that was granted helix_client (programs) or helix_operator (administration)"
+    )
 
 
 def _driver_error(error: BaseException) -> BaseException:
