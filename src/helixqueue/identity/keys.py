@@ -33,9 +33,9 @@ _KEY = re.compile(r"v1:[0-9a-f]{64}")
 def derive_key(
     tenant: str, queue: str, identity: Identity | tuple[str, ...], revision: str | None = None
 ) -> str:
-    """Derive the key: equal for equal work, whoever asks, wherever and whenever.
+    """Derive the key: equal for equal work, independent of client, place and time.
 
-    `identity` may be given as its canonical parts, `revision` as `canonical_revision` left it.
+    `identity` may be its canonical parts; `revision` is the output of `canonical_revision`.
     """
     framed = _scope(tenant, queue) + _parts(identity) + _field(revision or "")
     return KEY_PREFIX + hashlib.sha256(framed).hexdigest()

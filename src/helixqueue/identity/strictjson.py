@@ -300,12 +300,12 @@ def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object] | _Unread
     members = dict(pairs)
     if len(members) == len(pairs):
         return members
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, _ in pairs:
-        if name in seen:
+        if name in names:
             expected = "each name once in an object; got it again. Keep one of the two"
             return _Unreadable("duplicate-name", name, expected)
-        seen.add(name)
+        names.add(name)
     raise AssertionError("expected a duplicate among pairs that shrank in a dict")
 
 

@@ -1,10 +1,10 @@
-"""`Queue`: what a program says about a queue, once, at the top of a module.
+"""`Queue`: the declaration of a queue in a program.
 
-Precedence, from the strongest: an option of one call (for that batch alone), what the declaration
-names, what is stored, the default. A setting that the declaration leaves out belongs to whoever
-operates the queue and is never touched; one that it names is written when a client first uses the
-declaration and the stored one differs. The profile is the exception: it decides which identities
-are the same, so a queue that exists with another one is refused instead of changed.
+Precedence, from the strongest: an option of one call (for that batch alone), the declaration, the
+stored setting, the default. A setting that the declaration omits belongs to the operator and is
+never changed. A setting that it names is written when a client first uses the declaration and the
+stored value differs. The profile is the exception: it decides which identities are equal, so a
+queue that exists with another profile is refused.
 """
 
 from __future__ import annotations

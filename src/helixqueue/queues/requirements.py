@@ -24,24 +24,24 @@ MAX_BYTES = 2048  # of the JSON, as the table has it
 def checked_requires(requires: Mapping[str, Any], what: str = "requires") -> dict[str, Any]:
     """Return the requirements as a plain dict, or raise `Refused` with what is wrong.
 
-    `what` a worker has free (`free`) is said in the same words.
+    `what` names the argument: `requires`, or `free` for the resources of a worker.
     """
     try:
-        asked = dict(requires)
+        resources = dict(requires)
     except (TypeError, ValueError):
         raise Refused(
             f'{what}: expected a mapping such as {{"gpus": 1}}, got {type(requires).__name__}'
         ) from None
-    for name, value in asked.items():
+    for name, value in resources.items():
         if name not in KNOWN:
             raise Refused(f"{what}: unknown {name!r}; known are {', '.join(KNOWN)}")
         if name == "labels":
             _check_labels(what, value)
         else:
             _check_amount(what, name, value)
-    if len(json.dumps(asked, ensure_ascii=False).encode()) > MAX_BYTES:
+    if len(json.dumps(resources, ensure_ascii=False).encode()) > MAX_BYTES:
         raise Refused(f"{what}: at most {MAX_BYTES} bytes of JSON; ask for fewer labels")
-    return asked
+    return resources
 
 
 def _check_amount(what: str, name: str, value: object) -> None:

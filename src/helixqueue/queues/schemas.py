@@ -1,7 +1,7 @@
 """JSON against a stored JSON Schema (draft 2020-12).
 
-The schema comes from the database, where whoever may set a queue's settings wrote it. So nothing in
-it may reach out (no reference leaves the document) or run for long (regular expressions without
+The schema comes from the database, written by any login that may set a queue. It must not load
+other documents (no reference leaves the document) or run for long (regular expressions without
 backtracking). See docs/decisions/0009-json-schemas.md for the choice of the library.
 """
 
