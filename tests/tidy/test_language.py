@@ -21,11 +21,28 @@ SOURCE = ROOT / "src" / "helixqueue"
 
 CLEAN = {
     "failpoints.py",
+    "identity",
+    "ledger",
+    "operate",
     "parent_watch.py",
+    "postgres",
+    "queues",
     "states.py",
 }
 CLEAN_TESTS = {"docs", "tidy"}
-CLEAN_DOCUMENTS = {"CONTRIBUTING.md"}
+DIRTY_DOCUMENTS = {
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/cli.md",
+    "docs/guides/fences.md",
+    "docs/guides/idempotency.md",
+    "docs/guides/sqlalchemy.md",
+    "docs/guides/up.md",
+    "docs/guides/workers.md",
+    "docs/http.md",
+    "docs/idempotency-behaviours.md",
+    "docs/quickstart.md",
+}
 
 # Metaphors: refused as any word of a name (`bell`, `_bell`, `open_bell`, `BellRinger`).
 METAPHORS = {
@@ -48,7 +65,9 @@ MODULES = {
 }  # fmt: skip
 # A module or name that keeps a refused word, with the reason.
 ALLOWED = {
+    "postgres/call.py": "the description of one call",
     "transport/direct.py": "the direct transport, as opposed to HTTP",
+    "transport/http/call.py": "the description of one call",
 }
 # Words and phrases that comments, docstrings and messages do not use.
 PUZZLES = re.compile(
@@ -69,7 +88,7 @@ def _sources(suffix: str) -> list[Path]:
 
 def _documents() -> list[Path]:
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return [path for path in documents if path.relative_to(ROOT).as_posix() in CLEAN_DOCUMENTS]
+    return [path for path in documents if path.relative_to(ROOT).as_posix() not in DIRTY_DOCUMENTS]
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:

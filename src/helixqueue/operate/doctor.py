@@ -153,8 +153,8 @@ def _durability(patient: Patient) -> Finding:
 
 
 def _standbys(patient: Patient) -> Finding:
-    seen = patient.ask("standbys")
-    names, standbys = seen["names"], seen["standbys"]
+    row = patient.ask("standbys")
+    names, standbys = row["names"], row["standbys"]
     commit = patient.ask("durability")["synchronous_commit"]
     asynchronous = standbys > 0 and (not names or commit in {"local", "off"})
     found = f"{standbys} connected, synchronous_standby_names={names or 'empty'}"
@@ -220,13 +220,13 @@ def _tenants(patient: Patient) -> Finding:
 
 
 def _connections(patient: Patient) -> Finding:
-    seen = patient.ask("connections")
-    usable = seen["most"] - seen["reserved"]
-    full = seen["used"] > FULL * usable
+    row = patient.ask("connections")
+    usable = row["most"] - row["reserved"]
+    full = row["used"] > FULL * usable
     return _finding(
         "connections",
         verdict="warn" if full else "ok",
-        found=f"{seen['used']} of {usable} in use (max_connections={seen['most']})",
+        found=f"{row['used']} of {usable} in use (max_connections={row['most']})",
         right=f"less than {FULL:.0%} in use",
         remedy="raise max_connections, or put pgbouncer (pool_mode=transaction) in between",
     )
@@ -244,10 +244,10 @@ def _pooler(patient: Patient) -> Finding:
 
 
 def _autovacuum(patient: Patient) -> Finding:
-    seen = patient.ask("autovacuum")
-    off = [name for name in ("autovacuum", "track_counts") if seen[name] == "off"]
-    if seen["disabled"]:
-        off.append(f"autovacuum_enabled of {seen['disabled']}")
+    row = patient.ask("autovacuum")
+    off = [name for name in ("autovacuum", "track_counts") if row[name] == "off"]
+    if row["disabled"]:
+        off.append(f"autovacuum_enabled of {row['disabled']}")
     return _finding(
         "autovacuum",
         verdict="bad" if off else "ok",
@@ -258,13 +258,13 @@ def _autovacuum(patient: Patient) -> Finding:
 
 
 def _snapshots(patient: Patient) -> Finding:
-    seen = patient.ask("horizon")
-    held = f"{seen['holder']}: {seen['age']} transactions" if seen["holder"] else "none held"
-    if seen["seconds"] is not None:
-        held += f", {seen['seconds']} s"
-    old = (seen["seconds"] or 0) > SNAPSHOT_S or (seen["age"] or 0) > 1_000_000
+    row = patient.ask("horizon")
+    held = f"{row['holder']}: {row['age']} transactions" if row["holder"] else "none held"
+    if row["seconds"] is not None:
+        held += f", {row['seconds']} s"
+    old = (row["seconds"] or 0) > SNAPSHOT_S or (row["age"] or 0) > 1_000_000
     right = f"none older than {SNAPSHOT_S} s"
-    if not old and not seen["visible"]:
+    if not old and not row["visible"]:
         name = patient.ask("role")["name"]
         return _finding(
             "snapshots",
@@ -284,13 +284,13 @@ def _snapshots(patient: Patient) -> Finding:
 
 
 def _prepared_transactions(patient: Patient) -> Finding:
-    seen = patient.ask("prepared")
-    old = (seen["seconds"] or 0) > PREPARED_S
-    verdict: Verdict = "ok" if not seen["prepared"] else "bad" if old else "warn"
+    row = patient.ask("prepared")
+    old = (row["seconds"] or 0) > PREPARED_S
+    verdict: Verdict = "ok" if not row["prepared"] else "bad" if old else "warn"
     return _finding(
         "prepared transactions",
         verdict=verdict,
-        found=f"{seen['prepared']}" + (f", oldest {seen['seconds']} s" if seen["prepared"] else ""),
+        found=f"{row['prepared']}" + (f", oldest {row['seconds']} s" if row["prepared"] else ""),
         right="none: HelixQueue makes none",
         remedy="see pg_prepared_xacts and end them: they hold locks and snapshots over restarts",
     )
