@@ -10,7 +10,7 @@ HelixError
     IllegalTransition        no such arrow from the state the batch is in
     NotPermitted             this role may not touch that tenant, queue or function
     NotInTransaction         `within=` needs an open transaction
-    QueuePaused              the queue takes no new work now
+    QueueClosed              the queue takes no new work now
     NoResult                 the batch ended without one, or it is gone (.state, .failure)
     ResultGone               it took effect, but its answer is not kept (.receipt)
   InProgress                 the same work is still under way (.retry_after)
@@ -106,7 +106,7 @@ class NotInTransaction(Refused):
     """
 
 
-class QueuePaused(Refused):
+class QueueClosed(Refused):
     """The queue takes no new work now."""
 
 

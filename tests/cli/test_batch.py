@@ -168,11 +168,14 @@ def test_decisions_have_a_reason_and_an_actor(helixq, lab):
     name = str(one.receipt.batch_id)
     because = ("--reason", "new flow cell", "--actor", "ann")
     done = helixq("batch", "retry", "x", "--queue", lab.q, *because)
-    assert (done.code, done.lines[0][:3]) == (Exit.OK, [name, "ok", "PENDING"])
+    assert (done.code, done.lines[0][:4]) == (Exit.OK, [name, "x", "ok", "PENDING"])
     done = helixq("batch", "cancel", name, *because, "--json")
     [verdict] = done.json["verdicts"]
-    assert verdict == {"batch_id": name, "answer": "ok", "state": "CANCELLED", "note": None}
-    assert helixq("batch", "cancel", name, *because).lines[0][1] == "repeat"
+    assert verdict == {
+        "batch_id": name, "answer": "ok", "state": "CANCELLED", "note": None,
+        "queue": lab.q, "identity": "x", "revision": "",
+    }  # fmt: skip
+    assert helixq("batch", "cancel", name, *because).lines[0][2] == "repeat"
     assert helixq("batch", "erase", name, *because).code == Exit.OK
     events = helixq("batch", "show", name, "--json").json["events"]
     told = [(event["reason"], event["actor"], event["detail"]) for event in events[-2:]]
@@ -182,8 +185,8 @@ def test_decisions_have_a_reason_and_an_actor(helixq, lab):
 def test_what_cannot_be_done_is_no(helixq, lab):
     [one, two] = (row.receipt.batch_id for row in lab.submit("1", "2"))
     done = helixq("batch", "retry", one, "--reason", "x")
-    assert (done.code, done.lines[0][1]) == (Exit.NO, "illegal")
-    assert "not possible for a batch that is" in done.lines[0][3]
+    assert (done.code, done.lines[0][2]) == (Exit.NO, "illegal")
+    assert "not possible for a batch that is" in done.lines[0][4]
     assert helixq("batch", "erase", one, "--reason", "x").code == Exit.NO
     # One that can be cancelled is, though another cannot be found.
     done = helixq("batch", "cancel", two, uuid.uuid4(), "--reason", "x", "--json")

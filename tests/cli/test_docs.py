@@ -146,7 +146,6 @@ def test_the_document_has_an_example_of_every_command():
     text = DOCUMENT.read_text(encoding="utf-8")
     nouns = {
         "batch": "list show retry cancel erase",
-        "letter": "list show redrive",
         "queue": "list show set pause resume",
     }
     for verb in VERBS:

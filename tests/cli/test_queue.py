@@ -54,7 +54,7 @@ def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(helixq, lab):
 def test_a_closed_queue_takes_no_new_work(helixq, lab):
     helixq("queue", "set", lab.q, "--reason", "x", "--closed")
     done = helixq("submit", lab.q, "x", "--json")
-    assert (done.code, done.json["error"]["kind"]) == (Exit.REFUSED, "QueuePaused")
+    assert (done.code, done.json["error"]["kind"]) == (Exit.REFUSED, "QueueClosed")
     helixq("queue", "set", lab.q, "--reason", "x", "--open")
     assert helixq("submit", lab.q, "x").code == Exit.OK
 

@@ -17,7 +17,6 @@ from tests.support.cli import HELIXQ, commands
 
 NOUNS = {
     "batch": {"list", "show", "retry", "cancel", "release", "erase"},
-    "letter": {"list", "show", "redrive"},
     "worker": {"list"},
     "queue": {"list", "show", "set", "pause", "resume"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},

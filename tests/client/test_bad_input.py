@@ -17,7 +17,7 @@ from helixqueue import (
     InvalidPayload,
     NotPermitted,
     Queue,
-    QueuePaused,
+    QueueClosed,
     Refused,
     Submission,
     Unavailable,
@@ -410,11 +410,11 @@ def test_a_closed_queue_takes_no_new_work_and_goes_on_answering(client, database
     first = client.submit(queue, identity="first", payload={})
     with database.connect("pool") as connection:
         connection.execute("select helix.set_queue_v1('a', 'bad.closing', 'ann', p_closed => true)")
-    with pytest.raises(QueuePaused, match="closed"):
+    with pytest.raises(QueueClosed, match="closed"):
         client.submit(queue, identity="second", payload={})
     assert client.submit(queue, identity="first", payload={}).receipt == first.receipt
     [answer] = client.submit_many(queue, [Submission("third", {})])
-    assert type(answer.error) is QueuePaused
+    assert type(answer.error) is QueueClosed
 
 
 def test_refused_identities_are_on_record_with_their_bytes(client, database):

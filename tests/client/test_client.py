@@ -327,48 +327,67 @@ def test_other_ends_have_no_result_and_say_why(helix, name):
         helix.result(failed)
 
 
-def test_dead_letters_are_listed_and_redriven_one_by_one(helix, name):
+def test_failed_batches_are_listed_and_retried_by_reference_and_filter(helix, name):
     queue = Queue(name, max_attempts=1)
-    for failure in ("OutOfMemory", "Truncated", "OutOfMemory"):
-        helix.submit(queue, identity=f"s{len(list(helix.letters(queue=queue)))}", payload={})
+    for number, failure in enumerate(("OutOfMemory", "Truncated", "OutOfMemory")):
+        helix.submit(queue, identity=f"s{number}", payload={})
         finish(helix, name, outcome="failed", result=None, failure=failure, detail="24 GB")
-    newest, *_ = letters = list(helix.letters(queue=name))
-    assert [one.identity for one in letters] == [("s2",), ("s1",), ("s0",)]
-    assert (newest.failure, newest.detail, newest.worker) == ("OutOfMemory", "24 GB", "w")
-    assert [one.identity for one in helix.letters(queue=name, failure="Truncated")] == [("s1",)]
-    assert list(helix.letters(queue=name, since=datetime.now(UTC))) == []
-    assert list(helix.letters(queue=name, before=letters[-1].failed_at)) == []
+    newest, *_ = rows = list(helix.batches(queue=name, state="failed"))
+    assert [row.identity for row in rows] == [("s2",), ("s1",), ("s0",)]
+    assert (newest.failure, newest.detail, newest.last_worker) == ("OutOfMemory", "24 GB", "w")
+    assert newest.finished_at is not None
+    assert [row.identity for row in helix.batches(queue=name, failure="Truncated")] == [("s1",)]
+    assert list(helix.batches(queue=name, state="FAILED", since=datetime.now(UTC))) == []
+    assert list(helix.batches(queue=name, state="FAILED", until=rows[-1].finished_at)) == []
 
-    fresh = helix.submit(queue, identity="fresh", payload={}).receipt
-    asked = [*helix.letters(queue=name, failure="OutOfMemory"), letters[0].batch_id, fresh]
-    told = helix.redrive(asked, reason="more memory")
-    assert [(one.batch_id, one.answer) for one in told] == [
-        (letters[0].batch_id, "ok"), (letters[2].batch_id, "ok"), (fresh.batch_id, "refused"),
+    preview = helix.retry(queue=queue, failure="OutOfMemory", reason="x", dry_run=True)
+    assert [(row.identity, row.answer, row.state) for row in preview] == [
+        (("s2",), "ok", "FAILED"), (("s0",), "ok", "FAILED"),
     ]  # fmt: skip
-    assert "PENDING" in told[-1].note
-    assert [one.identity for one in helix.letters(queue=name)] == [("s1",)]
-    assert helix.history(letters[0].batch_id)[-1].reason == "retried"
-    assert helix.redrive([], reason="nothing to do") == []
+    fresh = helix.submit(queue, identity="fresh", payload={}).receipt
+    selected = [*helix.batches(queue=name, failure="OutOfMemory"), rows[0].batch_id, fresh]
+    answers = helix.retry(selected, reason="more memory")
+    assert [(row.batch_id, row.answer, row.state) for row in answers] == [
+        (rows[0].batch_id, "ok", "PENDING"), (rows[2].batch_id, "ok", "PENDING"),
+        (fresh.batch_id, "illegal", "PENDING"),
+    ]  # fmt: skip
+    assert [row.identity for row in helix.batches(queue=name, state="failed")] == [("s1",)]
+    assert helix.history(rows[0].batch_id)[-1].reason == "retried"
+    assert helix.retry([], reason="nothing to do") == []
+    assert helix.retry(rows[1].batch_id, reason="x", dry_run=True) is State.FAILED
+    assert helix.retry(rows[1], reason="x") is State.PENDING
+    cancelled = helix.cancel(queue=name, state="pending", reason="enough")
+    assert [row.answer for row in cancelled] == ["ok"] * 4
 
 
-def test_a_redrive_of_more_than_a_page_leaves_none_behind(helix, name):
+def test_retry_by_filter_takes_more_than_one_page(helix, name):
     queue = Queue(name, max_attempts=1)
     helix.submit_many(queue, [{"identity": f"s{n}", "payload": {}} for n in range(600)])
     while leases := helix.claim("w", [name], 100, start=True):
         ends = [Settlement(one.batch, one.token, "failed", failure="Torn") for one in leases]
         helix.settle("w", ends)
-    told = helix.redrive(helix.letters(queue=name), reason="mended")
-    assert [one.answer for one in told] == ["ok"] * 600
-    assert list(helix.letters(queue=name)) == []
+    listed = list(helix.batches(queue=name, failure="Torn"))
+    assert [row.answer for row in helix.retry(listed, reason="x", dry_run=True)] == ["ok"] * 600
+    answers = helix.retry(queue=name, reason="mended")
+    assert [row.answer for row in answers] == ["ok"] * 600
+    assert list(helix.batches(queue=name, state="failed")) == []
 
 
 @pytest.mark.parametrize(
-    ("letters", "reason"),
-    [([], " "), ([], None), ("text", "x"), ([7], "x"), (uuid.UUID(int=7), "x"), ([{}], "x")],
-)
-def test_a_redrive_of_nonsense_is_refused(helix, letters, reason):
-    with pytest.raises(Refused, match=r"redrive|letters|expected a receipt"):
-        helix.redrive(letters, reason=reason)
+    ("batches", "reason", "filters"),
+    [
+        ([], " ", {}), ([], None, {}), ("text", "x", {}), ([7], "x", {}), (7, "x", {}),
+        ([{}], "x", {}), (None, "x", {}), ([], "x", {"queue": "q"}),
+    ],
+)  # fmt: skip
+def test_ambiguous_retry_is_refused(helix, batches, reason, filters):
+    with pytest.raises(Refused, match=r"retry|expected a receipt"):
+        helix.retry(batches, reason=reason, **filters)
+
+
+def test_retry_of_an_unknown_batch_is_refused(helix):
+    with pytest.raises(Refused, match="no such batch"):
+        helix.retry(uuid.UUID(int=7), reason="x")
 
 
 def test_what_was_erased_or_retired_is_said(database, helix, name):
@@ -417,7 +436,7 @@ def test_lists_are_filtered_by_what_people_know(helix, name):
 
 
 def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
-    monkeypatch.setattr("helixqueue.operations.batches.PAGE_ROWS", 7)
+    monkeypatch.setattr("helixqueue.operations.batch_actions.PAGE_ROWS", 7)
     helix.submit_many(Queue(name), [Submission(f"s{n}", {}) for n in range(30)])
     seen = [one.identity for one in helix.batches(queue=name)]
     assert len(seen) == len(set(seen)) == 30

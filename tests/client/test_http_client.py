@@ -44,7 +44,7 @@ RAISED = [
     errors.InvalidPayload("a bad one", code="schema", path="/a/0"),
     errors.IllegalTransition("not from there"),
     errors.NotPermitted("not you"),
-    errors.QueuePaused("closed"),
+    errors.QueueClosed("closed"),
     errors.Refused("no"),
     errors.InProgress("under way", retry_after=2.0),
     errors.Unavailable("away", outcome_unknown=True, retry_after=1.0),

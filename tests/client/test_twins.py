@@ -16,7 +16,7 @@ PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 # Where their methods are written.
 FILES = [(sync, asynchronous), (base, async_base), (http, http_async)]
 # What a loop does otherwise.
-OTHERWISE = {"batches", "letters", "close", "embedded", "twin", "fences"}
+OTHERWISE = {"batches", "close", "embedded", "twin", "fences"}
 
 
 def methods(client):

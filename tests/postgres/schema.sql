@@ -385,7 +385,10 @@ CREATE TYPE helix.verdict AS (
 	public_id uuid,
 	answer text,
 	state helix.state,
-	note text
+	note text,
+	queue text,
+	identity text,
+	revision text
 );
 
 ALTER TYPE helix.verdict OWNER TO helix_owner;
@@ -427,11 +430,13 @@ begin
                      and (p_actor is null or w.actor = p_actor) then 'repeat'
                 else 'illegal' end,
            coalesce(w.state, b.state),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch' end,
+           q.name, b.identity::text, b.revision::text
     from unnest(p_ids) as asked (id)
     left join helix.locate(p_ids) l on l.public_id = asked.id
     left join helix.work w on w.batch = l.batch
-    left join helix.batch b on b.id = l.batch;
+    left join helix.batch b on b.id = l.batch
+    left join helix.queue q on q.id = b.queue;
 end
 $$;
 
@@ -705,9 +710,9 @@ $$;
 
 ALTER FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text) OWNER TO helix_engine;
 
--- Name: cancel_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: cancel_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
+CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean DEFAULT false) RETURNS SETOF helix.verdict
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -718,17 +723,17 @@ declare
   v_held  bigint[];
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w
                   where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
-  perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+  if not p_dry_run then
+    perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+  end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'CANCELLED', null, null);
 end
 $$;
 
-ALTER FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
+ALTER FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) OWNER TO helix_engine;
 
 -- Name: check_asked(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1773,9 +1778,7 @@ declare
 begin
   perform helix.enter();
   -- Only finished batches: a worker may hold the payload of any other.
-  v_mine := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_mine := helix.find_work(p_ids, true);
   v_mine := array(select w.batch from helix.work w
                   where w.batch = any (v_mine) and w.state in ('COMPLETED', 'FAILED', 'CANCELLED'));
   with emptied as (
@@ -1798,9 +1801,12 @@ begin
                 when l.batch = any (v_mine) then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch' end,
+           q.name, b.identity::text, b.revision::text
     from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id;
+    left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join helix.batch b on b.id = l.batch
+    left join helix.queue q on q.id = b.queue;
 end
 $$;
 
@@ -1929,6 +1935,24 @@ end
 $$;
 
 ALTER FUNCTION helix.find_token(p_hash bytea) OWNER TO helix_engine;
+
+-- Name: find_work(uuid[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_work(p_ids uuid[], p_lock boolean) RETURNS bigint[]
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if p_lock then
+    return array(select w.batch from helix.work w
+                 where w.batch in (select l.batch from helix.locate(p_ids) l)
+                 order by w.batch for update);
+  end if;
+  return array(select w.batch from helix.work w
+               where w.batch in (select l.batch from helix.locate(p_ids) l));
+end
+$$;
+
+ALTER FUNCTION helix.find_work(p_ids uuid[], p_lock boolean) OWNER TO helix_engine;
 
 -- Name: secret; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -3275,9 +3299,9 @@ $$;
 
 ALTER FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_batches_v1(text, text, text, text, text, text[], bigint, timestamp with time zone, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_batches_v1(text, text, text, text, text, text, text[], bigint, timestamp with time zone, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_batches_v1(p_scan text, p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_worker text DEFAULT NULL::text, p_identity text[] DEFAULT NULL::text[], p_run bigint DEFAULT NULL::bigint, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, key bytea, tenant text, queue text, identity text, raw text, revision text, state text, attempt smallint, priority smallint, created_at timestamp with time zone, worker text, deadline timestamp with time zone, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text)
+CREATE FUNCTION helix.read_batches_v1(p_scan text, p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_state text DEFAULT NULL::text, p_worker text DEFAULT NULL::text, p_failure text DEFAULT NULL::text, p_identity text[] DEFAULT NULL::text[], p_run bigint DEFAULT NULL::bigint, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, key bytea, tenant text, queue text, identity text, raw text, revision text, state text, attempt smallint, priority smallint, created_at timestamp with time zone, worker text, deadline timestamp with time zone, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, last_worker text)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -3302,19 +3326,19 @@ begin
     when 'finished' then array(
       select w from helix.read_finished(p_tenant, p_queue, v_ending, p_since, p_at, p_id, v_limit) w)
     when 'finished_by' then array(
-      select w from helix.read_finished_by(p_tenant, p_queue, v_ending, p_worker, null, p_since, p_at, p_id,
-                                           v_look, v_limit) w)
+      select w from helix.read_finished_by(p_tenant, p_queue, v_ending, p_worker, p_failure, p_since, p_at,
+                                           p_id, v_look, v_limit) w)
     when 'leased' then array(
       select w from helix.read_leased(p_tenant, p_queue, v_state, p_worker, p_since, p_until, p_id, v_look,
                                       v_limit) w)
     when 'pending' then array(
       select w from helix.read_pending(p_tenant, p_queue, p_since, p_at, p_id, v_look, v_limit) w)
     when 'identity' then array(
-      select w from helix.read_of_identity(p_tenant, p_queue, p_identity, p_run, v_state, p_worker, p_since,
-                                           p_at, p_id, v_look, v_limit) w)
+      select w from helix.read_of_identity(p_tenant, p_queue, p_identity, p_run, v_state, p_worker, p_failure,
+                                           p_since, p_at, p_id, v_look, v_limit) w)
     when 'run' then array(
-      select w from helix.read_of_run(p_tenant, p_queue, p_run, v_state, p_worker, p_since, p_at, p_id,
-                                      v_look, v_limit) w)
+      select w from helix.read_of_run(p_tenant, p_queue, p_run, v_state, p_worker, p_failure, p_since,
+                                      p_at, p_id, v_look, v_limit) w)
     end;
   if v_page is null then
     raise exception using errcode = 'invalid_parameter_value',
@@ -3323,14 +3347,18 @@ begin
   return query
     select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
            v.state, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause, v.due,
-           v.finished_at, v.finished_by, v.failure, v.detail
+           v.finished_at, v.finished_by, v.failure, v.detail, c.actor
     from unnest(v_page) as p
     left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
+    left join lateral (
+      -- The number of a lease is the ledger entry of its claim.
+      select e.actor from helix.work w join helix.entry e on e.id = w.number
+      where w.batch = p.id and v.finished_at is not null limit 1) c on true
     order by p.at desc, p.id desc;
 end
 $$;
 
-ALTER FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_bindings_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4365,39 +4393,6 @@ $$;
 
 ALTER FUNCTION helix.read_every_tenant_v1() OWNER TO helix_reader;
 
--- Name: read_failed_batches_v1(text, text, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
-
-CREATE FUNCTION helix.read_failed_batches_v1(p_tenant text DEFAULT NULL::text, p_queue text DEFAULT NULL::text, p_failure text DEFAULT NULL::text, p_since timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone, p_id bigint DEFAULT '9223372036854775807'::bigint, p_look integer DEFAULT 1000, p_limit integer DEFAULT 50) RETURNS TABLE(edge_at timestamp with time zone, edge_id bigint, at timestamp with time zone, id bigint, key bytea, tenant text, queue text, identity text, revision text, attempt smallint, failure text, detail text, worker text, failed_at timestamp with time zone)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
-    SET enable_sort TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET jit TO 'off'
-    SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
-#variable_conflict use_column
-declare
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
-begin
-  return query
-    select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.revision, v.attempt,
-           v.failure, v.detail, h.actor, v.finished_at
-    from helix.read_finished_by(p_tenant, p_queue, 2::smallint, null, p_failure, p_since, p_at, p_id,
-                                v_look, v_limit) p
-    left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
-    left join lateral (
-      select e.actor from helix.work w join helix.entry e on e.id = w.number
-      where w.batch = p.id limit 1) h on true
-    order by p.at desc, p.id desc;
-end
-$$;
-
-ALTER FUNCTION helix.read_failed_batches_v1(p_tenant text, p_queue text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
-
 -- Name: read_fence_counts_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_fence_counts_v1() RETURNS TABLE(name text, state text, number bigint, seconds double precision)
@@ -4805,9 +4800,9 @@ $$;
 
 ALTER FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_matches(bigint, helix.state, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_matches(bigint, helix.state, text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text) RETURNS boolean
+CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
   select exists (
@@ -4816,10 +4811,14 @@ CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker
       and (p_worker is null
            or w.actor = p_worker
               and (w.state in ('ASSIGNED', 'RUNNING')
-                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null)))
+                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null))
+      and (p_failure is null
+           or w.state = 'FAILED'
+              and exists (select from helix.result r
+                          where r.batch = w.batch and r.version = w.version and r.failure = p_failure)))
 $$;
 
-ALTER FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) OWNER TO helix_reader;
 
 -- Name: read_newest(text, text, timestamp with time zone, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4883,9 +4882,9 @@ $$;
 
 ALTER FUNCTION helix.read_next_batches(p_after bigint, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_of_identity(text, text, text[], bigint, helix.state, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_of_identity(text, text, text[], bigint, helix.state, text, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
+CREATE FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
     LANGUAGE plpgsql STABLE
     AS $$
 begin
@@ -4923,7 +4922,7 @@ begin
     page as (
       select f.at, f.id from found f left join edge e on true
       where (p_run is null or f.run = p_run) and (e.id is null or (f.at, f.id) >= (e.at, e.id))
-        and helix.read_matches(f.id, p_state, p_worker)
+        and helix.read_matches(f.id, p_state, p_worker, p_failure)
       order by f.at desc, f.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id
@@ -4931,11 +4930,11 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_of_run(text, text, bigint, helix.state, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_of_run(text, text, bigint, helix.state, text, text, timestamp with time zone, timestamp with time zone, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
+CREATE FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) RETURNS SETOF helix.list_place
     LANGUAGE plpgsql STABLE
     AS $$
 begin
@@ -4961,7 +4960,8 @@ begin
     edge as (select s.at, s.id from seen s where s.last order by s.at desc, s.id desc limit 1),
     page as (
       select s.at, s.id from seen s left join edge e on true
-      where (e.id is null or (s.at, s.id) >= (e.at, e.id)) and helix.read_matches(s.id, p_state, p_worker)
+      where (e.id is null or (s.at, s.id) >= (e.at, e.id))
+        and helix.read_matches(s.id, p_state, p_worker, p_failure)
       order by s.at desc, s.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id
@@ -4969,7 +4969,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_outcomes_v1(uuid[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -5799,9 +5799,7 @@ declare
   v_held  bigint[];
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, true);
   v_held := array(select w.batch from helix.work w
                   where w.batch = any (v_held) and w.state in ('ASSIGNED', 'RUNNING'));
   if v_held <> '{}' then
@@ -6090,9 +6088,9 @@ $$;
 
 ALTER FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) OWNER TO helix_engine;
 
--- Name: retry_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: retry_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
+CREATE FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean DEFAULT false) RETURNS SETOF helix.verdict
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6105,12 +6103,10 @@ declare
   v_entry bigint;
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
                   where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
-  if v_held <> '{}' then
+  if v_held <> '{}' and not p_dry_run then
     v_entry := helix.next_entry();
     perform helix.activate_lanes(v_held);
     delete from helix.ended e using helix.work w
@@ -6137,14 +6133,15 @@ begin
   return query
     select v.public_id, v.answer, v.state,
            coalesce(v.note, case when b.retired_at is null and b.payload is null
-                                 then 'its payload was erased' end)
+                                 then 'its payload was erased' end),
+           v.queue, v.identity, v.revision
     from helix.answer_by_id(p_ids, v_held, 'PENDING', 'retried', v_actor) v
     left join helix.locate(p_ids) l on l.public_id = v.public_id
     left join helix.batch b on b.id = l.batch;
 end
 $$;
 
-ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
+ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) OWNER TO helix_engine;
 
 -- Name: revoke_token_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -8728,11 +8725,11 @@ REVOKE ALL ON FUNCTION helix.blocked_queues() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_actor text, p_detail text) FROM PUBLIC;
 
--- Name: FUNCTION cancel_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
+REVOKE ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_client;
 
 -- Name: FUNCTION check_asked(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9125,6 +9122,10 @@ GRANT SELECT(last_used_at) ON TABLE helix.api_token TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.find_token(p_hash bytea) FROM PUBLIC;
 
+-- Name: FUNCTION find_work(p_ids uuid[], p_lock boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_work(p_ids uuid[], p_lock boolean) FROM PUBLIC;
+
 -- Name: TABLE secret; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT ON TABLE helix.secret TO helix_engine;
@@ -9389,11 +9390,11 @@ REVOKE ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_paylo
 GRANT ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) TO helix_client;
 
--- Name: FUNCTION read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_client;
+REVOKE ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_client;
 
 -- Name: FUNCTION read_bindings_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9487,12 +9488,6 @@ REVOKE ALL ON FUNCTION helix.read_every_tenant_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_client;
 
--- Name: FUNCTION read_failed_batches_v1(p_tenant text, p_queue text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
-
-REVOKE ALL ON FUNCTION helix.read_failed_batches_v1(p_tenant text, p_queue text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_failed_batches_v1(p_tenant text, p_queue text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_failed_batches_v1(p_tenant text, p_queue text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_client;
-
 -- Name: FUNCTION read_fence_counts_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_counts_v1() FROM PUBLIC;
@@ -9561,9 +9556,9 @@ GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch intege
 
 REVOKE ALL ON FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION read_matches(p_batch bigint, p_state helix.state, p_worker text); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) FROM PUBLIC;
 
 -- Name: FUNCTION read_newest(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9573,13 +9568,13 @@ REVOKE ALL ON FUNCTION helix.read_newest(p_tenant text, p_queue text, p_since ti
 
 REVOKE ALL ON FUNCTION helix.read_next_batches(p_after bigint, p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.read_of_identity(p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
--- Name: FUNCTION read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION read_outcomes_v1(p_ids uuid[], p_results boolean); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9763,11 +9758,11 @@ REVOKE ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state heli
 GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_client;
 
--- Name: FUNCTION retry_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
+REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_client;
 
 -- Name: FUNCTION revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -149,16 +149,16 @@ def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
 @pytest.mark.parametrize("tenant", ["a", None])
 @pytest.mark.parametrize("queue", ["deep", None])
 @pytest.mark.parametrize("failure", [None, "Broken", "Rare", "none such"])
-def test_letters_are_looked_for_in_bounded_steps_and_all_are_found(
+def test_failed_batches_are_listed_in_bounded_pages_without_gaps(
     lab, tenant, queue, failure, plans
 ):
     wanted = {None: 3 + 3 * LOOK, "Broken": 3 * LOOK, "Rare": 3}.get(failure, 0)
-    asked = {"tenant": tenant, "queue": queue, "failure": failure}
+    asked = {"tenant": tenant, "queue": queue, "failure": failure, "state": State.FAILED}
     with Lab(lab.database, q="deep") as fresh:
         fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         found, after = [], None
         while True:
-            call = reads.letters(limit=LIMIT, after=after, **asked)
+            call = reads.batches(limit=LIMIT, after=after, **asked)
             assert rows_read(fresh, call) <= MOST
             page = fresh.run(call)
             found += [one.batch_id for one in page.rows]
@@ -214,7 +214,7 @@ def test_a_plan_made_while_tables_were_empty_reads_no_more(server, template, poo
                 for tenant in ("a", None)
                 for name, filters in lists(early).items()
             }
-            asked["letters"] = reads.letters(failure="none such", limit=LIMIT)
+            asked["failure"] = reads.batches(failure="none such", limit=LIMIT)
             asked["queues"] = reads.queues(bound=10)
             for call in asked.values():
                 early.run(call)

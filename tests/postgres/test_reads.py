@@ -358,7 +358,7 @@ def asked_of(lab):
     yield from (reads.batches(), reads.batches(queue=lab.q), reads.batches(after=page.next))
     yield from (reads.batches(state=state) for state in State)
     yield from (reads.batches(identity="1-00007"), reads.batches(worker="w1"))
-    yield from (reads.letters(), reads.letters(queue=lab.q, failure="Broken"))
+    yield from (reads.batches(state=State.FAILED), reads.batches(queue=lab.q, failure="Broken"))
     yield from (reads.batch_detail(ids[0]), reads.batch_detail_by_key(page.rows[0].key))
     yield from (reads.outcomes(ids=ids, results=True), reads.events(ids=ids))
 

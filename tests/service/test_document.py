@@ -149,19 +149,25 @@ def test_what_is_written_without_a_model_is_what_the_document_says(http, lab):
     lab.fail(dead, permanent=True, failure="Torn", detail="half a file")
     lab.complete(done)
     page = http.get("/v1/batches", params={"queue": lab.q}).json()
-    letters = http.get("/v1/letters", params={"queue": lab.q}).json()
+    failed = http.get("/v1/batches", params={"queue": lab.q, "failure": "Torn"}).json()
+    retry = {"reason": "mended", "queue": lab.q}
+    retried = http.post("/v1/batches/retry", json=retry).json()
     assert {row["decision"] for row in chunk["submitted"]} == {"new", "conflict", "refused"}
     assert {row["state"] for row in page["batches"]} == {
         "FAILED", "COMPLETED", "RUNNING", "PENDING",
     }  # fmt: skip
-    assert len(letters["letters"]) == 1
+    assert len(failed["batches"]) == len(retried["answers"]) == 1
     for name, told in (
         ("ChunkAnswer", chunk),
         ("SubmittedAnswer", single),
         ("PageAnswer", page),
-        ("LettersAnswer", letters),
+        ("PageAnswer", failed),
+        ("ActionsAnswer", retried),
     ):
         assert fits({"$ref": f"#/components/schemas/{name}"}, told) == [], name
     # A schema lets more members pass, which the document would not tell of.
-    for name, row in (("BatchAnswer", page["batches"][0]), ("LetterAnswer", letters["letters"][0])):
+    for name, row in (
+        ("BatchAnswer", failed["batches"][0]),
+        ("VerdictAnswer", retried["answers"][0]),
+    ):
         assert row.keys() == DOCUMENT["components"]["schemas"][name]["properties"].keys()

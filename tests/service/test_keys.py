@@ -34,10 +34,10 @@ def test_every_write_may_carry_a_key_or_needs_none():
 def ready(database, lab):
     """For each verb a batch that allows it, and a doubt."""
     lab.queue(max_attempts=1)
-    lab.submit("erase_batch", "retry_batch", "redrive_letters", "release_batch")
+    lab.submit("erase_batch", "retry_batch", "retry_batches", "release_batch")
     leases = {lease.identity: lease for lease in lab.claim(4)}
     lab.complete(leases["erase_batch"])
-    lab.fail(leases["retry_batch"], leases["redrive_letters"], permanent=True)
+    lab.fail(leases["retry_batch"], leases["retry_batches"], permanent=True)
     [waiting] = lab.submit("cancel_batch")
     ids = {name: str(lease.batch_id) for name, lease in leases.items()}
     ids["cancel_batch"] = str(waiting.receipt.batch_id)
@@ -54,7 +54,8 @@ def body_of(name, ids, doubt):
     return {
         "submit": work,
         "submit_many": {"submissions": [work, {"identity": "S-2", "payload": {"n": 2}}]},
-        "redrive_letters": {**why, "batch_ids": [ids["redrive_letters"]]},
+        "retry_batches": {**why, "batch_ids": [ids["retry_batches"]]},
+        "cancel_batches": {**why, "batch_ids": [ids["cancel_batch"]]},
         "set_queue": {**why, "lease_seconds": 60},
         "resolve_fence": {**why, "version": doubt.version, "applied": False},
     }.get(name, why)

@@ -101,7 +101,7 @@ def bodies(operation, loot):
     if path == "/v1/tokens":
         # Not the name of theirs: one of ours by that name could then be rotated, and revoked.
         return [{**body, "name": "eves"}]
-    if path == "/v1/letters/redrive":
+    if path in {"/v1/batches/retry", "/v1/batches/cancel"}:
         return [body, {"reason": "curiosity", "batch_ids": loot.batch_ids}]
     if path == "/v1/work/claim":
         # With a settlement in it, as a worker's usual round has.

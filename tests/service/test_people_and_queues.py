@@ -23,6 +23,7 @@ def test_a_decision_lands_in_the_ledger_with_name_and_reason(site, lab, batch_id
         told = decide(ann, "cancel", batch_id)
         assert told.json() | {"note": None} == {
             "batch_id": batch_id, "answer": "ok", "state": "CANCELLED", "note": None,
+            "queue": lab.q, "identity": "s-1", "revision": "",
         }  # fmt: skip
         assert decide(ann, "cancel", batch_id).json()["answer"] == "repeat"
     actor, detail = lab.rows(

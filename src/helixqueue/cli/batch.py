@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,15 +17,14 @@ from helixqueue.cli import (
     times,
     unicode_diff,
 )
-from helixqueue.cli.exits import Exit, NoSuchBatch
-from helixqueue.states import State  # noqa: TC001 - Typer reads it
+from helixqueue.cli.batch_selection import Selection, act, show_results
+from helixqueue.cli.exits import NoSuchBatch
+from helixqueue.states import State
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Mapping, Sequence
 
     from helixqueue.records.read_rows import BatchRow
-    from helixqueue.records.rows import ActionResult
 
 app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
 
@@ -41,6 +40,40 @@ Revision = Annotated[
     str | None,
     typer.Option("--revision", help="Of the identity, when it has several.", show_default=False),
 ]
+Failure = Annotated[
+    str | None,
+    typer.Option(
+        "--failure",
+        metavar="CLASS",
+        help="Only FAILED batches of this failure class.",
+        show_default=False,
+    ),
+]
+InIdentity = Annotated[
+    str | None, typer.Option("--identity", help="In any spelling.", show_default=False)
+]
+ByWorker = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        help="The worker that holds the batch; with a finished state, that finished it.",
+        show_default=False,
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="2026-03-01T08:00, or 2h.", show_default=False),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Before this time.", show_default=False),
+]
+After = Annotated[
+    str | None,
+    typer.Option(
+        "--after", metavar="CURSOR", help="Continue after this cursor.", show_default=False
+    ),
+]
 
 
 def register(parent: typer.Typer) -> None:
@@ -55,37 +88,19 @@ def _list(
     state: Annotated[
         State | None, typer.Option("--state", case_sensitive=False, show_default=False)
     ] = None,
-    identity: Annotated[
-        str | None, typer.Option("--identity", help="In any spelling.", show_default=False)
-    ] = None,
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            "--worker",
-            help="Who holds it; with a finished state, who finished it.",
-            show_default=False,
-        ),
-    ] = None,
+    failure: Failure = None,
+    identity: InIdentity = None,
+    worker: ByWorker = None,
     run: Annotated[
         int | None,
         typer.Option("--run", min=1, max=2**63 - 1, help="Only of this run.", show_default=False),
     ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="TIME", help="2026-03-01T08:00, or 2h.", show_default=False
-        ),
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="The end.", show_default=False)
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
+        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="Maximum number of rows.")
     ] = 50,
-    after: Annotated[
-        str | None,
-        typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
-    ] = None,
+    after: After = None,
     tenant: connection.Tenant = None,
     dsn: connection.Dsn = None,
     data: connection.Data = None,
@@ -102,6 +117,7 @@ def _list(
             tenant=connection.tenant_to_read(there, tenant),
             queue=queue,
             state=state,
+            failure=failure,
             identity=identity,
             worker=worker,
             run=run,
@@ -128,9 +144,10 @@ def _row(row: BatchRow) -> tuple[str, ...]:
         what = f"{row.cause}{' until ' + times.seconds(row.due) if row.due else ''}"
     elif row.finished_at is not None:
         failure = " ".join(part for part in (row.failure, row.detail) if part)
-        what = f"{times.seconds(row.finished_at)} by {row.finished_by}" + (
-            failure and f": {failure}"
-        )
+        what = f"{times.seconds(row.finished_at)} by {row.finished_by}"
+        if row.state == State.FAILED and row.last_worker not in {None, row.finished_by}:
+            what += f", last held by {row.last_worker}"
+        what += failure and f": {failure}"
     return (
         str(row.batch_id), row.queue, unicode_diff.shown(row.raw, row.revision), row.state,
         str(row.attempt), times.seconds(row.created_at), what,
@@ -175,6 +192,119 @@ def _found(
     return batch_ref.find(there, ref, tenant=of, queue=queue, revision=revision)
 
 
+SomeRefs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[BATCH...]", help="Ids, keys, or identities; none: use filters."),
+]
+Most = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        min=1,
+        max=pages.LIMIT_MAX,
+        help="Maximum number of batches that filters take; all by default.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List the batches and answers, change nothing.")
+]
+
+
+@app.command("retry")
+@connection.over_http
+def _retry(
+    batches: SomeRefs = None,
+    *,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    queue: InQueue = None,
+    failure: Failure = None,
+    identity: InIdentity = None,
+    worker: ByWorker = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Most = None,
+    after: After = None,
+    dry_run: DryRun = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
+) -> None:
+    """Retry failed batches, by name or by filter, with all their attempts again.
+
+    Filters take the latest failures first; --since and --until refer to the time of failure.
+    Exits with 1 if a batch is not FAILED or does not exist.
+    """
+    filters = {
+        "failure": failure, "identity": identity, "worker": worker, "since": since, "until": until,
+    }  # fmt: skip
+    selection = Selection(batches, queue, filters, limit, after)
+    with connection.reached(dsn, data) as there:
+        act(
+            there,
+            "retry",
+            selection,
+            tenant=tenant,
+            reason=reason,
+            actor=actor,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+
+
+@app.command("cancel")
+@connection.over_http
+def _cancel(
+    batches: SomeRefs = None,
+    *,
+    reason: connection.Reason,
+    actor: connection.Actor = None,
+    queue: InQueue = None,
+    state: Annotated[
+        State | None,
+        typer.Option(
+            "--state",
+            case_sensitive=False,
+            help="PENDING, ASSIGNED or RUNNING; required with filters.",
+            show_default=False,
+        ),
+    ] = None,
+    identity: InIdentity = None,
+    worker: ByWorker = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Most = None,
+    after: After = None,
+    dry_run: DryRun = False,
+    tenant: connection.Tenant = None,
+    dsn: connection.Dsn = None,
+    data: connection.Data = None,
+    as_json: connection.AsJson = False,
+) -> None:
+    """Cancel batches that have not finished, by name or by filter.
+
+    The writes of a worker that holds one are refused from then on. Exits with 1 if a batch has
+    finished already or does not exist.
+    """
+    filters = {
+        "state": state, "identity": identity, "worker": worker, "since": since, "until": until,
+    }  # fmt: skip
+    selection = Selection(batches, queue, filters, limit, after)
+    with connection.reached(dsn, data) as there:
+        act(
+            there,
+            "cancel",
+            selection,
+            tenant=tenant,
+            reason=reason,
+            actor=actor,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+
+
 def _decision(name: str, told: str, *, call: str | None = None) -> None:
     """A command by which a person decides about batches; all of them take the same options."""
 
@@ -201,24 +331,9 @@ def _decision(name: str, told: str, *, call: str | None = None) -> None:
                 for some in several
                 for verdict in there.run(build(ids=some, reason=reason, actor=actor))
             ]
-        tell_verdicts(verdicts, as_json=as_json)
+        show_results(verdicts, as_json=as_json)
 
 
-_decision(
-    "retry",
-    """Give failed batches all their tries again.
-
-    Ends with 1 when one of them has not failed, or there is no such batch.
-    """,
-)
-_decision(
-    "cancel",
-    """Give up batches that have not finished.
-
-    A worker that has one is refused from then on. Ends with 1 when one of them has finished
-    already, or there is no such batch.
-    """,
-)
 _decision(
     "release",
     """Take batches back from workers that are gone.
@@ -235,31 +350,3 @@ _decision(
     The ledger stays. Ends with 1 when one of them has not finished, or there is no such batch.
     """,
 )
-
-
-def tell_verdicts(
-    verdicts: Sequence[ActionResult], *, as_json: bool, more: Mapping[str, Any] | None = None
-) -> NoReturn:
-    """And end with what they amount to; `more` stands beside them in JSON."""
-    if as_json:
-        told = {"verdicts": [shapes.verdict(verdict) for verdict in verdicts]}
-        show.as_json(told | dict(more or {}))
-    else:
-        show.table(
-            ("batch", "answer", "state", "note"),
-            [(str(v.batch_id), v.answer, v.state or "", _note(v)) for v in verdicts],
-            ["green" if v.answer in {"ok", "repeat"} else "bold red" for v in verdicts],
-        )
-    raise typer.Exit(_code({verdict.answer for verdict in verdicts}))
-
-
-def _note(verdict: ActionResult) -> str:
-    if verdict.answer == "illegal" and verdict.note is None:
-        return f"not possible for a batch that is {verdict.state}"
-    return verdict.note or ""
-
-
-def _code(answers: set[str]) -> Exit:
-    if answers <= {"ok", "repeat"}:
-        return Exit.OK
-    return Exit.BUSY if answers <= {"ok", "repeat", "busy"} else Exit.NO

@@ -41,7 +41,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
     "work": ("helixqueue.cli.work", "Do the work of a queue, by Python handlers or any program."),
     "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, release, erase."),
-    "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive."),
     "worker": ("helixqueue.cli.worker", "Workers: list."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),

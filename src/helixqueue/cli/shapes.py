@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         BatchDetail,
         BatchRow,
         BoundedCount,
-        Letter,
         QueueSummary,
         WorkerRow,
     )
@@ -33,10 +32,6 @@ def batch(row: BatchRow) -> dict[str, Any]:
         "identity": identity(row.identity),
         "raw": identity(row.raw),
     }
-
-
-def letter(one: Letter) -> dict[str, Any]:
-    return _plain_members(one._asdict()) | {"identity": identity(one.identity)}
 
 
 def story(told: BatchDetail, *, payload: bool) -> dict[str, Any]:
@@ -57,7 +52,7 @@ def worker(row: WorkerRow) -> dict[str, Any]:
 
 
 def verdict(one: ActionResult) -> dict[str, Any]:
-    return _plain_members(asdict(one))
+    return _plain_members(asdict(one)) | {"identity": identity(one.identity)}
 
 
 def settings(row: QueueRow) -> dict[str, Any]:

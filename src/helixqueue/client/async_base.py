@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from helixqueue.operations import batch_actions
 from helixqueue.operations.steps import Step, Steps, run_steps_async
 
 if TYPE_CHECKING:
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.client.run_worker import Queues
+    from helixqueue.operations.batch_actions import BatchFilters, BatchRef
     from helixqueue.operations.batches import Operations, Which
     from helixqueue.queues import Queue
-    from helixqueue.records.read_rows import BatchRow, EventRow, Letter
+    from helixqueue.records.read_rows import BatchRow, EventRow
     from helixqueue.records.rows import ActionResult, LeaseRef, LeaseRow, Receipt, WriteResult
     from helixqueue.states import State
     from helixqueue.transport.protocol import Transport
@@ -65,76 +67,139 @@ class AsyncBaseClient(ABC):
         *,
         queue: Queue[Any, Any] | str | None = None,
         state: State | str | None = None,
+        failure: str | None = None,
         identity: str | tuple[str, ...] | None = None,
         worker: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> AsyncIterator[BatchRow]:
-        """The tenant's batches, newest first; an identity may come in any spelling."""
+        """List the tenant's batches, newest first.
+
+        Finished states are listed by the time of their end, all others by the time of submission;
+        `since` and `until` (exclusive) refer to that time. `failure` is a failure class and implies
+        the state FAILED. An identity matches in any spelling.
+        """
+        filters: BatchFilters = {
+            "queue": queue,
+            "state": state,
+            "failure": failure,
+            "identity": identity,
+            "worker": worker,
+            "since": since,
+            "until": until,
+        }
         after: str | None = None
         while True:
-            page = await self._do(
-                self._desk.page(
-                    queue=queue,
-                    state=state,
-                    identity=identity,
-                    worker=worker,
-                    since=since,
-                    until=until,
-                    after=after,
-                )
-            )
+            page = await self._do(batch_actions.list_page(self._desk, filters, after))
             for row in page.rows:
                 yield row
             after = page.next
             if after is None:
                 return
 
-    async def letters(
+    @overload
+    async def cancel(
+        self, batches: Receipt[Any] | UUID, *, reason: str, dry_run: bool = False
+    ) -> State: ...
+    @overload
+    async def cancel(
         self,
+        batches: Iterable[BatchRef] | None = None,
         *,
+        reason: str,
+        dry_run: bool = False,
+        queue: Queue[Any, Any] | str | None = None,
+        state: State | str | None = None,
+        identity: str | tuple[str, ...] | None = None,
+        worker: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[ActionResult]: ...
+    async def cancel(
+        self,
+        batches: BatchRef | Iterable[BatchRef] | None = None,
+        *,
+        reason: str,
+        dry_run: bool = False,
+        queue: Queue[Any, Any] | str | None = None,
+        state: State | str | None = None,
+        identity: str | tuple[str, ...] | None = None,
+        worker: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> State | list[ActionResult]:
+        """Cancel batches that have not finished, also while they run: their leases end.
+
+        Takes a receipt or an id and returns the state; or several of them, or filters with a
+        `state`, and returns one answer per batch. A dry run changes nothing.
+        """
+        filters: BatchFilters = {
+            "queue": queue,
+            "state": state,
+            "identity": identity,
+            "worker": worker,
+            "since": since,
+            "until": until,
+        }
+        return await self._do(
+            batch_actions.act_on_batches(
+                self._desk, "cancel", batches, filters, reason, dry_run=dry_run
+            )
+        )
+
+    @overload
+    async def retry(
+        self, batches: Receipt[Any] | UUID, *, reason: str, dry_run: bool = False
+    ) -> State: ...
+    @overload
+    async def retry(
+        self,
+        batches: Iterable[BatchRef] | None = None,
+        *,
+        reason: str,
+        dry_run: bool = False,
         queue: Queue[Any, Any] | str | None = None,
         failure: str | None = None,
+        identity: str | tuple[str, ...] | None = None,
+        worker: str | None = None,
         since: datetime | None = None,
-        before: datetime | None = None,
-    ) -> AsyncIterator[Letter]:
-        """The tenant's dead letters, those that failed last first; `failure` is their class.
+        until: datetime | None = None,
+    ) -> list[ActionResult]: ...
+    async def retry(
+        self,
+        batches: BatchRef | Iterable[BatchRef] | None = None,
+        *,
+        reason: str,
+        dry_run: bool = False,
+        queue: Queue[Any, Any] | str | None = None,
+        failure: str | None = None,
+        identity: str | tuple[str, ...] | None = None,
+        worker: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> State | list[ActionResult]:
+        """Retry FAILED batches: they become PENDING, with all their attempts again.
 
-        Work that failed for good, or as often as its queue lets it try.
+        Takes a receipt or an id and returns the state; or several of them, or filters, and returns
+        one answer per batch. A dry run changes nothing.
         """
-        after: str | None = None
-        while True:
-            page = await self._do(
-                self._desk.letter_page(
-                    queue=queue, failure=failure, since=since, before=before, after=after
-                )
+        filters: BatchFilters = {
+            "queue": queue,
+            "failure": failure,
+            "identity": identity,
+            "worker": worker,
+            "since": since,
+            "until": until,
+        }
+        return await self._do(
+            batch_actions.act_on_batches(
+                self._desk, "retry", batches, filters, reason, dry_run=dry_run
             )
-            for letter in page.rows:
-                yield letter
-            after = page.next
-            if after is None:
-                return
-
-    async def redrive(
-        self, letters: Iterable[Letter | Receipt[Any] | UUID], *, reason: str
-    ) -> list[ActionResult]:
-        """Give dead letters all their tries again; what became of each, `ok` or `refused`.
-
-        One that is none (any more) is refused, says so in its answer and hinders no other.
-        """
-        return await self._do(self._desk.redrive(letters, reason))
-
-    async def cancel(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Give the batch up, also while it runs: its worker's token dies."""
-        return await self._do(self._desk.decide("cancel", receipt, reason))
-
-    async def retry(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """FAILED becomes PENDING, with all tries anew."""
-        return await self._do(self._desk.decide("retry", receipt, reason))
+        )
 
     async def erase(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
         """Empty payload and result of a finished batch; fingerprint and ledger stay."""
-        return await self._do(self._desk.decide("erase", receipt, reason))
+        return await self._do(batch_actions.act_on_batch(self._desk, "erase", receipt, reason))
 
     async def claim(
         self,

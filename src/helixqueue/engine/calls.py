@@ -7,13 +7,14 @@ round trip, inside a caller's transaction it is part of that. The SQL is in call
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 import orjson
 
 from helixqueue.engine.arrays import json_texts, numbers, plain, texts
+from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.claim_hints import Hint
@@ -210,29 +211,15 @@ def _read_results(rows: list[Row]) -> list[WriteResult]:
 
 
 def cancel(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
 ) -> Call[list[ActionResult]]:
-    return _call_by_id("cancel", ids, actor, reason)
+    return _call_by_id("cancel", ids, actor, reason, dry_run)
 
 
 def retry(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
 ) -> Call[list[ActionResult]]:
-    return _call_by_id("retry", ids, actor, reason)
-
-
-def redrive(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
-) -> Call[list[ActionResult]]:
-    """Retry dead letters; what is none (any more) is refused, and says where it stands."""
-    call = retry(ids=ids, reason=reason, actor=actor)
-    return replace(call, read=lambda rows: [_redriven(one) for one in call.read(rows)])
-
-
-def _redriven(one: ActionResult) -> ActionResult:
-    if one.answer != "illegal":
-        return one
-    return replace(one, answer="refused", note=one.note or f"no dead letter: it is {one.state}")
+    return _call_by_id("retry", ids, actor, reason, dry_run)
 
 
 def release_by_id(
@@ -249,16 +236,21 @@ def erase(
 
 
 def _call_by_id(
-    name: str, ids: Sequence[UUID], actor: str | None, reason: str
+    name: str, ids: Sequence[UUID], actor: str | None, reason: str, *more: bool
 ) -> Call[list[ActionResult]]:
     _demand_at_most(name, len(ids), LEASES_MAX)
     order = {batch_id: number for number, batch_id in enumerate(dict.fromkeys(ids))}
 
     def read(rows: list[Row]) -> list[ActionResult]:
-        results = [ActionResult(i, answer, _state(s), note) for i, answer, s, note in rows]
+        results = [
+            ActionResult(
+                batch_id, answer, _state(state), note, queue, identity_parts(identity), revision
+            )
+            for batch_id, answer, state, note, queue, identity, revision in rows
+        ]
         return sorted(results, key=lambda result: order[result.batch_id])
 
-    return Call(_SQL[name], (plain(ids), actor, reason), read)
+    return Call(_SQL[name], (plain(ids), actor, reason, *more), read)
 
 
 def reap(*, actor: str, limit: int = 1_000) -> Call[int]:
@@ -339,6 +331,10 @@ def read_queue(row: Row) -> QueueRow:
     for name in _JSON_SETTINGS:
         values[name] = values[name] and json.loads(values[name])
     return QueueRow(**values)
+
+
+def identity_parts(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(text.split(PART_SEPARATOR))
 
 
 def _state(name: str | None) -> State | None:

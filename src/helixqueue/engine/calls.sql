@@ -53,19 +53,23 @@ from helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint
 
 -- name: cancel
 -- Also cancels running work: the worker's token becomes invalid.
-select public_id, answer, state::text, note from helix.cancel_v1(%s::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note, queue, identity, revision
+from helix.cancel_v1(%s::uuid[], %s::text, %s::text, %s::boolean);
 
 -- name: retry
 -- FAILED > PENDING.
-select public_id, answer, state::text, note from helix.retry_v1(%s::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note, queue, identity, revision
+from helix.retry_v1(%s::uuid[], %s::text, %s::text, %s::boolean);
 
 -- name: release_by_id
 -- Release by an operator: ASSIGNED, RUNNING > PENDING.
-select public_id, answer, state::text, note from helix.release_by_id_v1(%s::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note, queue, identity, revision
+from helix.release_by_id_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: erase
 -- Deletes payload and result; fingerprint and ledger stay.
-select public_id, answer, state::text, note from helix.erase_v1(%s::uuid[], %s::text, %s::text);
+select public_id, answer, state::text, note, queue, identity, revision
+from helix.erase_v1(%s::uuid[], %s::text, %s::text);
 
 -- name: reap
 -- Ends leases that are past their deadline.

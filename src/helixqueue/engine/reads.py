@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.arrays import plain, texts
-from helixqueue.engine.calls import LEASES_MAX, read_queue
+from helixqueue.engine.calls import LEASES_MAX, identity_parts, read_queue
 from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
 from helixqueue.errors import InvalidIdentity, Refused
 from helixqueue.identity import (
@@ -34,8 +34,6 @@ from helixqueue.records.read_rows import (
     BoundedCount,
     DecisionRow,
     EventRow,
-    Letter,
-    LetterPage,
     OutcomeRow,
     QueuePage,
     QueueSummary,
@@ -61,7 +59,6 @@ _ROWS_SCANNED = {
     "pending": 500,
     "identity": 200,
     "run": 500,
-    "letters": 2_000,
     "workers": 2_000,
 }
 # The statement returns its columns in the order of the fields; leases are derived from the events.
@@ -74,6 +71,7 @@ def batches(
     tenant: str | None = None,
     queue: str | None = None,
     state: State | None = None,
+    failure: str | None = None,
     identity: str | tuple[str, ...] | None = None,
     worker: str | None = None,
     run: int | None = None,
@@ -85,13 +83,19 @@ def batches(
     """Read a page of batches; those of an `identity` (in any spelling) or `run` by submission time.
 
     `worker` selects the worker that holds the batch, or with a finished state, that finished it.
+    `failure` is a failure class and implies the state FAILED.
     """
     demand_page(limit)
+    if failure is not None:
+        if state not in {None, State.FAILED}:
+            raise Refused(f"failure: expected the state FAILED, got {state}; omit one of the two")
+        state = State.FAILED
     args = {
-        "scan": _scan(state, worker),
+        "scan": _scan(state, worker, failure),
         "tenant": tenant,
         "queue": queue,
         "worker": worker,
+        "failure": failure,
         "identity": None,
         "run": run,
         "state": state and state.value,
@@ -110,10 +114,10 @@ def batches(
     return Call(_SQL["batches"], args, lambda rows: _read_page(rows, limit))
 
 
-def _scan(state: State | None, worker: str | None) -> str:
+def _scan(state: State | None, worker: str | None, failure: str | None) -> str:
     """Which scan of sql/93_scans.sql finds these batches."""
     if state in FINISHED:
-        return "finished" if worker is None else "finished_by"
+        return "finished" if worker is None and failure is None else "finished_by"
     if state is State.PENDING:
         if worker is not None:
             raise Refused("a PENDING batch has no worker; filter by state or by worker, not both")
@@ -155,47 +159,9 @@ def _cut(rows: list[Row], limit: int) -> tuple[list[Row], str | None]:
 def _read_batch(row: Row) -> BatchRow:
     key, tenant, queue, identity, raw, revision, state, *rest = row
     return BatchRow(
-        stored_public_id(key), key_text(key), tenant, queue, _parts(identity),
-        _parts(raw or identity), revision, State(state), *rest,
+        stored_public_id(key), key_text(key), tenant, queue, identity_parts(identity),
+        identity_parts(raw or identity), revision, State(state), *rest,
     )  # fmt: skip
-
-
-def letters(
-    *,
-    tenant: str | None = None,
-    queue: str | None = None,
-    failure: str | None = None,
-    since: datetime | None = None,
-    before: datetime | None = None,
-    after: str | None = None,
-    limit: int = 50,
-) -> Call[LetterPage]:
-    """A page of dead letters, those that failed last first; `failure` is their class."""
-    demand_page(limit)
-    # Of one queue, every row that is looked at is shown unless its class is not the one.
-    narrow = queue is None or failure is not None
-    args = {
-        "tenant": tenant,
-        "queue": queue,
-        "failure": failure,
-        "since": since or "-infinity",
-        "limit": limit + 1,
-        "look": max(_ROWS_SCANNED["letters"] if narrow else 0, limit + 1),
-    }
-    return Call(
-        _SQL["letters"], args | after_time(after, before), lambda rows: _read_letters(rows, limit)
-    )
-
-
-def _read_letters(rows: list[Row], limit: int) -> LetterPage:
-    shown, onward = _cut(rows, limit)
-    return LetterPage(
-        tuple(
-            Letter(stored_public_id(key), tenant, queue, _parts(identity), *rest)
-            for key, tenant, queue, identity, *rest in shown
-        ),
-        onward,
-    )
 
 
 def batch_detail(batch_id: UUID, *, payload: bool = False) -> Call[BatchDetail | None]:
@@ -243,8 +209,8 @@ def _read_detail(row: Row) -> BatchDetail:
         | {
             "key": key_text(values["key"]),
             "fingerprint": values["fingerprint"].hex(),
-            "identity": _parts(values["identity"]),
-            "raw": _parts(values["raw"] or values["identity"]),
+            "identity": identity_parts(values["identity"]),
+            "raw": identity_parts(values["raw"] or values["identity"]),
             "state": State(values["state"]),
             "events": ledger,
             "leases": _attempts(ledger),
@@ -393,10 +359,6 @@ def _rows(text: str | None) -> list[list[Any]]:
 
 def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
-
-
-def _parts(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(text.split(PART_SEPARATOR))
 
 
 def _demand_chunk(name: str, ids: Sequence[UUID]) -> None:

@@ -6,19 +6,11 @@
 -- scan that ended before its last row returns at least one row.
 select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b.raw, b.revision, b.state,
        b.attempt, b.priority, b.created_at, b.worker, b.deadline, b.cause, b.due, b.finished_at,
-       b.finished_by, b.failure, b.detail
+       b.finished_by, b.failure, b.detail, b.last_worker
 from helix.read_batches_v1(
   %(scan)s::text, %(tenant)s::text, %(queue)s::text, %(state)s::text, %(worker)s::text,
-  %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz, %(until)s::timestamptz,
-  %(at)s::timestamptz, %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
-
--- name: letters
--- A page of failed batches, in the same form.
-select b.edge_at, b.edge_id, b.at, b.id, b.key, b.tenant, b.queue, b.identity, b.revision, b.attempt,
-       b.failure, b.detail, b.worker, b.failed_at
-from helix.read_failed_batches_v1(
-  %(tenant)s::text, %(queue)s::text, %(failure)s::text, %(since)s::timestamptz, %(at)s::timestamptz,
-  %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
+  %(failure)s::text, %(identity)s::text[], %(run)s::bigint, %(since)s::timestamptz,
+  %(until)s::timestamptz, %(at)s::timestamptz, %(id)s::bigint, %(look)s::int, %(limit)s::int) b;
 
 -- name: batch_detail
 -- Everything recorded about one batch, also after retention.

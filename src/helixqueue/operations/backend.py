@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.operations.steps import AnyCall
-    from helixqueue.records.read_rows import BatchPage, EventRow, LetterPage, OutcomeRow
+    from helixqueue.records.read_rows import BatchPage, EventRow, OutcomeRow
     from helixqueue.records.rows import (
         ActionResult,
         ClaimResult,
@@ -64,18 +64,24 @@ class WriteCalls(Protocol):
     ) -> AnyCall[QueueRow]: ...
 
     def cancel(
-        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+        self,
+        *,
+        ids: Sequence[UUID],
+        reason: str,
+        actor: str | None = None,
+        dry_run: bool = False,
     ) -> AnyCall[list[ActionResult]]: ...
 
     def retry(
-        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+        self,
+        *,
+        ids: Sequence[UUID],
+        reason: str,
+        actor: str | None = None,
+        dry_run: bool = False,
     ) -> AnyCall[list[ActionResult]]: ...
 
     def erase(
-        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
-    ) -> AnyCall[list[ActionResult]]: ...
-
-    def redrive(
         self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
     ) -> AnyCall[list[ActionResult]]: ...
 
@@ -118,6 +124,7 @@ class ReadCalls(Protocol):
         tenant: str | None = None,
         queue: str | None = None,
         state: State | None = None,
+        failure: str | None = None,
         identity: str | tuple[str, ...] | None = None,
         worker: str | None = None,
         since: datetime | None = None,
@@ -125,18 +132,6 @@ class ReadCalls(Protocol):
         after: str | None = None,
         limit: int = 50,
     ) -> AnyCall[BatchPage]: ...
-
-    def letters(
-        self,
-        *,
-        tenant: str | None = None,
-        queue: str | None = None,
-        failure: str | None = None,
-        since: datetime | None = None,
-        before: datetime | None = None,
-        after: str | None = None,
-        limit: int = 50,
-    ) -> AnyCall[LetterPage]: ...
 
 
 @dataclass(frozen=True)

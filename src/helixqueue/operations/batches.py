@@ -11,33 +11,28 @@ import logging
 import math
 import time
 import uuid
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.errors import (
-    HelixError,
-    IllegalTransition,
     InProgress,
     NoResult,
     Refused,
-    Retryable,
 )
 from helixqueue.identity import check_name
-from helixqueue.operations.prepare import KnownQueue, moment
+from helixqueue.operations.batch_actions import batch_id_of
+from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
 from helixqueue.queues import Queue, checked_requires
-from helixqueue.records.read_rows import Letter
 from helixqueue.records.rows import LeaseRef, LeaseRow, Receipt
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Mapping, Sequence
 
     from helixqueue.operations.backend import Backend
     from helixqueue.operations.steps import AnyCall
-    from helixqueue.records.read_rows import BatchPage, EventRow, LetterPage, OutcomeRow
-    from helixqueue.records.rows import ActionResult, QueueRow, Settlement, WriteResult
+    from helixqueue.records.read_rows import EventRow, OutcomeRow
+    from helixqueue.records.rows import QueueRow, Settlement, WriteResult
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.client")
@@ -46,7 +41,6 @@ LOG = logging.getLogger("helixqueue.client")
 REMEMBER_S = 30.0
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 1.0
-PAGE_ROWS = 500
 
 Which = Receipt[Any] | uuid.UUID
 
@@ -136,7 +130,7 @@ class Operations:
     # What became of a batch.
 
     def look(self, which: Which, *, results: bool = False) -> Steps[OutcomeRow]:
-        batch_id = _batch_id(which)
+        batch_id = batch_id_of(which)
         [found] = yield from self.ask(self.reads.outcomes(ids=[batch_id], results=results))
         if found is None:
             raise Refused(f"{self._whose} has no batch {batch_id}: look at the receipt")
@@ -184,83 +178,11 @@ class Operations:
         return next((one for one in latest if isinstance(one, Queue) and one.name == name), None)
 
     def history(self, which: Which) -> Steps[list[EventRow]]:
-        batch_id = _batch_id(which)
+        batch_id = batch_id_of(which)
         found = yield from self.ask(self.reads.events(ids=[batch_id]))
         if not found[batch_id]:
             yield from self.look(which)  # an unknown one is an error, a retired one has no steps
         return found[batch_id]
-
-    def page(
-        self,
-        *,
-        queue: Queue[Any, Any] | str | None,
-        state: State | str | None,
-        identity: str | tuple[str, ...] | None,
-        worker: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        after: str | None,
-    ) -> Steps[BatchPage]:
-        name = queue.name if isinstance(queue, Queue) else queue
-        return self.ask(
-            self.reads.batches(
-                tenant=self.tenant,
-                queue=None if name is None else check_name("queue", name),
-                state=None if state is None else _state(state),
-                identity=identity,
-                worker=worker,
-                since=moment("since", since),
-                until=moment("until", until),
-                after=after,
-                limit=PAGE_ROWS,
-            )
-        )
-
-    def letter_page(
-        self,
-        *,
-        queue: Queue[Any, Any] | str | None,
-        failure: str | None,
-        since: datetime | None,
-        before: datetime | None,
-        after: str | None,
-    ) -> Steps[LetterPage]:
-        name = queue.name if isinstance(queue, Queue) else queue
-        return self.ask(
-            self.reads.letters(
-                tenant=self.tenant,
-                queue=None if name is None else check_name("queue", name),
-                failure=failure,
-                since=moment("since", since),
-                before=moment("before", before),
-                after=after,
-                limit=PAGE_ROWS,
-            )
-        )
-
-    # What people decide about a batch.
-
-    def decide(self, verb: str, which: Which, reason: str) -> Steps[State]:
-        """cancel, retry or erase; the state afterwards."""
-        _demand_reason(verb, reason)
-        batch_id = _batch_id(which)
-        calls = self.calls
-        build = {"cancel": calls.cancel, "retry": calls.retry, "erase": calls.erase}[verb]
-        [verdict] = yield from self.ask(build(ids=[batch_id], reason=reason, actor=self.actor))
-        if verdict.answer in {"ok", "repeat"} and verdict.state is not None:
-            return verdict.state
-        raise _unwilling(verb, batch_id, verdict.answer, verdict.state, verdict.note)
-
-    def redrive(self, letters: Iterable[Letter | Which], reason: str) -> Steps[list[ActionResult]]:
-        """Letter by letter what became of it, in calls of a page each."""
-        _demand_reason("redrive", reason)
-        if isinstance(letters, Letter | Receipt | uuid.UUID | str):
-            raise Refused(f"letters: expected several, such as [...]; got {ascii(letters)[:80]}")
-        verdicts: list[ActionResult] = []
-        for ids in _pages(_letter_id(one) for one in letters):
-            call = self.calls.redrive(ids=ids, reason=reason, actor=self.actor)
-            verdicts += yield from self.ask(call)
-        return verdicts
 
     # Leases.
 
@@ -331,30 +253,6 @@ def _equal(stored: object, named: object) -> bool:
     return bool(stored == json.loads(json.dumps(named)))
 
 
-def _batch_id(which: object) -> uuid.UUID:
-    found = which.batch_id if isinstance(which, Receipt) else which
-    if not isinstance(found, uuid.UUID):
-        inside = "; give its .receipt" if hasattr(which, "receipt") else ""
-        raise Refused(f"expected a receipt or a batch's UUID, got {ascii(which)[:80]}{inside}")
-    return found
-
-
-def _letter_id(which: object) -> uuid.UUID:
-    return which.batch_id if isinstance(which, Letter) else _batch_id(which)
-
-
-def _pages(ids: Iterable[uuid.UUID]) -> Iterator[list[uuid.UUID]]:
-    """Each once, though it was named twice."""
-    rest = iter(dict.fromkeys(ids))
-    while page := list(islice(rest, PAGE_ROWS)):
-        yield page
-
-
-def _demand_reason(verb: str, reason: object) -> None:
-    if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
-        raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
-
-
 def _worker(name: object) -> str:
     """Whom the record names: never nobody, and never more than a name."""
     if not isinstance(name, str) or not 1 <= len(name) <= 255 or not name.isprintable():
@@ -362,13 +260,6 @@ def _worker(name: object) -> str:
             f"worker: expected a name of 1 to 255 visible characters, got {ascii(name)[:80]}"
         )
     return name
-
-
-def _state(word: State | str) -> State:
-    try:
-        return State(word)
-    except ValueError:
-        raise Refused(f"state: expected one of {', '.join(State)}; got {word!r}") from None
 
 
 def _no_result(found: OutcomeRow, gone: str) -> NoResult:
@@ -381,16 +272,4 @@ def _no_result(found: OutcomeRow, gone: str) -> NoResult:
         f"batch {found.batch_id} is {found.state} and has no result ({why}); {remedy}",
         state=found.state,
         failure=found.failure,
-    )
-
-
-def _unwilling(
-    verb: str, batch_id: uuid.UUID, answer: str, state: State | None, note: str | None
-) -> HelixError:
-    if answer == "busy":
-        return Retryable(f"{verb}: batch {batch_id} is in other hands this moment; ask again")
-    if answer == "refused":
-        return Refused(f"{verb}: {note or 'refused'}: {batch_id}; look at the receipt")
-    return IllegalTransition(
-        f"{verb}: not possible for batch {batch_id}, which is {state}{': ' + note if note else ''}"
     )

@@ -10,7 +10,7 @@ from helixqueue.errors import (
     Conflict,
     HelixError,
     InvalidIdentity,
-    QueuePaused,
+    QueueClosed,
     Refused,
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
@@ -212,7 +212,7 @@ def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refus
     if row.identity is None and queue.unknown == "refuse":
         return InvalidIdentity(note, code="missing")
     if queue.closed:
-        return QueuePaused(f"{note}; an operator opens it with `helixq queue set`")
+        return QueueClosed(f"{note}; an operator opens it with `helixq queue set`")
     return Refused(note)
 
 

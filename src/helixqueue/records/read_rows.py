@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from helixqueue.states import State
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
     from helixqueue.records.rows import QueueRow
+    from helixqueue.states import State
 
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
 Cause = Literal["delay", "limit", "paused"]
@@ -38,53 +37,15 @@ class BatchRow(NamedTuple):
     due: datetime | None
     finished_at: datetime | None
     finished_by: str | None
-    failure: str | None
+    failure: str | None  # failure class of a FAILED batch
     detail: str | None
+    last_worker: str | None  # worker that held a finished batch last
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPage:
     rows: tuple[BatchRow, ...]
     next: str | None  # hand it to the next call; None: that was all
-
-
-class Letter(NamedTuple):
-    """A dead letter: work that nobody tries any more, until somebody redrives it."""
-
-    batch_id: UUID
-    tenant: str
-    queue: str
-    identity: tuple[str, ...]
-    revision: str
-    attempt: int  # how many there were
-    failure: str  # its class
-    detail: str | None  # why, in the words of whoever had it
-    worker: str | None  # who had it last
-    failed_at: datetime
-
-    @classmethod
-    def of(cls, told: BatchDetail) -> Letter | None:
-        """The dead letter that a batch is now; None for one that is none (any more)."""
-        if told.state is not State.FAILED or told.queue is None or told.finished_at is None:
-            return None
-        return cls(
-            told.batch_id,
-            told.tenant,
-            told.queue,
-            told.identity,
-            told.revision or "",
-            told.attempt,
-            told.failure or "",
-            told.detail,
-            told.leases[-1].worker if told.leases else None,
-            told.finished_at,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LetterPage:
-    rows: tuple[Letter, ...]
-    next: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,12 +204,26 @@ class WriteResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What became of a cancel, retry or erase."""
+    """Answer to a cancel, retry, release or erase of one batch.
+
+    Of a dry run, `ok` means that the batch would be changed, and `state` is its state now.
+    """
 
     batch_id: UUID
     answer: ResultWord
     state: State | None
     note: str | None
+    queue: str | None = None
+    identity: tuple[str, ...] = ()
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActionPage:
+    """Answers of an action on the batches that match some filters."""
+
+    rows: tuple[ActionResult, ...]
+    next: str | None  # cursor of the next page; None: no more batches match
 
 
 @dataclass(frozen=True, slots=True)

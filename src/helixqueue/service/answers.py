@@ -69,6 +69,7 @@ class BatchAnswer(BaseModel):
     finished_by: str | None
     failure: str | None
     detail: str | None
+    last_worker: str | None = Field(description="Worker that held a finished batch last.")
 
 
 class PageAnswer(BaseModel):
@@ -186,6 +187,14 @@ class VerdictAnswer(BaseModel):
     answer: ResultWord
     state: State | None
     note: str | None
+    queue: str | None
+    identity: IdentityAnswer
+    revision: str | None
+
+
+class ActionsAnswer(BaseModel):
+    answers: list[VerdictAnswer]
+    next: str | None = Field(description="More batches may match: pass it as `after`.")
 
 
 class CountAnswer(BaseModel):
@@ -289,7 +298,7 @@ def outcome(row: OutcomeRow, *, values: bool) -> OutcomeAnswer:
 
 
 def verdict(one: ActionResult) -> VerdictAnswer:
-    return VerdictAnswer(**asdict(one))
+    return VerdictAnswer(**asdict(one) | {"identity": identity(one.identity)})
 
 
 def queue(row: QueueRow, sight: QueueSummary | None = None) -> QueueAnswer:

@@ -24,7 +24,6 @@ from helixqueue.service import (
     check_routes,
     fences,
     health,
-    letters,
     login,
     queues,
     token_routes,
@@ -84,7 +83,7 @@ def _routed(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | N
         generate_unique_id_function=lambda route: route.name,
     )
     for module in (
-        batches, batch_actions, letters, queues, work, changes, fences, check_routes, token_routes,
+        batches, batch_actions, queues, work, changes, fences, check_routes, token_routes,
         login, health,
     ):  # fmt: skip
         app.include_router(module.routes)

@@ -13,7 +13,14 @@ from helixqueue.errors import Conflict, Refused
 from helixqueue.operations import submit as submit_operation
 from helixqueue.records.submission import Submission, Submitted
 from helixqueue.service import answers
-from helixqueue.service.bodies import NAME_PATTERN, ChunkBody, RefusedBody, SubmitBody, Time
+from helixqueue.service.bodies import (
+    NAME_PATTERN,
+    ChunkBody,
+    Failure,
+    RefusedBody,
+    SubmitBody,
+    Time,
+)
 from helixqueue.service.problems import Problem
 from helixqueue.service.queues import no_such_queue
 from helixqueue.service.routing import Asker, Here, Note, QueueName, demands, router
@@ -161,6 +168,7 @@ async def batches(
     asker: Asker,
     queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
     state: Annotated[State | None, Query()] = None,
+    failure: Annotated[Failure | None, Query()] = None,
     identity: Annotated[
         list[str] | None,
         Query(max_length=16, description="In any spelling; again for further parts."),
@@ -174,8 +182,10 @@ async def batches(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
 ) -> Response:
-    """Filters narrow each other; `next` of one page is `after` of the following one.
+    """All filters apply; pass `next` of one page as `after` to get the following page.
 
+    Finished states are listed by the time of their end, all others by the time of submission;
+    `since` and `until` (exclusive) refer to that time. `failure` implies the state FAILED.
     A page looks at a bounded number of batches: it may be short, even empty, and have a `next`.
     Payloads are not shown here; what workers wrote about failures is, to the scope payloads.
     """
@@ -187,6 +197,7 @@ async def batches(
             tenant=asker.tenant,
             queue=queue,
             state=state,
+            failure=failure,
             identity=named,
             worker=worker,
             run=run,

@@ -80,18 +80,6 @@ _ATTEMPT = {
     "started_at": _CLAIMED, "ended_at": _ENDED, "end": "completed", "ended_by": "gpu-1",
     "detail": None, "late": False,
 }  # fmt: skip
-_LETTER = {
-    "batch_id": BATCH,
-    "tenant": "lab",
-    "queue": "basecall",
-    "identity": "S-1",
-    "revision": "",
-    "attempt": 1,
-    "failure": "OutOfMemory",
-    "detail": "24 GB were not enough",
-    "worker": "gpu-1",
-    "failed_at": _ENDED,
-}
 _STORY = {
     **_STANDING,
     "fingerprint": _FINGERPRINT,
@@ -186,9 +174,15 @@ class Example:
     others: dict[str, Any] = field(default_factory=dict)  # of other good statuses
 
 
+def _action(state: str) -> dict[str, Any]:
+    return {
+        "batch_id": BATCH, "answer": "ok", "state": state, "note": None,
+        "queue": "basecall", "identity": "S-1", "revision": "",
+    }  # fmt: skip
+
+
 def _verdict(state: str) -> Example:
-    told = {"batch_id": BATCH, "answer": "ok", "state": state, "note": None}
-    return Example(told, request=_REASON)
+    return Example(_action(state), request=_REASON)
 
 
 # By operationId.
@@ -206,33 +200,25 @@ OPERATIONS: Final[dict[str, Example]] = {
             "refused": [{"raw": "532d31e2808b", "why": "a zero-width space (U+200B) at offset 3"}]
         },
     ),
-    "list_batches": Example({"batches": [_STANDING], "next": None}),
+    "list_batches": Example({"batches": [{**_STANDING, "last_worker": None}], "next": None}),
     "show_batch": Example(_STORY),
     "show_outcome": Example(_OUTCOME),
     "retry_batch": _verdict("PENDING"),
     "cancel_batch": _verdict("CANCELLED"),
     "release_batch": _verdict("PENDING"),
     "erase_batch": _verdict("COMPLETED"),
-    "list_letters": Example({"letters": [_LETTER], "next": None}),
-    "show_letter": Example(
-        {
-            **_LETTER,
-            "attempts": [
-                {**_ATTEMPT, "end": "failed", "detail": "24 GB were not enough"},
-            ],
-        }
-    ),
-    "redrive_letters": Example(
-        {
-            "answers": [{"batch_id": BATCH, "answer": "ok", "state": "PENDING", "note": None}],
-            "next": None,
-        },
+    "retry_batches": Example(
+        {"answers": [_action("PENDING")], "next": None},
         request={
             "reason": "workers with more memory",
             "queue": "basecall",
             "failure": "OutOfMemory",
             "limit": 100,
         },
+    ),
+    "cancel_batches": Example(
+        {"answers": [_action("CANCELLED")], "next": None},
+        request={"reason": "flow cell replaced", "queue": "basecall", "state": "PENDING"},
     ),
     "list_queues": Example({"queues": [{**_QUEUE, "counts": _COUNTS}], "next": None}),
     "show_queue": Example({**_QUEUE, "counts": _COUNTS}),

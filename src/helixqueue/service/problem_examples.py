@@ -26,7 +26,6 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-found": {"detail": "there is no such path"},
     "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
-    "no-such-letter": {"detail": f"the tenant has no dead letter {BATCH}", "got": BATCH},
     "no-such-fence": {"detail": "the tenant has no such fence", "got": FENCE},
     "no-such-login": {"detail": "the code is unknown, was used, or is too old"},
     "no-such-token": {"detail": "there is no token uploader to rotate"},

@@ -62,7 +62,6 @@ class _Calls:
     cancel = staticmethod(calls.cancel)
     retry = staticmethod(calls.retry)
     erase = staticmethod(calls.erase)
-    redrive = staticmethod(calls.redrive)
     claim = staticmethod(calls.claim)
     start = staticmethod(calls.start)
     renew = staticmethod(calls.renew)

@@ -6,6 +6,7 @@ from typing import assert_type
 from pydantic import BaseModel
 
 from helixqueue import Accepted, Conflict, HelixQueue, Queue, Receipt, State
+from helixqueue.records.rows import ActionResult
 
 
 class Basecall(BaseModel):
@@ -32,10 +33,12 @@ def main(dsn: str) -> None:
         three = helix.submit(
             basecall, identity="Sämple-1", payload=Basecall(pod5="b.pod5"), revision="2", priority=0
         )
-        for letter in helix.letters(queue=basecall, failure="OutOfMemory"):
-            assert_type(letter.worker, str | None)
-            [verdict] = helix.redrive([letter, three.receipt], reason="more memory")
-            assert_type(verdict.state, State | None)
+        for batch in helix.batches(queue=basecall, failure="OutOfMemory"):
+            assert_type(batch.last_worker, str | None)
+            [answer] = helix.retry([batch, three.receipt], reason="more memory")
+            assert_type(answer.state, State | None)
+            assert_type(helix.retry(batch.batch_id, reason="more memory"), State)
+            assert_type(helix.retry(queue=basecall, reason="more memory"), list[ActionResult])
         print(one.receipt == two.receipt, one.decision, two.decision, three.decision)
 
 

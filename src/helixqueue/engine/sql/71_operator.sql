@@ -5,8 +5,26 @@ create type helix.verdict as (
   public_id uuid,
   answer    text,
   state     helix.state,   -- of the batch after this call
-  note      text
+  note      text,
+  queue     text,
+  identity  text,
+  revision  text
 );
+
+-- The batches of some public ids, in the lock order of all calls. Without p_lock the rows stay unlocked, for
+-- calls that only report what they would do.
+create function helix.find_work(p_ids uuid[], p_lock boolean) returns bigint[]
+language plpgsql as $$
+begin
+  if p_lock then
+    return array(select w.batch from helix.work w
+                 where w.batch in (select l.batch from helix.locate(p_ids) l)
+                 order by w.batch for update);
+  end if;
+  return array(select w.batch from helix.work w
+               where w.batch in (select l.batch from helix.locate(p_ids) l));
+end
+$$;
 
 -- One answer per id that was asked for: ok where p_done has the batch, repeat where its last step shows
 -- that this actor did the same before, else illegal; unknown ids are refused.
@@ -24,17 +42,21 @@ begin
                      and (p_actor is null or w.actor = p_actor) then 'repeat'
                 else 'illegal' end,
            coalesce(w.state, b.state),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch' end,
+           q.name, b.identity::text, b.revision::text
     from unnest(p_ids) as asked (id)
     left join helix.locate(p_ids) l on l.public_id = asked.id
     left join helix.work w on w.batch = l.batch
-    left join helix.batch b on b.id = l.batch;
+    left join helix.batch b on b.id = l.batch
+    left join helix.queue q on q.id = b.queue;
 end
 $$;
 
 -- PENDING, ASSIGNED and RUNNING batches can be cancelled. The token of a running worker is stale from
--- then on, and the worker learns it with its next renewal.
-create function helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text)
+-- then on, and the worker learns it with its next renewal. A dry run answers the same and changes nothing.
+create function helix.cancel_v1(
+  p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean default false
+)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
@@ -43,12 +65,12 @@ declare
   v_held  bigint[];
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w
                   where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
-  perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+  if not p_dry_run then
+    perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+  end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'CANCELLED', null, null);
 end
 $$;
@@ -83,7 +105,10 @@ end
 $$;
 
 -- FAILED > PENDING, with all attempts again. Not what was erased: a worker would get no payload.
-create function helix.retry_v1(p_ids uuid[], p_actor text, p_detail text)
+-- A dry run answers the same and changes nothing.
+create function helix.retry_v1(
+  p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean default false
+)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
@@ -94,12 +119,10 @@ declare
   v_entry bigint;
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
                   where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
-  if v_held <> '{}' then
+  if v_held <> '{}' and not p_dry_run then
     v_entry := helix.next_entry();
     perform helix.activate_lanes(v_held);
     delete from helix.ended e using helix.work w
@@ -126,7 +149,8 @@ begin
   return query
     select v.public_id, v.answer, v.state,
            coalesce(v.note, case when b.retired_at is null and b.payload is null
-                                 then 'its payload was erased' end)
+                                 then 'its payload was erased' end),
+           v.queue, v.identity, v.revision
     from helix.answer_by_id(p_ids, v_held, 'PENDING', 'retried', v_actor) v
     left join helix.locate(p_ids) l on l.public_id = v.public_id
     left join helix.batch b on b.id = l.batch;
@@ -145,9 +169,7 @@ declare
   v_held  bigint[];
 begin
   perform helix.enter();
-  v_held := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_held := helix.find_work(p_ids, true);
   v_held := array(select w.batch from helix.work w
                   where w.batch = any (v_held) and w.state in ('ASSIGNED', 'RUNNING'));
   if v_held <> '{}' then
@@ -170,9 +192,7 @@ declare
 begin
   perform helix.enter();
   -- Only finished batches: a worker may hold the payload of any other.
-  v_mine := array(select w.batch from helix.work w
-                  where w.batch in (select l.batch from helix.locate(p_ids) l)
-                  order by w.batch for update);
+  v_mine := helix.find_work(p_ids, true);
   v_mine := array(select w.batch from helix.work w
                   where w.batch = any (v_mine) and w.state in ('COMPLETED', 'FAILED', 'CANCELLED'));
   with emptied as (
@@ -195,9 +215,12 @@ begin
                 when l.batch = any (v_mine) then 'repeat'
                 else 'illegal' end,
            helix.state_of(l.batch),
-           case when l.batch is null then 'no such batch' end
+           case when l.batch is null then 'no such batch' end,
+           q.name, b.identity::text, b.revision::text
     from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id;
+    left join helix.locate(p_ids) l on l.public_id = asked.id
+    left join helix.batch b on b.id = l.batch
+    left join helix.queue q on q.id = b.queue;
 end
 $$;
 

@@ -224,8 +224,9 @@ end
 $$;
 
 -- Whether a batch passes the filters of the two walks below. A worker means the one that holds the batch
--- now or, with a finished state, the one that finished it.
-create function helix.read_matches(p_batch bigint, p_state helix.state, p_worker text) returns boolean
+-- now or, with a finished state, the one that finished it. A failure class means that of a FAILED batch.
+create function helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text)
+returns boolean
 language sql stable as $$
   select exists (
     select from helix.work w
@@ -233,14 +234,18 @@ language sql stable as $$
       and (p_worker is null
            or w.actor = p_worker
               and (w.state in ('ASSIGNED', 'RUNNING')
-                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null)))
+                   or w.state in ('COMPLETED', 'FAILED', 'CANCELLED') and p_state is not null))
+      and (p_failure is null
+           or w.state = 'FAILED'
+              and exists (select from helix.result r
+                          where r.batch = w.batch and r.version = w.version and r.failure = p_failure)))
 $$;
 
 -- Every queue and revision of one identity, which comes in its canonical forms, one per profile. Without a
 -- revision the key of each queue finds it; others have an index, and an identity may have many of them.
 create function helix.read_of_identity(
   p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text,
-  p_since timestamptz, p_at timestamptz, p_id bigint, p_look integer, p_limit integer
+  p_failure text, p_since timestamptz, p_at timestamptz, p_id bigint, p_look integer, p_limit integer
 ) returns setof helix.list_place
 language plpgsql stable as $$
 begin
@@ -278,7 +283,7 @@ begin
     page as (
       select f.at, f.id from found f left join edge e on true
       where (p_run is null or f.run = p_run) and (e.id is null or (f.at, f.id) >= (e.at, e.id))
-        and helix.read_matches(f.id, p_state, p_worker)
+        and helix.read_matches(f.id, p_state, p_worker, p_failure)
       order by f.at desc, f.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id
@@ -289,8 +294,8 @@ $$;
 -- The batches of one run, in any state. The index knows the run; each queue that has any is looked at for its
 -- share of p_look rows, to which the other filters are applied.
 create function helix.read_of_run(
-  p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_since timestamptz,
-  p_at timestamptz, p_id bigint, p_look integer, p_limit integer
+  p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text,
+  p_since timestamptz, p_at timestamptz, p_id bigint, p_look integer, p_limit integer
 ) returns setof helix.list_place
 language plpgsql stable as $$
 begin
@@ -316,7 +321,8 @@ begin
     edge as (select s.at, s.id from seen s where s.last order by s.at desc, s.id desc limit 1),
     page as (
       select s.at, s.id from seen s left join edge e on true
-      where (e.id is null or (s.at, s.id) >= (e.at, e.id)) and helix.read_matches(s.id, p_state, p_worker)
+      where (e.id is null or (s.at, s.id) >= (e.at, e.id))
+        and helix.read_matches(s.id, p_state, p_worker, p_failure)
       order by s.at desc, s.id desc limit p_limit
     )
     select e.at, e.id, p.at, p.id

@@ -1,13 +1,16 @@
--- Lists that clients read: batches, failed batches, workers. 93_scans.sql explains pages and edges.
+-- Lists that clients read: batches and workers. 93_scans.sql explains pages and edges.
 
--- A page of batches. Finished ones (walks `finished` and `finished_by`) are listed by the time of their end,
--- all others by the time of submission; p_since, p_until and p_at mean that same time. The walk names the
--- index: all, finished, finished_by (p_worker), leased, pending, identity (p_identity) or run (p_run).
+-- A page of batches. Finished ones (scans `finished` and `finished_by`) are listed by the time of their end,
+-- all others by the time of submission; p_since, p_until and p_at mean that same time. The scan names the
+-- index: all, finished, finished_by (p_worker, p_failure), leased, pending, identity (p_identity) or run
+-- (p_run). Of a finished batch, last_worker held it last: the actor of its last claim, where finished_by may be the
+-- reaper. p_failure restricts FAILED batches to one failure class.
 -- Positions and edges are internal numbers and for cursors only. Public ids are derived from keys by the
 -- caller: in SQL that took half of the time of a long page.
 create function helix.read_batches_v1(
   p_scan text, p_tenant text default null, p_queue text default null, p_state text default null,
-  p_worker text default null, p_identity text[] default null, p_run bigint default null,
+  p_worker text default null, p_failure text default null, p_identity text[] default null,
+  p_run bigint default null,
   p_since timestamptz default '-infinity', p_until timestamptz default 'infinity',
   p_at timestamptz default 'infinity', p_id bigint default 9223372036854775807,
   p_look integer default 1000, p_limit integer default 50
@@ -16,7 +19,7 @@ returns table (
   edge_at timestamptz, edge_id bigint, at timestamptz, id bigint, key bytea, tenant text, queue text,
   identity text, raw text, revision text, state text, attempt smallint, priority smallint,
   created_at timestamptz, worker text, deadline timestamptz, cause text, due timestamptz,
-  finished_at timestamptz, finished_by text, failure text, detail text
+  finished_at timestamptz, finished_by text, failure text, detail text, last_worker text
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -36,19 +39,19 @@ begin
     when 'finished' then array(
       select w from helix.read_finished(p_tenant, p_queue, v_ending, p_since, p_at, p_id, v_limit) w)
     when 'finished_by' then array(
-      select w from helix.read_finished_by(p_tenant, p_queue, v_ending, p_worker, null, p_since, p_at, p_id,
-                                           v_look, v_limit) w)
+      select w from helix.read_finished_by(p_tenant, p_queue, v_ending, p_worker, p_failure, p_since, p_at,
+                                           p_id, v_look, v_limit) w)
     when 'leased' then array(
       select w from helix.read_leased(p_tenant, p_queue, v_state, p_worker, p_since, p_until, p_id, v_look,
                                       v_limit) w)
     when 'pending' then array(
       select w from helix.read_pending(p_tenant, p_queue, p_since, p_at, p_id, v_look, v_limit) w)
     when 'identity' then array(
-      select w from helix.read_of_identity(p_tenant, p_queue, p_identity, p_run, v_state, p_worker, p_since,
-                                           p_at, p_id, v_look, v_limit) w)
+      select w from helix.read_of_identity(p_tenant, p_queue, p_identity, p_run, v_state, p_worker, p_failure,
+                                           p_since, p_at, p_id, v_look, v_limit) w)
     when 'run' then array(
-      select w from helix.read_of_run(p_tenant, p_queue, p_run, v_state, p_worker, p_since, p_at, p_id,
-                                      v_look, v_limit) w)
+      select w from helix.read_of_run(p_tenant, p_queue, p_run, v_state, p_worker, p_failure, p_since,
+                                      p_at, p_id, v_look, v_limit) w)
     end;
   if v_page is null then
     raise exception using errcode = 'invalid_parameter_value',
@@ -57,43 +60,13 @@ begin
   return query
     select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.raw, v.revision,
            v.state, v.attempt, v.priority, v.created_at, v.worker, v.deadline, v.cause, v.due,
-           v.finished_at, v.finished_by, v.failure, v.detail
+           v.finished_at, v.finished_by, v.failure, v.detail, c.actor
     from unnest(v_page) as p
     left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
-    order by p.at desc, p.id desc;
-end
-$$;
-
--- A page of FAILED batches by the time of their failure, of one failure class or of any, each with the worker
--- that had it last. That is the actor of its last claim: the last step may be the reaper's.
-create function helix.read_failed_batches_v1(
-  p_tenant text default null, p_queue text default null, p_failure text default null,
-  p_since timestamptz default '-infinity', p_at timestamptz default 'infinity',
-  p_id bigint default 9223372036854775807, p_look integer default 1000, p_limit integer default 50
-)
-returns table (
-  edge_at timestamptz, edge_id bigint, at timestamptz, id bigint, key bytea, tenant text, queue text,
-  identity text, revision text, attempt smallint, failure text, detail text, worker text,
-  failed_at timestamptz
-)
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-set enable_hashjoin = off set enable_mergejoin = off set jit = off
-set plan_cache_mode = force_generic_plan as $$
-#variable_conflict use_column
-declare
-  v_limit integer := least(p_limit, 1001);
-  v_look  integer := least(greatest(p_look, v_limit), 10000);
-begin
-  return query
-    select p.edge_at, p.edge_id, p.at, p.id, v.key, v.tenant, v.queue, v.identity, v.revision, v.attempt,
-           v.failure, v.detail, h.actor, v.finished_at
-    from helix.read_finished_by(p_tenant, p_queue, 2::smallint, null, p_failure, p_since, p_at, p_id,
-                                v_look, v_limit) p
-    left join lateral (select * from helix.overview v where v.id = p.id limit 1) v on true
     left join lateral (
+      -- The number of a lease is the ledger entry of its claim.
       select e.actor from helix.work w join helix.entry e on e.id = w.number
-      where w.batch = p.id limit 1) h on true
+      where w.batch = p.id and v.finished_at is not null limit 1) c on true
     order by p.at desc, p.id desc;
 end
 $$;

@@ -30,12 +30,11 @@ from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unl
 from helixqueue.transport.http.problem import error_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from helixqueue.records.rows import (
         LeaseRef,
         QueueSettings,
-        ResultWord,
         Settlement,
         SubmissionRow,
     )
@@ -161,90 +160,84 @@ def read_queue(told: dict[str, Any]) -> QueueRow:
     return QueueRow(**{name: told[name] for name in _QUEUE_FIELDS})
 
 
-# What people decide.
+# Actions of people.
 
 
 def cancel(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
 ) -> HttpCall[list[ActionResult]]:
-    return _decide("cancel", ids, reason, actor)
+    return _act_on_batches("cancel", ids, reason, actor, dry_run=dry_run)
 
 
 def retry(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, dry_run: bool = False
 ) -> HttpCall[list[ActionResult]]:
-    return _decide("retry", ids, reason, actor)
+    return _act_on_batches("retry", ids, reason, actor, dry_run=dry_run)
+
+
+def _act_on_batches(
+    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None, *, dry_run: bool
+) -> HttpCall[list[ActionResult]]:
+    body = {"reason": reason, "batch_ids": [str(batch_id) for batch_id in ids], "dry_run": dry_run}
+    return post(
+        at("batches", verb),
+        body,
+        lambda answer: [_read_action(row) for row in answer["answers"]],
+        keyed=True,
+    )
 
 
 def erase(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> HttpCall[list[ActionResult]]:
-    return _decide("erase", ids, reason, actor)
-
-
-def redrive(
-    *,
-    ids: Sequence[UUID],
-    reason: str,
-    actor: str | None = None,  # noqa: ARG001
-) -> HttpCall[list[ActionResult]]:
-    """Retry dead letters; what is none (any more) is refused, and says where it stands."""
-    return _redrive({"batch_ids": [str(one) for one in ids]}, reason, lambda told: _driven(told)[0])
-
-
-def redrive_queue(
-    *,
-    queue: str,
-    reason: str,
-    failure: str | None,
-    before: datetime | None,
-    after: str | None,
-    limit: int,
-) -> HttpCall[tuple[list[ActionResult], str | None]]:
-    """Those of a queue, at most `limit`, and where to go on."""
-    asked = {
-        "queue": queue,
-        "failure": failure,
-        "before": None if before is None else before.isoformat(),
-        "after": after,
-        "limit": limit,
-    }
-    return _redrive(asked, reason, _driven)
-
-
-def _redrive(asked: dict[str, Any], reason: str, read: Callable[[Any], T]) -> HttpCall[T]:
-    return post(at("letters", "redrive"), {"reason": reason, **asked}, read, keyed=True)
-
-
-def _driven(told: dict[str, Any]) -> tuple[list[ActionResult], str | None]:
-    verdicts = [_verdict(UUID(one["batch_id"]), one["answer"], one) for one in told["answers"]]
-    return verdicts, told["next"]
+    return _act_on_batch("erase", ids, reason, actor)
 
 
 def release_by_id(
     *, ids: Sequence[UUID], reason: str, actor: str | None = None
 ) -> HttpCall[list[ActionResult]]:
     """An operator's release: the lease ends, at no cost of an attempt."""
-    return _decide("release", ids, reason, actor)
+    return _act_on_batch("release", ids, reason, actor)
 
 
-def _decide(
+def _act_on_batch(
     verb: str, ids: Sequence[UUID], reason: str, _actor: str | None
 ) -> HttpCall[list[ActionResult]]:
-    [batch_id] = ids  # over HTTP one at a time: each has its own answer
+    [batch_id] = ids  # One batch per request: each has its own answer.
     call = post(
         at("batches", batch_id, verb),
         {"reason": reason},
-        lambda told: [_verdict(batch_id, told["answer"], told)],
+        lambda answer: [_read_action(answer)],
         keyed=True,
     )
-    call = unless("illegal-transition", call, lambda told: [_verdict(batch_id, "illegal", told)])
-    nobody = ActionResult(batch_id, "refused", None, "no such batch")
-    return unless("no-such-batch", call, lambda _: [nobody])
+    call = unless(
+        "illegal-transition",
+        call,
+        lambda problem: [
+            ActionResult(batch_id, "illegal", read_state(problem["state"]), problem.get("note"))
+        ],
+    )
+    unknown = ActionResult(batch_id, "refused", None, "no such batch")
+    return unless("no-such-batch", call, lambda _: [unknown])
 
 
-def _verdict(batch_id: UUID, answer: ResultWord, told: dict[str, Any]) -> ActionResult:
-    return ActionResult(batch_id, answer, read_state(told.get("state")), told.get("note"))
+def _read_action(row: dict[str, Any]) -> ActionResult:
+    return ActionResult(
+        UUID(row["batch_id"]),
+        row["answer"],
+        read_state(row["state"]),
+        row["note"],
+        row["queue"],
+        read_identity(row["identity"]),
+        row["revision"],
+    )
+
+
+def read_identity(identity: str | list[str] | None) -> tuple[str, ...]:
+    """Read an identity from JSON: a string, a list of strings if it has several parts, or null."""
+    if identity is None:
+        return ()
+    return (identity,) if isinstance(identity, str) else tuple(identity)
 
 
 # Leases.

@@ -15,7 +15,7 @@ from helixqueue.errors import (
     InvalidPayload,
     NoResult,
     NotPermitted,
-    QueuePaused,
+    QueueClosed,
     Refused,
     ResultGone,
     Retryable,
@@ -107,7 +107,7 @@ _ERRORS: Final[dict[str, Callable[[str, dict[str, Any], float | None], HelixErro
         said, code=str(told.get("code")), path=str(told.get("pointer") or "")
     ),
     "illegal-transition": lambda said, *_: IllegalTransition(said),
-    "queue-closed": lambda said, *_: QueuePaused(said),
+    "queue-closed": lambda said, *_: QueueClosed(said),
     "no-result": lambda said, told, _: NoResult(
         said, state=str(told.get("state")), failure=told.get("failure")
     ),

@@ -16,8 +16,6 @@ from helixqueue.records.read_rows import (
     BoundedCount,
     DecisionRow,
     EventRow,
-    Letter,
-    LetterPage,
     OutcomeRow,
     QueuePage,
     QueueSummary,
@@ -27,7 +25,7 @@ from helixqueue.records.read_rows import (
 )
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, get, unless
-from helixqueue.transport.http.calls import read_queue
+from helixqueue.transport.http.calls import read_identity, read_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +36,6 @@ _COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "ca
 _TIMES = {
     "at", "created_at", "deadline", "due", "finished_at", "claimed_at", "started_at", "ended_at",
     "first_at", "last_at", "run_at", "expires_at", "retired_at", "first_seen", "last_seen",
-    "failed_at",
 }  # fmt: skip
 _STATES = {"state", "from_state", "to_state"}
 
@@ -48,6 +45,7 @@ def batches(
     tenant: str | None = None,  # noqa: ARG001 - the token's
     queue: str | None = None,
     state: State | None = None,
+    failure: str | None = None,
     identity: str | tuple[str, ...] | None = None,
     worker: str | None = None,
     run: int | None = None,
@@ -61,6 +59,7 @@ def batches(
     asked = [
         ("queue", queue),
         ("state", None if state is None else state.value),
+        ("failure", failure),
         *(("identity", part) for part in parts),
         ("worker", worker),
         ("run", None if run is None else str(run)),
@@ -74,32 +73,6 @@ def batches(
         at("batches"),
         lambda told: BatchPage(tuple(_row(BatchRow, one) for one in told["batches"]), told["next"]),
         query,
-    )
-
-
-def letters(
-    *,
-    tenant: str | None = None,  # noqa: ARG001
-    queue: str | None = None,
-    failure: str | None = None,
-    since: datetime | None = None,
-    before: datetime | None = None,
-    after: str | None = None,
-    limit: int = 50,
-) -> HttpCall[LetterPage]:
-    """A page of dead letters, those that failed last first; `failure` is their class."""
-    asked = [
-        ("queue", queue),
-        ("failure", failure),
-        ("since", None if since is None else since.isoformat()),
-        ("before", None if before is None else before.isoformat()),
-        ("after", after),
-        ("limit", str(limit)),
-    ]
-    return get(
-        at("letters"),
-        lambda told: LetterPage(tuple(_row(Letter, one) for one in told["letters"]), told["next"]),
-        [(name, value) for name, value in asked if value is not None],
     )
 
 
@@ -208,7 +181,7 @@ def _row(kind: type[T], told: dict[str, Any]) -> T:
 
 def _value(name: str, value: Any) -> Any:
     if name in {"identity", "raw"}:
-        return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        return read_identity(value)
     if value is None or not isinstance(value, str):
         return value
     if name in _TIMES:
