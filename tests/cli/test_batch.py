@@ -46,7 +46,7 @@ def test_the_shape_of_a_batch_in_a_list(helixq, lab):
     assert set(row) == {
         *("batch_id", "key", "tenant", "queue", "identity", "raw", "revision", "state", "attempt"),
         *("priority", "created_at", "worker", "deadline", "cause", "due", "finished_at"),
-        *("finished_by", "failure", "detail"),
+        *("finished_by", "failure", "detail", "last_worker"),
     }
     assert (row["identity"], row["state"], row["worker"]) == (["plate", "A01"], "RUNNING", "w1")
 
