@@ -110,7 +110,7 @@ def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
         told = over_http("batch", "show", ref, "--queue", q, "--payload", "--json").json
         assert (told["batch_id"], told["payload"]) == (row["batch_id"], {"n": 1})
     cancelled = over_http("batch", "cancel", row["batch_id"], "S-2", "--queue", q, "--reason", "x")
-    assert [line[1:3] for line in cancelled.lines] == [["ok", "CANCELLED"]] * 2
+    assert [line[2:4] for line in cancelled.lines] == [["ok", "CANCELLED"]] * 2
     assert over_http("batch", "retry", "S-2", "--queue", q, "--reason", "x").code == Exit.NO
     assert over_http("batch", "show", uuid.uuid4()).code == Exit.NO
 

@@ -232,9 +232,10 @@ def _retry(
     data: connection.Data = None,
     as_json: connection.AsJson = False,
 ) -> None:
-    """Retry failed batches, by name or by filter, with all their attempts again.
+    """Retry failed batches, by name or by filter.
 
-    Filters take the latest failures first; --since and --until refer to the time of failure.
+    They get all their attempts again. Filters take the latest failures first; --since and
+    --until refer to the time of failure.
     Exits with 1 if a batch is not FAILED or does not exist.
     """
     filters = {

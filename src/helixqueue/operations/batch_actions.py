@@ -162,7 +162,7 @@ def read_state(word: State | str) -> State:
 def batch_id_of(batch: object) -> uuid.UUID:
     batch_id = batch.batch_id if isinstance(batch, Receipt | BatchRow) else batch
     if not isinstance(batch_id, uuid.UUID):
-        hint = "; pass its .receipt" if hasattr(batch, "receipt") else ""
+        hint = "; give its .receipt" if hasattr(batch, "receipt") else ""
         raise Refused(f"expected a receipt or a batch's UUID, got {ascii(batch)[:80]}{hint}")
     return batch_id
 
@@ -192,7 +192,7 @@ def _pages(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
 
 def _demand_reason(verb: str, reason: object) -> None:
     if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
-        raise Refused(f"{verb}: expected a reason for the ledger, got {reason!r}")
+        raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
 
 
 def _error(verb: str, result: ActionResult) -> HelixError:

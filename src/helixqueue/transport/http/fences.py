@@ -41,9 +41,7 @@ def list_fences(
     ]
     return get(
         at("fences"),
-        lambda told: FencePage(
-            tuple(_row(find_fence) for find_fence in told["fences"]), told["next"]
-        ),
+        lambda told: FencePage(tuple(_row(row) for row in told["fences"]), told["next"]),
         [(word, value) for word, value in asked if value is not None],
     )
 
@@ -52,7 +50,7 @@ def fence_history(key: bytes) -> HttpCall[list[FenceEventRow]]:
     """Steps and decisions of one fence, in their order."""
     return get(
         at("fences", key_text(key)),
-        lambda told: [_step(find_fence) for find_fence in told["fence_history"]],
+        lambda told: [_step(row) for row in told["story"]],
     )
 
 
