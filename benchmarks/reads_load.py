@@ -21,7 +21,8 @@ from benchmarks.workload import PROFILE, payload
 from helixqueue.engine import calls, fences, reads
 from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.postgres.database import Database
-from helixqueue.records.rows import LeaseRef, LeaseRow, Settlement, SubmissionRow, Token
+from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, Token
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:

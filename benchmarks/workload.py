@@ -17,7 +17,8 @@ from helixqueue.engine import calls
 from helixqueue.identity import canonical_text, identity_texts
 from helixqueue.postgres.database import Database
 from helixqueue.records.claim_hints import Hints
-from helixqueue.records.rows import ClaimResult, LeaseRow, Settlement, SubmissionRow
+from helixqueue.records.lease import ClaimResult, LeaseRow, Settlement
+from helixqueue.records.submission import SubmissionRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

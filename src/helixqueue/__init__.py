@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from helixqueue.queues import Queue
-    from helixqueue.records.rows import Receipt, Settlement
-    from helixqueue.records.submission import Accepted, Submission, Submitted
+    from helixqueue.records.lease import Settlement
+    from helixqueue.records.submission import Accepted, Receipt, Submission, Submitted
     from helixqueue.states import State
     from helixqueue.worker.lease import AsyncLease, Lease
 
@@ -89,8 +89,8 @@ _HOMES = {
     "HelixQueue": "helixqueue.client.sync",
     "Lease": "helixqueue.worker.lease",
     "Queue": "helixqueue.queues",
-    "Receipt": "helixqueue.records.rows",
-    "Settlement": "helixqueue.records.rows",
+    "Receipt": "helixqueue.records.submission",
+    "Settlement": "helixqueue.records.lease",
     "State": "helixqueue.states",
     "Submission": "helixqueue.records.submission",
     "Submitted": "helixqueue.records.submission",

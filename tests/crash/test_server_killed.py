@@ -14,14 +14,14 @@ import psycopg
 from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.engine_traffic import completed, open_queue, operator, proven, together, until
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from helixqueue.records.rows import WriteResult
+    from helixqueue.records.lease import WriteResult
 
 T = TypeVar("T")
 SUBMITTERS, WORKERS = 2, 4

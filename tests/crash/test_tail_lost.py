@@ -31,7 +31,8 @@ from tests.support.engine_traffic import (
 )
 
 if TYPE_CHECKING:
-    from helixqueue.records.rows import LeaseRow, SubmittedRow
+    from helixqueue.records.lease import LeaseRow
+    from helixqueue.records.submission import SubmittedRow
 
 # PostgreSQL logs a sequence 32 numbers ahead: a shorter tail would show no number twice.
 TAIL = 80

@@ -14,7 +14,7 @@ from helixqueue.engine import calls
 from helixqueue.errors import Refused
 from helixqueue.ledger.chain import LedgerEntry, entry_hash, microseconds
 from helixqueue.records.claim_hints import SWEEP_EVERY_SECONDS, Hint, Hints
-from helixqueue.records.rows import Settlement, Token
+from helixqueue.records.lease import Settlement, Token
 from helixqueue.states import State
 from tests.support.engine_traffic import until_waiting
 from tests.support.lab import Lab, completed, failed, one_database, until

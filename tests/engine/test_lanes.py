@@ -13,7 +13,7 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.errors import HelixError
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from tests.support.lab import Lab, one_database, wrong_function
 
 LATER = timedelta(hours=1)

@@ -32,7 +32,8 @@ from helixqueue.engine import calls
 from helixqueue.ledger.chain import LedgerEntry, microseconds
 from helixqueue.ledger.fold import REASONS, fold
 from helixqueue.ledger.replay import replay
-from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow
+from helixqueue.records.lease import LeaseRef, Settlement
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import FINISHED, State
 from tests.support.engine_model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
 from tests.support.lab import PLACE, Lab, one_database

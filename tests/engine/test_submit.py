@@ -23,7 +23,7 @@ from helixqueue.identity import (
 )
 from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.postgres.database import Database
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.lab import POOLED, Lab, one_database, until
 

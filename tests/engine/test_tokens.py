@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helixqueue.records.rows import lease_nonce
+from helixqueue.records.lease import lease_nonce
 from helixqueue.states import State
 from tests.support.lab import Lab, completed, failed, one_database
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.postgres.database import Database as Store
-    from helixqueue.records.rows import LeaseRow, WriteResult
+    from helixqueue.records.lease import LeaseRow, WriteResult
 
 SHORT_S = 0.05
 

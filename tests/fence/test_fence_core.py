@@ -11,7 +11,7 @@ import pytest
 from helixqueue.engine import calls, fences
 from helixqueue.engine.fences import FenceLease
 from helixqueue.errors import NotPermitted, Refused
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from helixqueue.states import FENCE_ARROWS, FenceState
 from tests.support.fence_desk import TIMES, Desk
 

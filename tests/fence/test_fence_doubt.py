@@ -8,7 +8,7 @@ from helixqueue.engine import fences
 from helixqueue.engine.fences import FenceLease, FenceResult
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.operate.recover import recover
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from helixqueue.states import FenceState
 from tests.support.fence_desk import TIMES, Desk
 

@@ -10,7 +10,7 @@ from helixqueue.engine.fences import FenceLease, FenceResult
 from helixqueue.errors import InDoubt, Refused, Retryable, Unavailable
 from helixqueue.fence import protocol
 from helixqueue.fence.protocol import FenceSteps
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from tests.support.faults import Faults
 from tests.support.fence_passing import let_time_pass
 from tests.support.lab import POOLED

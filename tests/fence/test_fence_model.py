@@ -22,7 +22,7 @@ from helixqueue.engine import calls, fences
 from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from tests.support.fence_passing import let_time_pass
 from tests.support.lab import POOLED, one_database
 

@@ -6,7 +6,7 @@ import pytest
 
 from helixqueue.engine import fences
 from helixqueue.engine.fences import FenceLease, FenceResult
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from tests.support.fence_desk import TIMES, Desk
 
 

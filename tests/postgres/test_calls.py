@@ -18,7 +18,8 @@ from helixqueue.postgres.database import AsyncDatabase, parse_dsn
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.postgres.statements import statements
-from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow, Token
+from helixqueue.records.lease import LeaseRef, Settlement, Token
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.lab import POOLED, one_database
 

@@ -12,7 +12,7 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.engine_traffic import (
     PAYLOAD,

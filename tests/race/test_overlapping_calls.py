@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helixqueue.engine import calls
-from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow, Token
+from helixqueue.records.lease import LeaseRef, Settlement, Token
+from helixqueue.records.submission import SubmissionRow
 from tests.support.engine_traffic import (
     PAYLOAD,
     RESULT,

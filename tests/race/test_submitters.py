@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from helixqueue.engine import calls
 from helixqueue.errors import Retryable
 from helixqueue.identity import canonical_text, canonicalize
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.engine_traffic import (
     PAYLOAD,

@@ -16,7 +16,7 @@ from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, read_changes
 from helixqueue.identity import canonical_text
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.tenant_sessions import TenantSessions
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.service import changes
 from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.states import State

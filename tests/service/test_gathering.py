@@ -14,7 +14,7 @@ import pytest
 from helixqueue.engine import calls, tokens
 from helixqueue.errors import InvalidIdentity, NotPermitted, Refused, Unavailable
 from helixqueue.postgres.tenant_sessions import TenantSessions
-from helixqueue.records.rows import SubmissionRow
+from helixqueue.records.submission import SubmissionRow
 from helixqueue.service.submit_coalescer import MAX_CHARS, MAX_ROWS, Single, SubmitCoalescer
 from tests.support.faults import Faults
 from tests.support.lab import POOLED, Lab, until

@@ -16,7 +16,8 @@ from helixqueue.engine import calls
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.rows import LeaseRef, LeaseRow, Settlement, SubmissionRow, SubmittedRow
+from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement
+from helixqueue.records.submission import SubmissionRow, SubmittedRow
 from tests.support.processes import PROCESSES
 
 if TYPE_CHECKING:

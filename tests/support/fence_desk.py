@@ -8,7 +8,7 @@ import secrets
 from helixqueue.engine import fences
 from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 from tests.support.fence_passing import let_time_pass
 from tests.support.lab import POOLED
 

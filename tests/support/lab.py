@@ -19,21 +19,18 @@ import psycopg
 from helixqueue.engine import calls
 from helixqueue.identity import canonical_text, canonicalize
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.rows import LeaseRef, Settlement, SubmissionRow
+from helixqueue.records.lease import LeaseRef, Settlement
+from helixqueue.records.submission import SubmissionRow
 from tests.support.database import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from helixqueue.embedded import Postgres
-    from helixqueue.records.rows import (
-        ActionResult,
-        ClaimResult,
-        LeaseRow,
-        QueueRow,
-        SubmittedRow,
-        WriteResult,
-    )
+    from helixqueue.records.batch import ActionResult
+    from helixqueue.records.lease import ClaimResult, LeaseRow, WriteResult
+    from helixqueue.records.queue import QueueRow
+    from helixqueue.records.submission import SubmittedRow
     from tests.support.database import Database
     from tests.support.pooler import Pooler
 

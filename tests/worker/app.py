@@ -16,7 +16,7 @@ import sys
 import time
 
 from helixqueue import HelixClient, HelixQueue, Lease, Queue, Settlement
-from helixqueue.records.rows import LeaseRef
+from helixqueue.records.lease import LeaseRef
 
 queue = Queue(
     os.environ.get("HELIX_APP_QUEUE", "app"), run_in=os.environ.get("HELIX_APP_RUN_IN", "thread")

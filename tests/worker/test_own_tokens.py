@@ -9,7 +9,7 @@ import random
 import pytest
 
 from helixqueue import Queue
-from helixqueue.records.rows import lease_nonce
+from helixqueue.records.lease import lease_nonce
 from tests.support.lab import Lab
 from tests.worker.conftest import proven
 

@@ -24,7 +24,7 @@ from helixqueue.states import State
 if TYPE_CHECKING:
     import uuid
 
-    from helixqueue.records.read_rows import BatchRow
+    from helixqueue.records.batch import BatchRow
 
 app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
 

@@ -9,7 +9,7 @@ from helixqueue.cli import show, times, unicode_diff
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from helixqueue.records.read_rows import AttemptRow, BatchDetail, EventRow, RefusalRow
+    from helixqueue.records.batch import AttemptRow, BatchDetail, EventRow, RefusalRow
 
 
 def tell(story: BatchDetail) -> None:

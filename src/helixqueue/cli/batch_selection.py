@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator, Mapping, Sequence
 
-    from helixqueue.records.rows import ActionResult
+    from helixqueue.records.batch import ActionResult
 
 
 @dataclass(frozen=True)

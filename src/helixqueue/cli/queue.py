@@ -15,7 +15,7 @@ from helixqueue.identity import PROFILES, check_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from helixqueue.records.read_rows import QueueSummary
+    from helixqueue.records.queue import QueueSummary
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume.")
 

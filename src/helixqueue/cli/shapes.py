@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.cli.unicode_diff import differences
 
 if TYPE_CHECKING:
-    from helixqueue.records.read_rows import (
-        BatchDetail,
-        BatchRow,
-        BoundedCount,
-        QueueSummary,
-        WorkerRow,
-    )
-    from helixqueue.records.rows import ActionResult, QueueRow
+    from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow
+    from helixqueue.records.queue import BoundedCount, QueueRow, QueueSummary
+    from helixqueue.records.worker import WorkerRow
 
 
 def identity(parts: tuple[str, ...]) -> str | list[str] | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from helixqueue.fence import AsyncFence, AsyncFences, FenceOptions
     from helixqueue.postgres.call import Call
     from helixqueue.queues import Queue
-    from helixqueue.records.rows import Settlement, WriteResult
+    from helixqueue.records.lease import Settlement, WriteResult
     from helixqueue.records.submission import Accepted, SubmitOptions, Submitted
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.options import WorkerOptions

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from helixqueue.operations.batch_actions import BatchFilters, BatchRef
     from helixqueue.operations.batches import Operations, Which
     from helixqueue.queues import Queue
-    from helixqueue.records.read_rows import BatchRow, EventRow
-    from helixqueue.records.rows import ActionResult, LeaseRef, LeaseRow, Receipt, WriteResult
+    from helixqueue.records.batch import ActionResult, BatchRow, EventRow
+    from helixqueue.records.lease import LeaseRef, LeaseRow, WriteResult
+    from helixqueue.records.submission import Receipt
     from helixqueue.states import State
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import WorkSummary

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from helixqueue.client.settings import HttpSettings
     from helixqueue.queues import Queue
-    from helixqueue.records.rows import Settlement, WriteResult
+    from helixqueue.records.lease import Settlement, WriteResult
     from helixqueue.records.submission import Accepted, SubmitOptions, Submitted
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import Transport

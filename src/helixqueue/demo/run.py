@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helixqueue.embedded import Postgres
-    from helixqueue.records.read_rows import BatchDetail
+    from helixqueue.records.batch import BatchDetail
 
 KILLED, FROZEN = "ada", "bo"
 WORKERS = (KILLED, FROZEN, "cem", "dita")

@@ -17,10 +17,10 @@ from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sheet import BASECALL, TENANT
 from helixqueue.errors import LeaseLost
 from helixqueue.postgres.statements import statements
-from helixqueue.records.rows import Settlement
+from helixqueue.records.lease import Settlement
 
 if TYPE_CHECKING:
-    from helixqueue.records.rows import LeaseRow
+    from helixqueue.records.lease import LeaseRow
 
 WORK_SECONDS = 0.35
 IDLE_SECONDS = 0.05

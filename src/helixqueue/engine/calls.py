@@ -17,21 +17,11 @@ from helixqueue.engine.arrays import json_texts, numbers, plain, texts
 from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.batch import ActionResult
 from helixqueue.records.claim_hints import Hint
-from helixqueue.records.rows import (
-    ActionResult,
-    ClaimResult,
-    LeaseRef,
-    LeaseRow,
-    QueueRow,
-    QueueSettings,
-    Receipt,
-    Settlement,
-    SubmissionRow,
-    SubmittedRow,
-    Token,
-    WriteResult,
-)
+from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
+from helixqueue.records.queue import QueueRow, QueueSettings
+from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from helixqueue.records.rows import Token
+    from helixqueue.records.lease import Token
 
 _SQL = sql_texts("helixqueue.engine", "fences.sql")
 

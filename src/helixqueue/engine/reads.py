@@ -26,21 +26,18 @@ from helixqueue.identity import (
 from helixqueue.identity.canonical import canonical_revision
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.read_rows import (
+from helixqueue.records.batch import (
     AttemptRow,
     BatchDetail,
     BatchPage,
     BatchRow,
-    BoundedCount,
     DecisionRow,
     EventRow,
     OutcomeRow,
-    QueuePage,
-    QueueSummary,
     RefusalRow,
-    WorkerPage,
-    WorkerRow,
 )
+from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
+from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:

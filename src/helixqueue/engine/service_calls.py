@@ -10,14 +10,14 @@ from helixqueue.engine.revision import SchemaRevision
 from helixqueue.identity import stored_public_id
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
-from helixqueue.records.read_rows import WorkerPage, WorkerRow
+from helixqueue.records.worker import WorkerPage, WorkerRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
 
-    from helixqueue.records.rows import LeaseRef, Settlement
+    from helixqueue.records.lease import LeaseRef, Settlement
 
 _SQL = sql_texts("helixqueue.engine", "service_calls.sql")
 WORKERS_SCANNED = 2_000  # rows that a page reads at most, before its filter

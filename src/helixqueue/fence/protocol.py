@@ -17,7 +17,7 @@ from helixqueue.errors import Conflict, HelixError, InDoubt, InProgress, LeaseLo
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import diff, key_text, loads
 from helixqueue.operations.steps import Execute, Sleep, retried
-from helixqueue.records.rows import Token
+from helixqueue.records.lease import Token
 
 if TYPE_CHECKING:
     from helixqueue.postgres.call import Call

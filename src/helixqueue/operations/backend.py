@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.operations.steps import AnyCall
-    from helixqueue.records.read_rows import BatchPage, EventRow, OutcomeRow
-    from helixqueue.records.rows import (
-        ActionResult,
-        ClaimResult,
-        LeaseRef,
-        QueueRow,
-        QueueSettings,
-        Settlement,
-        SubmissionRow,
-        SubmittedRow,
-        WriteResult,
-    )
+    from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
+    from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
+    from helixqueue.records.queue import QueueRow, QueueSettings
+    from helixqueue.records.submission import SubmissionRow, SubmittedRow
     from helixqueue.states import State
 
 

@@ -13,8 +13,8 @@ from helixqueue.errors import HelixError, IllegalTransition, Refused, Retryable
 from helixqueue.identity import check_name
 from helixqueue.operations.prepare import moment
 from helixqueue.queues import Queue
-from helixqueue.records.read_rows import BatchRow
-from helixqueue.records.rows import ActionPage, ActionResult, Receipt
+from helixqueue.records.batch import ActionPage, ActionResult, BatchRow
+from helixqueue.records.submission import Receipt
 from helixqueue.states import State
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from helixqueue.operations.batches import Operations
     from helixqueue.operations.steps import AnyCall, Steps
-    from helixqueue.records.read_rows import BatchPage
+    from helixqueue.records.batch import BatchPage
 
 PAGE_ROWS: Final = 500
 # The states from which each action is possible, for actions by filter.

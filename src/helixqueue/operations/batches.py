@@ -23,7 +23,8 @@ from helixqueue.operations.batch_actions import batch_id_of
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
 from helixqueue.queues import Queue, checked_requires
-from helixqueue.records.rows import LeaseRef, LeaseRow, Receipt
+from helixqueue.records.lease import LeaseRef, LeaseRow
+from helixqueue.records.submission import Receipt
 from helixqueue.states import FINISHED, State
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
     from helixqueue.operations.backend import Backend
     from helixqueue.operations.steps import AnyCall
-    from helixqueue.records.read_rows import EventRow, OutcomeRow
-    from helixqueue.records.rows import QueueRow, Settlement, WriteResult
+    from helixqueue.records.batch import EventRow, OutcomeRow
+    from helixqueue.records.lease import Settlement, WriteResult
+    from helixqueue.records.queue import QueueRow
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.client")

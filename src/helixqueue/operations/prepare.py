@@ -21,12 +21,11 @@ from helixqueue.identity import (
     identity_texts,
 )
 from helixqueue.queues import Schema, Shape, checked_requires
-from helixqueue.records.rows import SubmissionRow
-from helixqueue.records.submission import Submission
+from helixqueue.records.submission import Submission, SubmissionRow
 
 if TYPE_CHECKING:
     from helixqueue.queues import Queue
-    from helixqueue.records.rows import QueueRow
+    from helixqueue.records.queue import QueueRow
 
 MAX_LIMIT_KEY_BYTES = 255
 MAX_NOTED_BYTES = 4096  # of an identity that was refused

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from helixqueue.operations.backend import Backend
     from helixqueue.operations.batches import Operations
     from helixqueue.queues import Queue
-    from helixqueue.records.rows import QueueRow, Receipt, SubmissionRow, SubmittedRow
+    from helixqueue.records.queue import QueueRow
+    from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
     from helixqueue.states import State
 
 # After so many rows an event loop gets a moment for its other tasks.

@@ -12,21 +12,17 @@ import orjson
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from helixqueue.records.rows import DecisionWord, ResultWord
+from helixqueue.records.lease import ResultWord
+from helixqueue.records.submission import DecisionWord
 from helixqueue.service.problems import ProblemAnswer, problem_of
 from helixqueue.states import State
 
 if TYPE_CHECKING:
     from helixqueue.engine.changes import Change
-    from helixqueue.records.read_rows import (
-        BatchDetail,
-        BatchRow,
-        OutcomeRow,
-        QueueSummary,
-        WorkerRow,
-    )
-    from helixqueue.records.rows import ActionResult, QueueRow
+    from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow, OutcomeRow
+    from helixqueue.records.queue import QueueRow, QueueSummary
     from helixqueue.records.submission import Submitted
+    from helixqueue.records.worker import WorkerRow
 
 IdentityAnswer = str | list[str] | None
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from helixqueue.engine import calls
 from helixqueue.errors import Retryable
 from helixqueue.operations.batch_actions import act_on_page
-from helixqueue.records.rows import ActionPage
+from helixqueue.records.batch import ActionPage
 from helixqueue.service import answers
 from helixqueue.service.batches import no_such_batch
 from helixqueue.service.bodies import CancelBody, ReasonBody, RetryBody, SelectionBody

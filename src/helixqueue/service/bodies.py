@@ -26,7 +26,7 @@ from helixqueue.errors import Refused
 from helixqueue.identity import PROFILES
 from helixqueue.queues import checked_requires
 from helixqueue.queues.shapes import MAX_SCHEMA_BYTES
-from helixqueue.records.rows import LeaseRef, Settlement, Token
+from helixqueue.records.lease import LeaseRef, Settlement, Token
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"

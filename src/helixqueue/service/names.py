@@ -15,7 +15,7 @@ from helixqueue.engine.service_calls import LeaseName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.records.rows import LeaseRef, LeaseRow, Settlement
+    from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement
     from helixqueue.service.principal import Principal
 
 REMEMBERED_MAX: Final = 10_000

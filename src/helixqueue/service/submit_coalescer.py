@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from helixqueue.operations.steps import AnyCall
     from helixqueue.postgres.call import Call
-    from helixqueue.records.rows import SubmissionRow, SubmittedRow
+    from helixqueue.records.submission import SubmissionRow, SubmittedRow
 
 MAX_ROWS: Final = 200
 MAX_CHARS: Final = 2 * 1024 * 1024  # of their payloads

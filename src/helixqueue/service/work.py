@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from helixqueue.engine.service_calls import LeaseName
-    from helixqueue.records.rows import Settlement, WriteResult
+    from helixqueue.records.lease import Settlement, WriteResult
 
 routes = router("work")
 EXPECT_SECONDS: Final = 60.0

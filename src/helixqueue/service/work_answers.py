@@ -10,13 +10,13 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from helixqueue.identity import key_text
-from helixqueue.records.rows import ResultWord
+from helixqueue.records.lease import ResultWord
 from helixqueue.service.answers import IdentityAnswer, identity
 from helixqueue.service.bodies import write_token
 from helixqueue.states import State
 
 if TYPE_CHECKING:
-    from helixqueue.records.rows import LeaseRow, WriteResult
+    from helixqueue.records.lease import LeaseRow, WriteResult
 
 
 class LeaseAnswer(BaseModel):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from helixqueue.client import run_worker
 from helixqueue.engine import reads
 from helixqueue.errors import HelixError
-from helixqueue.records.rows import LeaseRef
+from helixqueue.records.lease import LeaseRef
 from helixqueue.worker.attempt import Attempt
 from helixqueue.worker.lease import Lease
 from helixqueue.worker.options import WorkerOptions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from helixqueue.client.sync import HelixQueue
     from helixqueue.queues import Queue
-    from helixqueue.records.read_rows import BatchRow
+    from helixqueue.records.batch import BatchRow
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import WorkSummary
 

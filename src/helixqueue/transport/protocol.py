@@ -9,15 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from helixqueue.records.rows import (
-    ClaimResult,
-    LeaseRef,
-    LeaseRow,
-    QueueRow,
-    Settlement,
-    Token,
-    WriteResult,
-)
+from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
+from helixqueue.records.queue import QueueRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

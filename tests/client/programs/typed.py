@@ -6,7 +6,7 @@ from typing import assert_type
 from pydantic import BaseModel
 
 from helixqueue import Accepted, Conflict, HelixQueue, Queue, Receipt, State
-from helixqueue.records.rows import ActionResult
+from helixqueue.records.batch import ActionResult
 
 
 class Basecall(BaseModel):

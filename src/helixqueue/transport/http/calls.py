@@ -14,17 +14,11 @@ from uuid import UUID
 
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
+from helixqueue.records.batch import ActionResult
 from helixqueue.records.claim_hints import Hint
-from helixqueue.records.rows import (
-    ActionResult,
-    ClaimResult,
-    LeaseRow,
-    QueueRow,
-    Receipt,
-    SubmittedRow,
-    Token,
-    WriteResult,
-)
+from helixqueue.records.lease import ClaimResult, LeaseRow, Token, WriteResult
+from helixqueue.records.queue import QueueRow
+from helixqueue.records.submission import Receipt, SubmittedRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, get, post, to_json, unless
 from helixqueue.transport.http.problem import error_from
@@ -32,12 +26,9 @@ from helixqueue.transport.http.problem import error_from
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from helixqueue.records.rows import (
-        LeaseRef,
-        QueueSettings,
-        Settlement,
-        SubmissionRow,
-    )
+    from helixqueue.records.lease import LeaseRef, Settlement
+    from helixqueue.records.queue import QueueSettings
+    from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
 # The service's bounds of one request.

@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from helixqueue.identity import canonical_text
-from helixqueue.records.read_rows import (
+from helixqueue.records.batch import (
     AttemptRow,
     BatchDetail,
     BatchPage,
     BatchRow,
-    BoundedCount,
     DecisionRow,
     EventRow,
     OutcomeRow,
-    QueuePage,
-    QueueSummary,
     RefusalRow,
-    WorkerPage,
-    WorkerRow,
 )
+from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
+from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import State
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_identity, read_queue

@@ -1,4 +1,7 @@
-"""What reads give back: plain frozen values. Identities are tuples of their parts, () for none."""
+"""A batch: its row in a list, its detail with history, its outcome, and answers to actions on it.
+
+Identities are tuples of their parts, `()` for none.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
-    from helixqueue.records.rows import QueueRow
+    from helixqueue.records.lease import ResultWord
     from helixqueue.states import State
 
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
+
+
 Cause = Literal["delay", "limit", "paused"]
 
 
@@ -168,49 +172,25 @@ class OutcomeRow:
     queue: str | None  # of a finished one: tells what its result looks like
 
 
-class BoundedCount(NamedTuple):
-    """How many; with `more`, at least so many: counting stops at a bound."""
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """Answer to a cancel, retry, release or erase of one batch.
 
-    number: int
-    more: bool = False
+    Of a dry run, `ok` means that the batch would be changed, and `state` is its state now.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.number}+" if self.more else str(self.number)
+    batch_id: UUID
+    answer: ResultWord
+    state: State | None
+    note: str | None
+    queue: str | None = None
+    identity: tuple[str, ...] = ()
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """A queue's settings, and how much stands where."""
+class ActionPage:
+    """Answers of an action on the batches that match some filters."""
 
-    settings: QueueRow
-    ready: BoundedCount
-    waiting: BoundedCount
-    assigned: BoundedCount
-    running: BoundedCount
-    completed: BoundedCount
-    failed: BoundedCount
-    cancelled: BoundedCount
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePage:
-    rows: tuple[QueueSummary, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker as it last introduced itself."""
-
-    name: str
-    role: str | None  # its login; a service does not tell
-    free: Mapping[str, object]
-    first_seen: datetime
-    last_seen: datetime
-    leases: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPage:
-    rows: tuple[WorkerRow, ...]
-    next: str | None
+    rows: tuple[ActionResult, ...]
+    next: str | None  # cursor of the next page; None: no more batches match

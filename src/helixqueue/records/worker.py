@@ -1,0 +1,28 @@
+"""A worker as the engine lists it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as it last introduced itself."""
+
+    name: str
+    role: str | None  # its login; a service does not tell
+    free: Mapping[str, object]
+    first_seen: datetime
+    last_seen: datetime
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPage:
+    rows: tuple[WorkerRow, ...]
+    next: str | None
