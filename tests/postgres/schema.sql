@@ -422,7 +422,7 @@ CREATE FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.
     AS $$
 begin
   return query
-    select asked.id,
+    select given.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (p_done) then 'ok'
                 when coalesce(w.state, b.state) = p_state
@@ -432,11 +432,12 @@ begin
            coalesce(w.state, b.state),
            case when l.batch is null then 'no such batch' end,
            q.name, b.identity::text, b.revision::text
-    from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id
+    from unnest(p_ids) with ordinality as given (id, place)
+    left join helix.locate(p_ids) l on l.public_id = given.id
     left join helix.work w on w.batch = l.batch
     left join helix.batch b on b.id = l.batch
-    left join helix.queue q on q.id = b.queue;
+    left join helix.queue q on q.id = b.queue
+    order by given.place;
 end
 $$;
 
@@ -945,7 +946,7 @@ begin
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
       hint = 'Fingerprint a digest of it instead.';
   end if;
-  -- Without an identity the key is the caller's own secret: nobody else's, and found again by itself.
+  -- Without an identity the key is derived from the caller's nonce: unique, and the same for a repeat.
   v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
@@ -953,10 +954,10 @@ begin
     return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
                              p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
   end if;
-  -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
-  -- of one hash cost one of them a needless wait; the primary key decides.
+  -- A hint, so that a claim does not wait for a transaction that holds the key and has not committed. Two keys
+  -- with the same hash cost one of them a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    if v_fence.key is null then  -- nothing has committed that could be compared, or told of
+    if v_fence.key is null then  -- no committed fence to compare with or report
       v_fence.key := v_key;
       return helix.fence_answer(v_fence, 'in_progress', 1);
     end if;
@@ -995,7 +996,7 @@ begin
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
   v_told := helix.fence_answer(v_fence, 'granted');
-  -- Housekeeping by the way, once in a thousand claims and in nobody else's transaction.
+  -- One claim in a thousand also sweeps, unless it runs inside a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
     perform helix.sweep_fences(v_actor, 100);
   end if;
@@ -1049,7 +1050,7 @@ declare
   v_state   helix.state;
 begin
   -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
-  -- nobody would know of the first call's leases until they expired. So it waits here. Only the waiting
+  -- no worker would know of the first call's leases until they expired. So it waits here. Only the waiting
   -- depends on this lock: the key of helix.request decides which call is the first.
   -- (As a condition it is evaluated; as a statement it would be planned and executed.)
   if pg_advisory_xact_lock(hashtextextended(p_request::text, 0)) is null then
@@ -1341,7 +1342,7 @@ CREATE FUNCTION helix.current_epoch() RETURNS integer
     AS $$
 declare
   v_epoch    helix.epoch;
-  -- A standby has no insert position: there the insert below says that it is read-only.
+  -- A standby has no insert position: there the insert below fails as read-only.
   v_timeline text := case when not pg_is_in_recovery()
                      then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end;
 begin
@@ -1449,7 +1450,7 @@ begin
   if v_fence.state = 'EFFECT_STARTED' then
     v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
-    p_alone := false;  -- a step was made: that one waits for the disk
+    p_alone := false;  -- a step must wait for the disk
   end if;
   if p_replayable and v_fence.attempt < p_max_attempts and helix.rerun_at(v_fence) <= v_now then
     return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'rerun', p_actor, p_nonce,
@@ -1675,7 +1676,7 @@ begin
       select case when u.permanent or (p_reason <> 'released' and w.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
     cross join lateral (
-      -- Only a failure waits: what was released or lost is good work that met a bad worker.
+      -- Only a failure waits: a released or lost lease is no fault of the batch.
       select case when p_reason = 'failed' then coalesce(
                case when u.after > 604800 then 604800 else u.after end,
                least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(w.attempt - 1, 20))
@@ -1795,7 +1796,7 @@ begin
   select q.tenant, q.name, 'erased', b.id, coalesce(p_actor, session_user), p_detail
   from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
   return query
-    select asked.id,
+    select given.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (v_done) then 'ok'
                 when l.batch = any (v_mine) then 'repeat'
@@ -1803,10 +1804,11 @@ begin
            helix.state_of(l.batch),
            case when l.batch is null then 'no such batch' end,
            q.name, b.identity::text, b.revision::text
-    from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id
+    from unnest(p_ids) with ordinality as given (id, place)
+    left join helix.locate(p_ids) l on l.public_id = given.id
     left join helix.batch b on b.id = l.batch
-    left join helix.queue q on q.id = b.queue;
+    left join helix.queue q on q.id = b.queue
+    order by given.place;
 end
 $$;
 
@@ -3605,20 +3607,20 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   -- name: batch_without_work
   -- promise: G5
   -- means: The batch was acknowledged, but has no row in helix.work: no worker will ever get it.
-  -- action: Restore the row as its last step says, or submit a new revision.
+  -- action: Restore the row from its last step, or submit a new revision.
   select 'batch_without_work', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.unplaced
   union all
   -- name: work_without_batch
   -- promise: G5
-  -- means: A row says where a batch stands, but what was asked is gone.
+  -- means: A row of work has no row in helix.batch.
   -- action: Restore helix.batch from a backup.
   select 'work_without_batch', jsonb_build_object('batch', b.batch, 'state', b.state)
   from bad b where b.unasked
   union all
   -- name: retired_in_part
   -- promise: G4
-  -- means: A retired batch still has what was asked, a row of work or texts: it was removed in part.
+  -- means: A retired batch still has a payload, a row of work or texts: it was deleted in part.
   -- action: Retention is one transaction, so this was done by hand; delete the rest or restore it.
   select 'retired_in_part', jsonb_build_object('batch', b.batch) from bad b where b.half_retired
   union all
@@ -3641,7 +3643,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   union all
   -- name: payload_gone
   -- promise: G5
-  -- means: The payload is empty, but no decision says that it was erased.
+  -- means: The payload is empty, but no decision records its erasure.
   -- action: Restore it from a backup.
   select 'payload_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.payload_gone
@@ -3649,13 +3651,13 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   -- name: queue_differs
   -- promise: G10
   -- means: helix.batch and helix.work name different queues: one tenant may see another's row.
-  -- action: Restore the edited row; the key and the hash of the ledger entry tell the right one.
+  -- action: Restore the edited row; the key and the hash of the ledger entry show the right one.
   select 'queue_differs', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.other_queue
   union all
   -- name: wrong_lane
   -- promise: G2
-  -- means: The batch is in a lane of another queue, requirement class or priority than was asked: the
+  -- means: The batch is in a lane of another queue, requirement class or priority than was submitted: the
   --        wrong workers would get it.
   -- action: Cancel the batch and submit a new revision.
   select 'wrong_lane', jsonb_build_object('batch', b.batch, 'queue', b.queue, 'lane', b.lane)
@@ -3663,7 +3665,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   union all
   -- name: options_edited
   -- promise: G2
-  -- means: The row has another limit key or expiry than was asked: it is not counted where it should be,
+  -- means: The row has another limit key or expiry than was submitted: it is not counted where it should be,
   --        or ends at another time.
   -- action: Cancel the batch and submit a new revision.
   select 'options_edited', jsonb_build_object('batch', b.batch) from bad b where b.other_options
@@ -3693,7 +3695,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   -- name: token_unknown
   -- promise: G2
   -- means: The number of a lease has not been drawn yet, or its epoch is unknown: the sequence was set
-  --        back, and a token could be given twice.
+  --        back, and a token could be issued twice.
   -- action: Run helixq recover: a new epoch makes every old token differ.
   select 'token_unknown', jsonb_build_object('batch', b.batch, 'worker', b.actor)
   from bad b where b.unknown_token
@@ -3961,7 +3963,7 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   -- promise: G8
   -- means: The kept answer is not the one that was sealed: repeats differ from the first answer, and no
   --        receipt proves them.
-  -- action: Empty the answer, so that repeats say it is gone, or restore it from a backup.
+  -- action: Empty the answer, so that repeats report it as expired, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
   union all
@@ -3978,9 +3980,9 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   union all
   -- name: fence_missing
   -- promise: G8
-  -- means: Events or decisions tell of a fence that does not exist: its row was deleted, and its key would
+  -- means: Events or decisions refer to a fence that does not exist: its row was deleted, and its key would
   --        be taken for new.
-  -- action: Restore the row from a backup; the last event says in which state.
+  -- action: Restore the row from a backup; the last event shows its state.
   select 'fence_missing', jsonb_build_object('life', b.life, 'steps', count(*))
   from bad b where b.unknown group by b.life
   union all
@@ -4077,7 +4079,7 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
   union all
   -- name: result_edited
   -- promise: G3
-  -- means: A result, a failure or a detail is not the one that was given: its hash does not match.
+  -- means: A result, a failure or a detail is not the original: its hash does not match.
   -- action: Restore it from a backup.
   select 'result_edited', jsonb_build_object('batch', b.batch, 'version', b.version, 'entry', b.id)
   from bad b
@@ -4120,7 +4122,7 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
            lead(s.id) over chain is null as newest
     from step s window chain as (partition by s.batch order by s.id, s.part)
   ),
-  -- Where each batch stands now, or stood when it was retired.
+  -- The state of each batch, or its state when it was retired.
   head as (
     select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.state, w.attempt,
            w.changed_at, w.came_from, w.reason, w.late, w.actor, w.content, w.epoch
@@ -4197,8 +4199,8 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
   union all
   -- name: step_without_batch
   -- promise: G4
-  -- means: The ledger tells of a batch that has no row in helix.work and was not retired.
-  -- action: Its row was deleted; its last step says what to restore.
+  -- means: The ledger has steps of a batch that has no row in helix.work and was not retired.
+  -- action: Its row was deleted; its last step shows what to restore.
   select 'step_without_batch', jsonb_build_object('batch', b.batch, 'steps', count(*),
                                                   'last_version', max(b.version))
   from bad b where b.nowhere group by b.batch
@@ -4206,7 +4208,7 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
   -- name: state_not_last_step
   -- promise: G4
   -- means: The batch is in another state than its last step led to, or has no step at all.
-  -- action: The ledger is the record, the row was edited; restore the row as the last step says.
+  -- action: The ledger is the record, the row was edited; restore the row from the last step.
   select 'state_not_last_step', jsonb_build_object('batch', b.batch, 'state', b.row_state,
                                                    'last_step', b.to_state)
   from bad b where b.last_of_work and b.row_state is distinct from b.to_state
@@ -4237,7 +4239,7 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
   union all
   -- name: tombstone_not_last_step
   -- promise: G4
-  -- means: A retired batch ended otherwise than its tombstone says, or its last entry is missing.
+  -- means: The last step of a retired batch differs from its tombstone, or its last entry is missing.
   -- action: Compare with an archive or a backup.
   select 'tombstone_not_last_step', jsonb_build_object('batch', b.batch, 'version', b.row_version,
                                                        'state', b.row_state, 'last_step', b.to_state)
@@ -4323,7 +4325,7 @@ begin
     select d.duty, extract(epoch from d.every)::double precision, d.last_at, case when v_all then d.actor end,
            case when v_all then d.did else 0 end, case when v_all then d.total else 0 end,
            case when v_all then d.seconds else 0 end, d.failures, d.failed,
-           -- A duty that was never due yet, in a new database, is not behind.
+           -- A duty that was never due yet, in a new database, is not overdue.
            case when d.next_at = '-infinity' then 0
                 else greatest(extract(epoch from clock_timestamp() - d.next_at), 0) end::double precision
     from helix.duty d order by d.duty;
@@ -4587,7 +4589,7 @@ declare
 begin
   if p_scan not in ('age', 'name', 'doubt') then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected the walk age, name or doubt, got %L', p_scan);
+      message = format('expected the scan age, name or doubt, got %L', p_scan);
   end if;
   return query
     with line as (
@@ -5152,7 +5154,7 @@ declare
   v_look    integer := greatest(4 * v_past, 50);
   v_page    integer[];
 begin
-  -- Each branch walks the index of (tenant, name); branches that do not apply read nothing.
+  -- Each branch scans the index of (tenant, name); branches that do not apply read nothing.
   v_page := array(
     select p.id from (
       (select q.id, q.tenant, q.name from helix.queue q
@@ -5372,7 +5374,7 @@ begin
   from unnest(v_number) as n (number)
   join helix.entry e on e.id = n.number
   cross join lateral unnest(e.batch) as u (batch)
-  -- A look-up for each lease: as a join it was planned, on a small table, as a walk over all of helix.work.
+  -- A look-up for each lease: as a join it was planned, on a small table, as a scan of all of helix.work.
   cross join lateral (select l.batch, l.number, l.deadline from helix.work l
                       where l.batch = u.batch and l.number = n.number
                         and l.state in ('ASSIGNED', 'RUNNING') offset 0) w;
@@ -5447,7 +5449,7 @@ begin
   perform helix.enter();
   v_queues := helix.scope_queues();
   perform set_config('helix.scope', '*', true);
-  -- The actor goes into the ledgers of all tenants: a login of one must not choose it.
+  -- The actor is written to the ledgers of all tenants: a login of one tenant must not choose it.
   select r.lost into v_lost
   from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
                   least(p_limit, 10000)) r;
@@ -5491,7 +5493,7 @@ begin
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    -- Not of one that is new: what has its life is another fence.
+    -- Not for an insert: a row with its life would belong to another fence.
     when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
     when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
     else helix.refuse_fence_step(n.life, head.to_state, head.version, n.state, n.version) end;
@@ -5637,7 +5639,7 @@ begin
     returning f.state
   )
   select count(*) filter (where m.state = 'IN_DOUBT') into v_doubted from moved m;
-  -- Fences that were in doubt already: their holders' tokens are from before, too.
+  -- Fences that were already in doubt: the tokens of their holders become invalid too.
   update helix.fence f set nonce = null where f.state = 'IN_DOUBT' and f.nonce is not null;
   return v_doubted;
 end
@@ -5662,7 +5664,7 @@ begin
   select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
   from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
   returning * into v_epoch;
-  -- No index knows the leased rows; a recovery may read the whole table.
+  -- No index has the leased rows; a recovery may read the whole table.
   v_leased := array(select w.batch from helix.work w
                     where w.state in ('ASSIGNED', 'RUNNING') order by w.batch for update);
   if v_leased <> '{}' then
@@ -6137,7 +6139,8 @@ begin
            v.queue, v.identity, v.revision
     from helix.answer_by_id(p_ids, v_held, 'PENDING', 'retried', v_actor) v
     left join helix.locate(p_ids) l on l.public_id = v.public_id
-    left join helix.batch b on b.id = l.batch;
+    left join helix.batch b on b.id = l.batch
+    order by array_position(p_ids, v.public_id);
 end
 $$;
 
@@ -6237,13 +6240,13 @@ declare
   v_duty  text;
   v_did   integer;
 begin
-  -- Usually none is due, and a look without a lock is all there is to do.
+  -- Usually none is due, which is checked without a lock.
   if not exists (select from helix.duty d where d.of_claims and d.next_at < clock_timestamp()) then
     return;
   end if;
   v_scope := current_setting('helix.scope');
-  -- A duty is for all tenants, and its actor goes into their ledgers: a login of one tenant must not
-  -- write a name of its choice into another's.
+  -- A duty is for all tenants, and its actor is written to their ledgers: a login of one tenant must not
+  -- write a name of its choice into another's ledger.
   v_actor := case when v_scope = '*' then p_worker else 'duty' end;
   perform set_config('helix.scope', '*', true);
   for v_duty in
@@ -6284,7 +6287,7 @@ begin
      and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
   then
     raise exception using errcode = 'insufficient_privilege',
-      message = format('role %s may not do duties: it acts for some tenants, they are for all',
+      message = format('expected a role that acts for all tenants, got %s: duties are for all tenants',
                        session_user),
       hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
   end if;
@@ -6297,7 +6300,7 @@ begin
   begin
     v_done.did := helix.perform_duty(v_done.duty, v_actor, v_limit);
   exception when others then
-    -- Told, and tried again later: one duty that fails must not keep the others from their turn.
+    -- Recorded and retried later: a failing duty must not block the others.
     get stacked diagnostics v_done.error = message_text, v_code = returned_sqlstate;
   end;
   v_done.seconds := extract(epoch from clock_timestamp() - v_began);
@@ -7023,7 +7026,7 @@ begin
   )
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
   get diagnostics emptied = row_count;
-  -- Never what is claimed, begun or in doubt: those have no tombstone.
+  -- Never a claimed, started or doubtful fence: those have no tombstone.
   v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
   perform helix.delete_fences(v_expired);

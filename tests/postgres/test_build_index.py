@@ -58,7 +58,7 @@ def test_a_failed_build_is_dropped_and_built_again(samples):
 
     remove_the_repeat(samples)
     said = []
-    assert migrate(dsn, say=said.append).after == "0002"
+    assert migrate(dsn, report=said.append).after == "0002"
     assert "  index sample_once is left over from a build that failed; dropping it" in said
     assert validity(samples) is True
 

@@ -30,14 +30,14 @@ def test_the_second_time_nothing_happens(empty):
     said = []
     assert migrate(dsn) == Migrated(None, revision.head())
     before = dump_schema(empty)
-    assert migrate(dsn, say=said.append) == Migrated(revision.head(), revision.head())
+    assert migrate(dsn, report=said.append) == Migrated(revision.head(), revision.head())
     assert said == [f"already at revision {revision.head()}"]
     assert dump_schema(empty) == before
 
 
 def test_it_tells_what_it_runs(empty):
     said = []
-    migrate(empty.dsn("helix_migrator"), say=said.append)
+    migrate(empty.dsn("helix_migrator"), report=said.append)
     assert said[0] == "  10_roles.sql"
     assert said[-1] == f"at revision {revision.head()}"
 
@@ -49,7 +49,7 @@ def test_two_migrators_at_once_take_turns_and_both_succeed(empty):
     results = [None, None]
 
     def run(number):
-        results[number] = migrate(dsn, say=said[number].append)
+        results[number] = migrate(dsn, report=said[number].append)
 
     with psycopg.connect(dsn, autocommit=True, application_name="holder") as holder:
         holder.execute("select pg_advisory_lock(%s)", (migration.LOCK,))
@@ -235,7 +235,7 @@ def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
         owner.execute("update helix_migration.revision set version_num = '9999'")
         revision.demand(revision.schema_of(owner))
     said = []
-    assert migrate(empty.dsn("helix_migrator"), say=said.append).after == "9999"
+    assert migrate(empty.dsn("helix_migrator"), report=said.append).after == "9999"
     assert said == ["at the newer revision 9999, which this release works with"]
 
 

@@ -60,7 +60,7 @@ def test_a_fault_of_the_service_ends_no_duties(http, caplog, monkeypatch):
 @pytest.mark.parametrize("role", ["app_a", "stranger"])
 def test_who_acts_for_some_tenants_takes_no_turn_that_is_everybodys(database, role):
     with database.connect(role) as connection, pytest.raises(
-        psycopg.errors.InsufficientPrivilege, match="may not do duties"
+        psycopg.errors.InsufficientPrivilege, match="expected a role that acts for all tenants"
     ):  # fmt: skip
         connection.execute("select helix.run_duty_v1('eve')")
 

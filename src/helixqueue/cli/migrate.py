@@ -48,7 +48,7 @@ def _migrate(
         raise typer.BadParameter("--since goes with --print-sql")
     with connection.target(dsn, data, create=True) as found:
         if found.postgres is None:
-            done = migrate(found.owner_dsn, say=show.progress, wait_s=wait)
+            done = migrate(found.owner_dsn, report=show.progress, wait_s=wait)
         else:
             # An embedded database serves its run-time role at once.
             done = set_up(found.postgres, show.progress, wait_s=wait)

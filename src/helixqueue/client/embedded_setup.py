@@ -27,7 +27,7 @@ def set_up(
     postgres: Postgres, say: Callable[[str], None] | None = None, *, wait_s: float = 120.0
 ) -> Migrated:
     """Bring the embedded PostgreSQL to this release's schema; doing it again changes nothing."""
-    done = migrate(postgres.migrator_dsn, say=say, wait_s=wait_s)
+    done = migrate(postgres.migrator_dsn, report=say, wait_s=wait_s)
     role = str(conninfo_to_dict(postgres.dsn)["user"])
     grant = sql.SQL("grant helix_client, helix_operator to {}").format(sql.Identifier(role))
     with psycopg.connect(postgres.migrator_dsn) as connection:

@@ -1,9 +1,9 @@
-"""Bring a database to the schema this release needs.
+"""Migrates a database to the schema of this release.
 
-One migrator at a time, a revision at a time: each is one transaction with its entry in
-`helix_migration.revision`, so a failure leaves the database at the revision before. Needs a direct
-connection (a lock held by a session means nothing behind a pooler in transaction mode) and the
-database's owner, not a superuser. Clients that only ask whether the schema fits use `revision`.
+One migrator runs at a time. Each revision is one transaction with its entry in
+`helix_migration.revision`, so a failure leaves the database at the revision before. It needs a
+direct connection (session locks do not work behind a pooler in transaction mode) and the database's
+owner, not a superuser. Clients that only check whether the schema fits use `revision`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationInfo
     from psycopg import Connection
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 # One number for all databases, because PostgreSQL keeps advisory locks per database: "helixmig".
 LOCK = int.from_bytes(b"helixmig", "big")
-# A migration of a large database may take its time; whoever waits for it should not wait for ever.
+# How long a second migrator waits for the first, which may take long on a large database.
 WAIT_S = 120.0
 POLL_S = 0.25
-# Alembic keeps what is under way in module variables, so threads take turns.
-_one_at_a_time = threading.Lock()
+# Alembic keeps its state in module variables, so threads must not run it concurrently.
+_alembic_lock = threading.Lock()
 
 HOLDER = """\
 select a.pid, a.usename, a.application_name, a.backend_start
@@ -71,7 +71,7 @@ do $$
 begin
   if not pg_try_advisory_lock({lock}) then
     raise exception using errcode = 'lock_not_available',
-      message = 'another migration of this database is under way',
+      message = 'another migration of this database is running',
       hint = 'Wait until it has ended and run this again.';
   end if;
 end
@@ -81,28 +81,28 @@ $$;
 
 @dataclass(frozen=True)
 class Migrated:
-    """The revisions before and after; equal when there was nothing to do."""
+    """The revisions before and after; equal if the database was up to date."""
 
     before: str | None
     after: str
 
 
-def migrate(dsn: str, *, say: Say | None = None, wait_s: float = WAIT_S) -> Migrated:
-    """Run what is missing; doing it twice does nothing. `say` hears what happens."""
-    tell = say or _silent
+def migrate(dsn: str, *, report: Report | None = None, wait_s: float = WAIT_S) -> Migrated:
+    """Run the missing revisions, if any; `report` is called with each step."""
+    report = report or _silent
     try:
         with _connect(dsn) as connection:
             _demand_direct(connection)
-            with _only_migrator(connection, tell, wait_s):
-                return _upgrade(connection, tell)
+            with _migration_lock(connection, report, wait_s):
+                return _upgrade(connection, report)
     except psycopg.Error as error:
-        raise _explained(error) from error
+        raise _explain(error) from error
     except DBAPIError as wrapped:
-        raise _explained(wrapped.orig) from wrapped
+        raise _explain(wrapped.orig) from wrapped
 
 
 def print_sql(since: str | None = None) -> str:
-    """The script that migrates a database at revision `since`, for psql; needs no database."""
+    """Return the psql script that migrates a database from revision `since`; needs no database."""
     if since is not None and since not in revisions():
         raise Refused(f"expected one of the revisions {', '.join(revisions())}, got {since!r}")
     output = io.StringIO()
@@ -112,26 +112,26 @@ def print_sql(since: str | None = None) -> str:
     return output.getvalue()
 
 
-def _upgrade(connection: Connection[Any], say: Say) -> Migrated:
-    found = schema_of(connection)
-    before = None if found is None else found.revision
+def _upgrade(connection: Connection[Any], report: Report) -> Migrated:
+    schema = schema_of(connection)
+    before = None if schema is None else schema.revision
     if before == head():
-        say(f"already at revision {before}")
+        report(f"already at revision {before}")
         return Migrated(before, before)
     if before is not None and before not in revisions():
-        demand(found)
-        say(f"at the newer revision {before}, which this release works with")
+        demand(schema)
+        report(f"at the newer revision {before}, which this release works with")
         return Migrated(before, before)
     connection.execute(_prepare().encode())
-    _run_revisions(connection, say)
+    _run_revisions(connection, report)
     after = revision_of(connection)
     if after != head():
-        raise SchemaMismatch(f"expected to arrive at revision {head()}, got {after}")
+        raise SchemaMismatch(f"expected revision {head()} after the migration, got {after}")
     return Migrated(before, after)
 
 
-def _run_revisions(connection: Connection[Any], say: Say) -> None:
-    # Alembic decides about transactions from here on.
+def _run_revisions(connection: Connection[Any], report: Report) -> None:
+    # Alembic controls the transactions from here on.
     connection.autocommit = False
     engine = create_engine(
         "postgresql+psycopg://",
@@ -141,7 +141,7 @@ def _run_revisions(connection: Connection[Any], say: Say) -> None:
     )
     try:
         with engine.connect() as bound:
-            _alembic({"connection": bound, "on_version_apply": _announcing(say)}, say=say)
+            _alembic({"connection": bound, "on_version_apply": _announcer(report)}, report=report)
     finally:
         if not connection.closed:
             connection.rollback()
@@ -152,22 +152,22 @@ def _alembic(
     options: dict[str, Any],
     *,
     since: str | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
     output: io.StringIO | None = None,
 ) -> None:
-    """Upgrade to the newest revision; with `output` only write down how."""
-    attributes = {"options": options, "say": say or _silent}
+    """Upgrade to the newest revision; with `output` only write the script."""
+    attributes = {"options": options, "report": report or _silent}
     config = Config(output_buffer=output, attributes=attributes)
-    # Percent signs are the configuration's own.
+    # The configuration parser interprets percent signs.
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    with _one_at_a_time:
+    with _alembic_lock:
         command.upgrade(config, f"{since}:head" if since else "head", sql=output is not None)
 
 
-def _announcing(say: Say) -> Callable[..., None]:
+def _announcer(report: Report) -> Callable[..., None]:
     def announce(*, step: MigrationInfo, **_: object) -> None:
-        say(f"at revision {step.up_revision_id}")
+        report(f"at revision {step.up_revision_id}")
 
     return announce
 
@@ -186,7 +186,7 @@ def _connect(dsn: str) -> Connection[Any]:
 
 
 def _demand_direct(connection: Connection[Any]) -> None:
-    """A pooler hands out cancellation keys of its own, so the process numbers differ."""
+    """A pooler issues its own cancellation keys, so the process ids differ."""
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):
         raise Refused(
@@ -196,24 +196,24 @@ def _demand_direct(connection: Connection[Any]) -> None:
 
 
 @contextmanager
-def _only_migrator(connection: Connection[Any], say: Say, wait_s: float) -> Iterator[None]:
-    """Hold the lock of this session; asks again and again instead of waiting inside the server.
+def _migration_lock(connection: Connection[Any], report: Report, wait_s: float) -> Iterator[None]:
+    """Hold the migration lock of this session; polls instead of waiting inside the server.
 
     A blocked `pg_advisory_lock` would hold a snapshot for as long as it waits, and CREATE INDEX
     CONCURRENTLY of the migrator that it waits for waits for all older snapshots: a deadlock.
     """
     deadline = time.monotonic() + wait_s
-    told = False
+    reported = False
     while connection.execute("select pg_try_advisory_lock(%s)", (LOCK,)).fetchone() != (True,):
         if time.monotonic() > deadline:
             raise InProgress(
-                f"another migration still runs after {wait_s:.0f} s, {_holder(connection)}: "
+                f"another migration is still running after {wait_s:.0f} s, {_holder(connection)}: "
                 "wait for it, or end it with pg_terminate_backend",
                 retry_after=wait_s,
             )
-        if not told:
-            say(f"waiting for another migration: {_holder(connection)}")
-            told = True
+        if not reported:
+            report(f"waiting for another migration: {_holder(connection)}")
+            reported = True
         time.sleep(POLL_S)
     try:
         yield
@@ -233,28 +233,28 @@ def _holder(connection: Connection[Any]) -> str:
     )
 
 
-def _explained(error: BaseException | None) -> HelixError:
-    """The same failure in words that say what to do; the cause stays attached."""
-    said = str(error).strip()
+def _explain(error: BaseException | None) -> HelixError:
+    """Return the HelixQueue error with the remedy; the cause stays attached."""
+    message = str(error).strip()
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
-        said = "; ".join(filter(None, (error.diag.message_primary, error.diag.message_hint)))
+        message = "; ".join(filter(None, (error.diag.message_primary, error.diag.message_hint)))
     match error:
         case pg.FeatureNotSupported():
-            found: HelixError = SchemaMismatch(said)
+            explained: HelixError = SchemaMismatch(message)
         case pg.InsufficientPrivilege():
-            found = NotPermitted(said)
+            explained = NotPermitted(message)
         case pg.LockNotAvailable():
-            found = Retryable(
-                f"a table stayed locked for more than 5 s ({said}): nothing was changed, "
-                "run `helixq migrate` again when there is less to do"
+            explained = Retryable(
+                f"a table stayed locked for more than 5 s ({message}): nothing was changed, "
+                "run `helixq migrate` again when the database is less busy"
             )
         case pg.DeadlockDetected() | pg.SerializationFailure():
-            found = Retryable(f"{said}: nothing was changed, run `helixq migrate` again")
+            explained = Retryable(f"{message}: nothing was changed, run `helixq migrate` again")
         case psycopg.OperationalError():
-            found = Unavailable(f"the connection failed while migrating: {said}")
+            explained = Unavailable(f"the connection failed while migrating: {message}")
         case _:
-            found = HelixError(f"the migration failed, and its revision is not recorded: {said}")
-    return found
+            explained = HelixError(f"the migration failed, its revision is not recorded: {message}")
+    return explained
 
 
 def _silent(_: str) -> None:

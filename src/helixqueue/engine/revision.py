@@ -1,6 +1,6 @@
-"""Which revision of the schema a database has, and which one this release needs.
+"""The schema revision of a database, and the one this release needs.
 
-Apart from `migrate` because every client asks this and only a migration needs Alembic.
+Separate from `migrate` because every client checks it and only a migration needs Alembic.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ VERSIONS = Path(__file__).parent / "migrations" / "versions"
 
 
 def revisions() -> list[str]:
-    """All revisions this release knows, oldest first, from the names of their files."""
+    """Return all revisions of this release, oldest first, from the names of their files."""
     return sorted(path.name[1:5] for path in VERSIONS.glob("r[0-9]*.py"))
 
 
 def head() -> str:
-    """The revision this release needs."""
+    """Return the revision this release needs."""
     return revisions()[-1]
 
 
 class SchemaRevision(NamedTuple):
-    """What a database says of itself."""
+    """The revision of a database and its compatibility."""
 
     revision: str
-    oldest: str  # the oldest revision whose programs still work with it
+    oldest: str  # the oldest revision whose clients still work with it
 
 
 def current(dsn: str) -> str | None:
-    """The revision of the database; None when HelixQueue was never installed there."""
+    """Return the revision of the database; None if HelixQueue is not installed there."""
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
             return revision_of(connection)
     except psycopg.OperationalError as error:
-        raise Unavailable(f"cannot ask the database: {str(error).strip()}") from error
+        raise Unavailable(f"cannot reach the database: {str(error).strip()}") from error
 
 
 def schema_of(connection: Connection[Any]) -> SchemaRevision | None:
-    """The same over a connection, with its reach; any role may ask."""
-    # The caller's connection may make rows of any kind.
+    """Read the revision over a connection; every role may read it."""
+    # The caller's connection may have another row factory.
     with connection.cursor(row_factory=tuple_row) as cursor:
-        # Asked for by name first: a missing table would spoil the caller's transaction.
-        there = cursor.execute("select to_regclass('helix_migration.reach')::oid").fetchone()
-        if there is None or there[0] is None:
+        # Checked by name first: a missing table would abort the caller's transaction.
+        exists = cursor.execute("select to_regclass('helix_migration.reach')::oid").fetchone()
+        if exists is None or exists[0] is None:
             return None
         row = cursor.execute(
             "select r.version_num, o.oldest "
@@ -61,26 +61,29 @@ def schema_of(connection: Connection[Any]) -> SchemaRevision | None:
 
 
 def revision_of(connection: Connection[Any]) -> str | None:
-    found = schema_of(connection)
-    return None if found is None else found.revision
+    schema = schema_of(connection)
+    return None if schema is None else schema.revision
 
 
-def fits(got: SchemaRevision | None) -> bool:
-    """Whether this release works with it: its own, or a newer one that still reaches back to it."""
-    return got is not None and (got.revision == head() or got.oldest <= head() < got.revision)
+def fits(schema: SchemaRevision | None) -> bool:
+    """Return whether this release works with the schema: its own or a newer compatible one."""
+    return schema is not None and (
+        schema.revision == head() or schema.oldest <= head() < schema.revision
+    )
 
 
-def demand(got: SchemaRevision | None) -> None:
-    """Raise SchemaMismatch unless this release works with it."""
-    if fits(got):
+def demand(schema: SchemaRevision | None) -> None:
+    """Raise SchemaMismatch unless this release works with the schema."""
+    if fits(schema):
         return
     expected = head()
-    if got is not None and got.revision > expected:
+    if schema is not None and schema.revision > expected:
         raise SchemaMismatch(
-            f"expected schema revision {expected}, got the newer {got.revision}, which works with "
-            f"{got.oldest} and later: upgrade the package helixqueue on this machine"
+            f"expected schema revision {expected}, got the newer {schema.revision}, which works "
+            f"with {schema.oldest} and later: upgrade the package helixqueue on this machine"
         )
     raise SchemaMismatch(
         f"expected schema revision {expected}, "
-        f"got {got.revision if got else 'a database without HelixQueue'}: run `helixq migrate`"
+        f"got {schema.revision if schema else 'a database without HelixQueue'}: "
+        "run `helixq migrate`"
     )

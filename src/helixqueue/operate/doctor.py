@@ -1,6 +1,7 @@
-"""Is this database set up so that the guarantees hold? Settings and roles, not data (`check` is).
+"""Examines whether a database is set up so that the guarantees hold: settings and roles, not data.
 
-Run it with the DSN that your programs use: most faults are in their role and their connection.
+Run it with the DSN of your applications: most faults are in their role and connection. `check`
+examines data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "warn", "bad"]
 
-NEWEST_TRIED = 18
+NEWEST_TESTED = 18
 # A snapshot this old makes claims noticeably slower on a busy queue.
 SNAPSHOT_S = 300
 PREPARED_S = 300
@@ -33,7 +34,7 @@ FULL = 0.8
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `remedy` is empty when it is well."""
+    """The result of one examination; `remedy` is empty if the verdict is ok."""
 
     name: str
     verdict: Verdict
@@ -42,36 +43,36 @@ class Finding:
     remedy: str = ""
 
 
-class Patient:
-    """A connection, and the statements of `doctor.sql`."""
+class DoctorQueries:
+    """Runs the statements of `doctor.sql` on a connection."""
 
     def __init__(self, connection: Connection[dict[str, Any]]) -> None:
         self.connection = connection
 
-    def ask(self, name: str) -> dict[str, Any]:
-        [row] = self.ask_all(name)
+    def row(self, name: str) -> dict[str, Any]:
+        [row] = self.rows(name)
         return row
 
-    def ask_all(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[dict[str, Any]]:
         query = statements("helixqueue.operate", "doctor.sql")[name].sql
         return self.connection.execute(query.encode()).fetchall()
 
 
 def examine(dsn: str) -> list[Finding]:
-    """Every finding, worst ones included; raises only when the database cannot be reached."""
+    """Return every finding; raises only if the database cannot be reached."""
     try:
         options = connect_options(dsn) | {"application_name": "helixq doctor"}
         with psycopg.connect(dsn, autocommit=True, row_factory=dict_row, **options) as connection:
             connection.prepare_threshold = None
-            return list(_findings(Patient(connection)))
+            return list(_findings(DoctorQueries(connection)))
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         raise unreached(error) from error
 
 
-def _findings(patient: Patient) -> Iterator[Finding]:
+def _findings(queries: DoctorQueries) -> Iterator[Finding]:
     for examination in EXAMINATIONS:
         try:
-            yield examination(patient)
+            yield examination(queries)
         except (
             psycopg.errors.InvalidSchemaName,
             psycopg.errors.UndefinedFunction,
@@ -92,32 +93,32 @@ def _finding(
     return Finding(name, verdict, str(found), right, "" if verdict == "ok" else remedy)
 
 
-def _server_version(patient: Patient) -> Finding:
-    server = patient.ask("server")
+def _server_version(queries: DoctorQueries) -> Finding:
+    server = queries.row("server")
     major = server["number"] // 10000
-    verdict: Verdict = "ok" if 15 <= major <= NEWEST_TRIED else "bad" if major < 15 else "warn"
+    verdict: Verdict = "ok" if 15 <= major <= NEWEST_TESTED else "bad" if major < 15 else "warn"
     return _finding(
         "server version",
         verdict=verdict,
         found=server["version"],
-        right=f"PostgreSQL 15 to {NEWEST_TRIED}",
-        remedy="upgrade the server" if verdict == "bad" else "not tried yet; read the changelog",
+        right=f"PostgreSQL 15 to {NEWEST_TESTED}",
+        remedy="upgrade the server" if verdict == "bad" else "untested; read the changelog",
     )
 
 
-def _encoding(patient: Patient) -> Finding:
-    encoding = patient.ask("server")["encoding"]
+def _encoding(queries: DoctorQueries) -> Finding:
+    encoding = queries.row("server")["encoding"]
     return _finding(
         "encoding",
         verdict="ok" if encoding == "UTF8" else "bad",
         found=encoding,
         right="UTF8",
-        remedy="create a database with encoding 'UTF8' template template0 and migrate that one",
+        remedy="create a database with encoding 'UTF8' template template0 and migrate it",
     )
 
 
-def _schema(patient: Patient) -> Finding:
-    got = schema_of(patient.connection)
+def _schema(queries: DoctorQueries) -> Finding:
+    got = schema_of(queries.connection)
     expected = head()
     newer = got is not None and got.revision > expected
     return _finding(
@@ -129,19 +130,19 @@ def _schema(patient: Patient) -> Finding:
     )
 
 
-def _primary(patient: Patient) -> Finding:
-    standby = patient.ask("server")["standby"]
+def _primary(queries: DoctorQueries) -> Finding:
+    standby = queries.row("server")["standby"]
     return _finding(
         "primary",
         verdict="bad" if standby else "ok",
         found="a standby, read-only" if standby else "the primary",
         right="the primary",
-        remedy="name the primary, or add target_session_attrs=read-write to the DSN",
+        remedy="use the primary, or add target_session_attrs=read-write to the DSN",
     )
 
 
-def _durability(patient: Patient) -> Finding:
-    settings = patient.ask("durability")
+def _durability(queries: DoctorQueries) -> Finding:
+    settings = queries.row("durability")
     wrong = [name for name, value in settings.items() if value == "off"]
     return _finding(
         "durability",
@@ -152,10 +153,10 @@ def _durability(patient: Patient) -> Finding:
     )
 
 
-def _standbys(patient: Patient) -> Finding:
-    row = patient.ask("standbys")
+def _standbys(queries: DoctorQueries) -> Finding:
+    row = queries.row("standbys")
     names, standbys = row["names"], row["standbys"]
-    commit = patient.ask("durability")["synchronous_commit"]
+    commit = queries.row("durability")["synchronous_commit"]
     asynchronous = standbys > 0 and (not names or commit in {"local", "off"})
     found = f"{standbys} connected, synchronous_standby_names={names or 'empty'}"
     return _finding(
@@ -168,8 +169,8 @@ def _standbys(patient: Patient) -> Finding:
     )
 
 
-def _role(patient: Patient) -> Finding:
-    role = patient.ask("role")
+def _role(queries: DoctorQueries) -> Finding:
+    role = queries.row("role")
     powers = [
         words
         for has, words in (
@@ -184,28 +185,28 @@ def _role(patient: Patient) -> Finding:
         "role",
         verdict="bad" if powers else "ok",
         found=f"{role['name']}: {', '.join(powers) or 'owns nothing, bound by row-level security'}",
-        right="a login role without any of that",
-        remedy="run programs as another role: create role app login; grant helix_client to app;",
+        right="a login role without these rights",
+        remedy="use another role: create role app login; grant helix_client to app;",
     )
 
 
-def _grants(patient: Patient) -> Finding:
-    grants = patient.ask("grants")
-    name = patient.ask("role")["name"]
+def _grants(queries: DoctorQueries) -> Finding:
+    grants = queries.row("grants")
+    name = queries.row("role")["name"]
     held = [f"helix_{word}" for word, has in grants.items() if has]
     return _finding(
         "grants",
         verdict="ok" if held else "bad",
-        found=", ".join(held) or "none of HelixQueue's",
-        right="helix_client (programs) or helix_operator (people, the service)",
+        found=", ".join(held) or "no role of HelixQueue",
+        right="helix_client (applications) or helix_operator (administration)",
         remedy=f'grant helix_client to "{name}";',
     )
 
 
-def _tenants(patient: Patient) -> Finding:
-    bindings = patient.ask_all("bindings")
-    operator = patient.ask("grants")["operator"]
-    name = patient.ask("role")["name"]
+def _tenants(queries: DoctorQueries) -> Finding:
+    bindings = queries.rows("bindings")
+    operator = queries.row("grants")["operator"]
+    name = queries.row("role")["name"]
     words = [
         row["tenant"] + (" (named per transaction)" if row["by_setting"] else "")
         for row in bindings
@@ -219,8 +220,8 @@ def _tenants(patient: Patient) -> Finding:
     )
 
 
-def _connections(patient: Patient) -> Finding:
-    row = patient.ask("connections")
+def _connections(queries: DoctorQueries) -> Finding:
+    row = queries.row("connections")
     usable = row["most"] - row["reserved"]
     full = row["used"] > FULL * usable
     return _finding(
@@ -232,9 +233,9 @@ def _connections(patient: Patient) -> Finding:
     )
 
 
-def _pooler(patient: Patient) -> Finding:
-    """A pooler hands out cancellation keys of its own, so the process numbers differ."""
-    direct = patient.ask("server")["pid"] == patient.connection.info.backend_pid
+def _pooler(queries: DoctorQueries) -> Finding:
+    """A pooler issues its own cancellation keys, so the process ids differ."""
+    direct = queries.row("server")["pid"] == queries.connection.info.backend_pid
     return _finding(
         "pooler",
         verdict="ok",
@@ -243,8 +244,8 @@ def _pooler(patient: Patient) -> Finding:
     )
 
 
-def _autovacuum(patient: Patient) -> Finding:
-    row = patient.ask("autovacuum")
+def _autovacuum(queries: DoctorQueries) -> Finding:
+    row = queries.row("autovacuum")
     off = [name for name in ("autovacuum", "track_counts") if row[name] == "off"]
     if row["disabled"]:
         off.append(f"autovacuum_enabled of {row['disabled']}")
@@ -253,25 +254,25 @@ def _autovacuum(patient: Patient) -> Finding:
         verdict="bad" if off else "ok",
         found=f"off: {', '.join(off)}" if off else "on",
         right="on, for every table",
-        remedy="switch it on: dead rows pile up and every claim steps over them",
+        remedy="enable it: otherwise dead rows accumulate and slow every claim",
     )
 
 
-def _snapshots(patient: Patient) -> Finding:
-    row = patient.ask("horizon")
+def _snapshots(queries: DoctorQueries) -> Finding:
+    row = queries.row("horizon")
     held = f"{row['holder']}: {row['age']} transactions" if row["holder"] else "none held"
     if row["seconds"] is not None:
         held += f", {row['seconds']} s"
     old = (row["seconds"] or 0) > SNAPSHOT_S or (row["age"] or 0) > 1_000_000
     right = f"none older than {SNAPSHOT_S} s"
     if not old and not row["visible"]:
-        name = patient.ask("role")["name"]
+        name = queries.row("role")["name"]
         return _finding(
             "snapshots",
             verdict="warn",
             found="other roles' sessions are hidden from this role",
             right=right,
-            remedy=f'ask as another role, or: grant pg_read_all_stats to "{name}";',
+            remedy=f'use another role, or: grant pg_read_all_stats to "{name}";',
         )
     return _finding(
         "snapshots",
@@ -283,21 +284,21 @@ def _snapshots(patient: Patient) -> Finding:
     )
 
 
-def _prepared_transactions(patient: Patient) -> Finding:
-    row = patient.ask("prepared")
+def _prepared_transactions(queries: DoctorQueries) -> Finding:
+    row = queries.row("prepared")
     old = (row["seconds"] or 0) > PREPARED_S
     verdict: Verdict = "ok" if not row["prepared"] else "bad" if old else "warn"
     return _finding(
         "prepared transactions",
         verdict=verdict,
         found=f"{row['prepared']}" + (f", oldest {row['seconds']} s" if row["prepared"] else ""),
-        right="none: HelixQueue makes none",
-        remedy="see pg_prepared_xacts and end them: they hold locks and snapshots over restarts",
+        right="none: HelixQueue creates none",
+        remedy="end them (pg_prepared_xacts): they hold locks and snapshots across restarts",
     )
 
 
-def _unlogged_tables(patient: Patient) -> Finding:
-    tables = patient.ask("unlogged")["tables"]
+def _unlogged_tables(queries: DoctorQueries) -> Finding:
+    tables = queries.row("unlogged")["tables"]
     return _finding(
         "unlogged tables",
         verdict="bad" if tables else "ok",
@@ -307,29 +308,29 @@ def _unlogged_tables(patient: Patient) -> Finding:
     )
 
 
-def _clock(patient: Patient) -> Finding:
+def _clock(queries: DoctorQueries) -> Finding:
     before = time.time()
-    database = patient.ask("clock")["now"]
+    database = queries.row("clock")["now"]
     after = time.time()
     skew = database - (before + after) / 2
     return _finding(
         "clock",
         verdict="ok",
         found=f"this machine differs by {skew:+.3f} s, give or take {(after - before) / 2:.3f}",
-        right="anything: only the database's clock decides about leases",
+        right="any difference: only the database's clock decides about leases",
     )
 
 
-def _timezone(patient: Patient) -> Finding:
+def _timezone(queries: DoctorQueries) -> Finding:
     return _finding(
         "timezone",
         verdict="ok",
-        found=patient.ask("server")["timezone"],
-        right="anything: moments are stored, not wall clocks",
+        found=queries.row("server")["timezone"],
+        right="any: times are stored with their zone",
     )
 
 
-EXAMINATIONS: tuple[Callable[[Patient], Finding], ...] = (
+EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     _server_version,
     _encoding,
     _primary,

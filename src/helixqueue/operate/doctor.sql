@@ -1,5 +1,5 @@
--- What the doctor asks. Every statement works for any login role; what a role may not see comes as
--- null, and the finding says so.
+-- The queries of `helixq doctor`. Every statement works for any login role; values that a role may not see
+-- are null, and the finding reports that.
 
 -- name: server
 select current_setting('server_version') as version,
@@ -16,14 +16,13 @@ select current_setting('fsync') as fsync,
        current_setting('synchronous_commit') as synchronous_commit;
 
 -- name: standbys
--- Streaming standbys that may be promoted. Roles without pg_read_all_stats see that there are rows,
--- not whether they are synchronous, so the setting decides.
+-- Streaming standbys that may be promoted. Roles without pg_read_all_stats see the number of rows, not
+-- whether they are synchronous, so the setting decides.
 select current_setting('synchronous_standby_names') as names, count(*) as standbys
 from pg_stat_replication;
 
 -- name: role
--- Row-level security does not restrict these roles, or they could undo it, or they read tables past the
--- functions.
+-- Roles that row-level security does not restrict, that could disable it, or that can read tables directly.
 select session_user as name, r.rolsuper as superuser, r.rolbypassrls as bypassrls,
        (select o.rolname
         from unnest(array['helix_owner', 'helix_engine', 'helix_reader']::name[]) as o (rolname)
@@ -50,7 +49,7 @@ select current_setting('max_connections')::integer as most,
         or backend_type is null and usename is not null) as used;
 
 -- name: autovacuum
--- Queue tables turn over their rows; without vacuum every claim steps over the dead ones.
+-- Queue tables update their rows often; without vacuum every claim reads the dead rows too.
 select current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts,
        (select string_agg(c.relname, ', ' order by c.relname) from pg_class c
         where c.relnamespace = to_regnamespace('helix')
@@ -60,7 +59,7 @@ select current_setting('autovacuum') as autovacuum, current_setting('track_count
 -- The oldest snapshot that keeps dead rows from being removed, and its holder.
 select pg_has_role(session_user, 'pg_read_all_stats', 'usage') as visible,
        held.age, held.holder, held.seconds
-from (values (1)) as always (one)
+from (values (1)) as always (row)
 left join lateral (
   select * from (
     select age(a.backend_xmin) as age, format('process %s of role %s', a.pid, a.usename) as holder,

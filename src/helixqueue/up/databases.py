@@ -55,7 +55,7 @@ def given(
 ) -> Iterator[Databases]:
     """A server that others run; with its owner's DSN it is migrated and the login let in."""
     if owner_dsn is not None:
-        migrate(owner_dsn, say=say)
+        migrate(owner_dsn, report=say)
         admit(owner_dsn, _role(dsn))
     yield Databases(dsn, redis, work_dsn, None, None)
 

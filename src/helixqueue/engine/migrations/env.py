@@ -1,7 +1,7 @@
-"""What Alembic runs for every command: `engine/migrate.py` gives the connection, or none to print.
+"""Alembic runs this for every command; `engine/migrate.py` passes the connection, or none to print.
 
-One transaction a revision, and the version table outside of schema helix, whose guards would refuse
-Alembic's writes.
+Each revision is one transaction. The version table is outside of schema helix, whose guards would
+refuse Alembic's writes.
 """
 
 from __future__ import annotations

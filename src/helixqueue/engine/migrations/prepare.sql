@@ -1,13 +1,13 @@
--- Runs before the first revision, every time: the session's settings, then the demands on the
--- server and on the role that migrates. Nothing is changed before all of them are met.
+-- Runs before the first revision of every migration: settings of the session, then the requirements on the
+-- server and on the migrating role. Nothing changes before all of them are met.
 
 -- Names below are written in full, and comparisons such as 'helix.event' = oid::regclass::text only
 -- hold while no database or role setting puts schema helix on the path.
 set search_path = pg_catalog, pg_temp;
--- A revision that cannot have its lock soon gives up: behind a waiting ALTER TABLE every reader and
--- writer of that table would queue.
+-- A revision that cannot get a lock soon gives up: every reader and writer of a table would queue behind a
+-- waiting ALTER TABLE.
 set lock_timeout = '5s';
--- A limit that a role or database sets for its requests would cut a long revision in the middle.
+-- A limit that a role or database sets for its requests would interrupt a long revision.
 set statement_timeout = 0;
 set idle_in_transaction_session_timeout = 0;
 set client_min_messages = warning;
@@ -15,7 +15,7 @@ set check_function_bodies = on;
 
 do $$
 declare
-  -- What a login role gets or is missing; see engine/sql/10_roles.sql.
+  -- As in engine/sql/10_roles.sql.
   c_roles constant name[] := '{helix_owner,helix_engine,helix_reader,helix_client,helix_operator}';
   v_number integer := current_setting('server_version_num')::integer;
   v_me     pg_roles;
@@ -25,7 +25,7 @@ begin
   if v_number < 150000 then
     raise exception using errcode = 'feature_not_supported',
       message = format('expected PostgreSQL 15 or newer, got %s', current_setting('server_version')),
-      hint = 'Upgrade the server, or name another one.';
+      hint = 'Upgrade the server, or use another one.';
   end if;
 
   -- Identities are compared by normalised Unicode; other encodings have no normal form.
@@ -81,6 +81,6 @@ begin
 end
 $$;
 
--- The version table. It cannot live in schema helix: every table there refuses what does not come
--- from the engine's own functions, and that is as it should be.
+-- The version table. It cannot live in schema helix: every table there refuses writes that do
+-- not come from the engine's own functions.
 create schema if not exists helix_migration;

@@ -1,7 +1,7 @@
-"""What a revision can do: run files, build an index.
+"""The steps of a revision: run SQL files, build an index.
 
-Scripts go to the driver as they are. SQLAlchemy's `text()` would take `:word` in them for a bind
-parameter, and a driver with parameters would take `%`.
+Scripts are passed to the driver unchanged. SQLAlchemy's `text()` would interpret `:word` as a bind
+parameter, and a driver with parameters would interpret `%`.
 """
 
 from __future__ import annotations
@@ -41,52 +41,52 @@ def run(*names: str) -> None:
         if op.get_context().as_sql:
             op.get_context().impl.static_output(f"-- ==== {path.name} ====\n\n{script}")
             continue
-        _say(f"  {path.name}")
+        _report(f"  {path.name}")
         driver_connection().execute(script.encode())
 
 
 def build_index(statement: str) -> None:
     """Run one `create [unique] index concurrently NAME on SCHEMA.TABLE ...`; call it last.
 
-    Outside of a transaction, so that writers go on meanwhile. A build that was cancelled or met a
-    duplicate leaves an INVALID index, which costs every write and serves no read: the next try
-    drops it first. An index that is there and valid is left alone. Not for partitioned tables,
+    Runs outside of a transaction, so that writers continue. A build that was cancelled or found a
+    duplicate leaves an INVALID index, which slows every write and serves no read: the next attempt
+    drops it first. A valid index is left alone. Not for partitioned tables,
     where PostgreSQL refuses CONCURRENTLY: index each partition.
     """
-    found = _INDEX.match(statement)
-    if found is None:
+    match = _INDEX.match(statement)
+    if match is None:
         raise ValueError(
             "build_index: expected `create [unique] index concurrently NAME on SCHEMA.TABLE ...`, "
             f"got {statement!r}"
         )
-    schema, name = found["schema"], found["name"]
+    schema, name = match["schema"], match["name"]
     context = op.get_context()
     with context.autocommit_block():
         if context.as_sql:
             context.impl.static_output(_OFFLINE_INDEX.format(schema=schema, name=name))
-            again = statement.replace(name, f"if not exists {name}", 1)
-            context.impl.static_output(f"{again};\n\nset lock_timeout = '5s';")
+            repeatable = statement.replace(name, f"if not exists {name}", 1)
+            context.impl.static_output(f"{repeatable};\n\nset lock_timeout = '5s';")
             return
         connection = driver_connection()
         valid = connection.execute(_IS_VALID, (schema, name)).fetchone()
         if valid == (True,):
-            _say(f"  index {name} is there already")
+            _report(f"  index {name} exists already")
             return
         # It waits for every older transaction, holding a lock that stops neither reads nor writes.
         connection.execute("set lock_timeout = 0")
         if valid is not None:
-            _say(f"  index {name} is left over from a build that failed; dropping it")
+            _report(f"  index {name} is left over from a build that failed; dropping it")
             connection.execute(f"drop index concurrently {schema}.{name}".encode())
-        _say(f"  building index {name}")
+        _report(f"  building index {name}")
         connection.execute(statement.encode())
         connection.execute("set lock_timeout = '5s'")
 
 
-# psql runs the rows of the first answer as statements: DROP INDEX CONCURRENTLY cannot be inside DO.
+# psql runs the rows of this query as statements: DROP INDEX CONCURRENTLY cannot run inside DO.
 _OFFLINE_INDEX = """\
 set lock_timeout = 0;
 
--- An index that a failed build left invalid goes first.
+-- Drops the invalid index of a failed build.
 select 'drop index concurrently {schema}.{name}' from pg_catalog.pg_index i
 where i.indexrelid = to_regclass('{schema}.{name}') and not i.indisvalid \\gexec"""
 
@@ -100,7 +100,7 @@ def driver_connection() -> Connection[Any]:
     return cast("Connection[Any]", connection)
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     config = op.get_context().config
     if config is not None:
-        config.attributes["say"](message)
+        config.attributes["report"](message)

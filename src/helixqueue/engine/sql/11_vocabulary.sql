@@ -18,17 +18,17 @@ create type helix.reason as enum (
   'started',    -- ASSIGNED -> RUNNING
   'completed',  -- RUNNING -> COMPLETED
   'failed',     -- ASSIGNED, RUNNING -> FAILED, or -> PENDING while attempts are left
-  'released',   -- ASSIGNED, RUNNING -> PENDING: given back by its worker, costs no attempt
+  'released',   -- ASSIGNED, RUNNING -> PENDING: returned by its worker, costs no attempt
   'lost',       -- ASSIGNED, RUNNING -> PENDING or FAILED: the lease expired and was reaped
   'recovered',  -- ASSIGNED, RUNNING -> PENDING or FAILED: `helixq recover` ended every lease
   'retried',    -- FAILED -> PENDING: an operator's decision
-  'cancelled',  -- PENDING, ASSIGNED, RUNNING -> CANCELLED: a person's decision
+  'cancelled',  -- PENDING, ASSIGNED, RUNNING -> CANCELLED: by an operator or application
   'expired'     -- PENDING -> CANCELLED: not started before `expires_at`
 );
 
 -- Why a PENDING batch is not claimable.
 create type helix.cause as enum (
-  'delay',   -- run_at has not come, or the back-off after a failed attempt has not passed
+  'delay',   -- run_at is in the future, or the back-off after a failed attempt has not passed
   'limit',   -- its limit key has as many live leases as the queue allows
   'paused'   -- its queue is paused
 );
@@ -89,9 +89,9 @@ insert into helix.arrow (from_state, to_state) values
 create type helix.answer as (
   batch    bigint,
   answer   text,          -- ok | repeat | refused | busy | illegal
-  owner    text,          -- refused: the worker that was given the batch next, if any
+  owner    text,          -- refused: the worker that holds the batch now, if any
   state    helix.state,   -- of the batch after this call
-  late     boolean,       -- ok, though the lease had expired (it was not given to another worker)
+  late     boolean,       -- ok, although the lease had expired (no other worker had claimed the batch)
   mismatch boolean        -- repeat, but with another result than the one that was stored
 );
 
@@ -102,7 +102,7 @@ language sql immutable parallel safe as $$
 $$;
 
 -- Arguments of one call are parallel arrays: one dimension, first index 1, equal lengths; an array that
--- is null stands for nulls. Callers pass the `shape` of each. Anything else is refused, because
+-- is null means all nulls. Callers pass the `shape` of each. Anything else is refused, because
 -- PostgreSQL would pad or shift the shorter array without an error.
 create function helix.demand_parallel(p_count integer, variadic p_shapes text[]) returns void
 language plpgsql immutable as $$

@@ -2,14 +2,14 @@
 --   Functions that read run as helix_reader, which row-level security restricts to the caller's tenants:
 --   a read that forgets its WHERE still returns nothing of another tenant.
 --   Functions that write run as helix_engine. On tables with a tenant, row-level security restricts it
---   to what `enter` noted. On the hot tables (batch, work, entry, result, ended) it sees every row,
+--   to the tenants that `enter` recorded. On the hot tables (batch, work, entry, result, ended) it sees every row,
 --   to save the cost of the policy per row, and four functions restrict it instead: `enter_for`
 --   (submit), `claimable_queues` (claim), `lock_leases` (calls with a token), `locate` (calls by public id).
 
 create table helix.role_tenant (
   role   name not null,
   tenant text not null check (tenant ~ '^([a-z0-9][a-z0-9_.-]{0,62}|\*)$'),
-  -- A role that serves many tenants in turn (the HTTP service) must name one per transaction in the
+  -- A role that serves one tenant per transaction (the HTTP service) must name one per transaction in the
   -- setting helix.tenant; while that is unset or empty it sees no row at all.
   by_setting boolean not null default false,
   primary key (role, tenant)
@@ -63,8 +63,8 @@ begin
 end
 $$;
 
--- The first statement of every function that writes. It notes the tenants of the session for the policies
--- of helix_engine, which would otherwise look them up for every table of every statement. The note cannot
+-- The first statement of every function that writes. It records the tenants of the session for the policies
+-- of helix_engine, which would otherwise look them up for every table of every statement. The record cannot
 -- be forged: only these functions run as helix_engine, and each of them writes it before it reads.
 create function helix.enter() returns text[]
 language plpgsql as $$

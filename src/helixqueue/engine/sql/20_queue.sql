@@ -35,7 +35,7 @@ create table helix.queue (
   backoff_max_seconds real not null default 600 check (backoff_max_seconds between 0 and 604800),
   -- How many live leases one limit_key may have.
   key_limit         integer not null default 1 check (key_limit between 1 and 100000),
-  -- Work without identity cannot be recognised when it comes again, so it is refused unless asked.
+  -- Work without identity cannot be recognised when it is repeated, so it is refused by default.
   unknown           text not null default 'refuse' check (unknown in ('refuse', 'accept')),
   paused            boolean not null default false,  -- workers get nothing
   closed            boolean not null default false,  -- new work is refused
@@ -45,14 +45,14 @@ create table helix.queue (
   -- because every client reads them; {} accepts anything.
   payload_schema    jsonb check (octet_length(payload_schema::text) <= 65536),
   result_schema     jsonb check (octet_length(result_schema::text) <= 65536),
-  -- How long finished batches stay after their end, by state; 0: for ever. Their keys stay anyway.
+  -- How long finished batches stay after their end, by state; 0: without limit. Their keys stay anyway.
   keep_completed_seconds double precision not null default 0
     check (keep_completed_seconds between 0 and 1e10),
   keep_failed_seconds    double precision not null default 0
     check (keep_failed_seconds between 0 and 1e10),
   keep_cancelled_seconds double precision not null default 0
     check (keep_cancelled_seconds between 0 and 1e10),
-  -- And what was answered to submissions that made no batch: duplicates, conflicts, refused ones.
+  -- How long decisions about submissions that created no batch are kept: duplicates, conflicts, refusals.
   keep_decisions_seconds double precision not null default 0
     check (keep_decisions_seconds between 0 and 1e10),
   created_at        timestamptz not null default clock_timestamp(),
@@ -72,7 +72,7 @@ create table helix.requirement_class (
   disk_gb     real    not null default 0,
   labels      jsonb   not null default '{}'
 );
--- Class 0 asks for nothing and fits every worker.
+-- Class 0 requires nothing and fits every worker.
 insert into helix.requirement_class (id, requires) values (0, '{}');
 
 -- A lane is the order in which batches of one (queue name, class, priority) are claimed. Lanes cross
@@ -91,7 +91,7 @@ create table helix.lane (
   disk_gb     real    not null,
   labels      jsonb   not null,
   -- The turn that claims have reached, written at most once a second: a new arrival is placed here and
-  -- not behind the backlog of a tenant that came earlier.
+  -- not after the backlog of a tenant that submitted earlier.
   served    bigint not null default 0,
   served_at timestamptz not null default '-infinity',
   -- One tenant must not slow the claims of others with thousands of different requirements: a tenant may

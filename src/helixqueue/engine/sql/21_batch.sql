@@ -1,9 +1,9 @@
--- Batches: what was asked. Nothing here says where a batch stands; that is 22_work.sql.
+-- Batches: what was submitted. Their state is in 22_work.sql.
 
 create sequence helix.batch_id;
 
--- One row per batch, for ever. The unique key is THE ARBITER of G1: any number of submissions of one
--- identity meet here, also after retention, which empties the row and leaves it as a tombstone.
+-- One row per batch, never deleted. The unique key is THE ARBITER of G1: any number of submissions of one
+-- identity conflict here, also after retention, which empties the row and leaves it as a tombstone.
 -- Columns stand by their width, texts last, because PostgreSQL aligns each: another order costs padding.
 create table helix.batch (
   id          bigint primary key,  -- internal; the public id is derived from the key
@@ -15,7 +15,7 @@ create table helix.batch (
   class       integer not null,
   secret      smallint not null,   -- which secret made the fingerprint
   priority    helix.priority not null,
-  -- The tombstone, written by retention when the row of helix.work goes; null before.
+  -- The tombstone, written by retention when it deletes the row of helix.work; null before.
   retired_at  timestamptz,
   ended_at    timestamptz,
   entry       bigint,              -- ledger entry of the last step
@@ -44,10 +44,10 @@ create index batch_run on helix.batch (queue, run, created_at, id)
   where run is not null and retired_at is null;
 -- Keeps a retired batch from beginning again (31_record.sql).
 create index batch_tombstone on helix.batch (id) where retired_at is not null;
--- Tells a reader of changes that comes back whether retention removed batches that ended since it left.
+-- Finds whether retention removed batches that ended after the cursor of a reader of changes.
 create index batch_retired on helix.batch (queue, ended_at) where retired_at is not null;
 
--- A key as people see it: v1:<hex>.
+-- The text form of a key: v1:<hex>.
 create function helix.key_text(p_key bytea) returns text
 language sql immutable strict parallel safe as $$
   select 'v' || get_byte(p_key, 0) || ':' || encode(substr(p_key, 2), 'hex');
@@ -65,7 +65,7 @@ $$;
 -- The next three are written so that PostgreSQL inlines them (one expression, no sub-select, not
 -- more constant than convert_to, which is STABLE): called as functions they cost 90 us a batch.
 
--- Text behind its 4-byte big-endian length: no two lists of texts encode to the same bytes.
+-- Text with its 4-byte big-endian length in front: no two lists of texts encode to the same bytes.
 create function helix.framed(p_text text) returns bytea
 language sql stable parallel safe as $$
   select int4send(octet_length(p_text)) || convert_to(p_text, 'UTF8')
@@ -80,7 +80,7 @@ language sql stable parallel safe as $$
   from unnest(p_parts) with ordinality as parts (part, place)
 $$;
 
--- The identity's parts, framed one by one behind their number.
+-- The identity's parts, each framed, after their number.
 create function helix.framed_identity(p_identity text) returns bytea
 language sql stable parallel safe as $$
   select case when strpos(p_identity, E'\x1f') = 0

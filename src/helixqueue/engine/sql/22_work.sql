@@ -1,4 +1,4 @@
--- Work: where every batch stands, one row per batch from submission to retention.
+-- Work: the state of every batch, one row per batch from submission to retention.
 --
 -- Updates stay on their page (HOT) only while they change no column that an index names in its key or
 -- predicate. Settling and renewing happen to every batch, so no index may name a column that they
@@ -29,7 +29,7 @@ create table helix.work (
   pending       boolean not null,      -- claimable: exactly these rows are in the claim indexes
   step          boolean not null,      -- false: this update was no step (a renewal, a move)
   late          boolean not null default false,  -- the last step came after the lease's deadline
-  actor         text not null,         -- who took the last step; the lease holder while leased
+  actor         text not null,         -- actor of the last step; the lease holder while leased
   limit_key     text,
   content       bytea                  -- SHA-256 of the texts of the last step (helix.result), if any
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
@@ -40,7 +40,7 @@ create table helix.work (
 -- tenants alternate however much one of them submits (start-time fair queuing), and a claim is one range.
 create index work_claim on helix.work (lane, turn, batch) where pending;
 -- The same for one queue: claims that are bound to tenants must not step over the backlog of others.
--- It also finds the last turn of a queue, so that its next batch goes behind it.
+-- It also finds the last turn of a queue, so that its next batch follows it.
 create index work_claim_of_queue on helix.work (queue, lane, turn, batch) where pending;
 -- PENDING batches that are not claimable. They are not in the claim indexes: a claim would have to step
 -- over them.
@@ -51,19 +51,19 @@ create index work_limit on helix.work (queue, limit_key, batch) where cause = 'l
 create index work_expiry on helix.work (expires_at)
   where expires_at is not null and (pending or cause is not null);
 
--- What a step said: results, classes of failures, details. Only steps that said anything have a row;
+-- The texts of steps: results, failure classes, details. Only steps with a text have a row;
 -- the ledger entry covers it by its hash.
 create table helix.result (
   batch   bigint not null,
   version integer not null,        -- of the step
   queue   integer not null,
   failure helix.short_text,        -- class of a failure
-  detail  helix.long_text,         -- for people
+  detail  helix.long_text,         -- for readers
   result  helix.document,
   primary key (batch, version)
 );
 
--- The hash of those texts, each behind its length in bytes; null when there are none.
+-- The hash of those texts, each after its length in bytes; null if there are none.
 create function helix.content_hash(p_failure text, p_detail text, p_result text) returns bytea
 language sql stable parallel safe as $$
   select case when p_failure is not null or p_detail is not null or p_result is not null then
@@ -113,7 +113,7 @@ create table helix.key_limit (
 ) with (fillfactor = 50);
 
 -- The first part of every token. A failover that lost the tail of the log sets sequences back, so
--- numbers alone could repeat; the epoch rises whenever the server's timeline is not the one noted
+-- numbers alone could repeat; the epoch rises whenever the server's timeline is not the recorded one
 -- here, and with `helixq recover`.
 create table helix.epoch (
   number     integer primary key,
@@ -129,7 +129,7 @@ from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timel
 -- One sequence numbers ledger entries, and thereby leases.
 create sequence helix.entry_id;
 
--- Workers as they last announced themselves. For people; no rule depends on it.
+-- Workers as they last reported. For display only; no rule depends on it.
 create table helix.worker (
   role       name not null,
   -- In byte order, so that the names of one tenant (lab/gpu-1) are adjacent in the key.
@@ -146,7 +146,7 @@ create table helix.waiter (
   queue  text not null,
   login  name not null,          -- a role can only end the waiting of its own workers
   worker text not null check (octet_length(worker) between 1 and 255),
-  tenants text[],                -- whose work it may claim; null: everybody's
+  tenants text[],                -- the tenants whose work it may claim; null: all
   channel text not null,         -- where it listens
   until  timestamptz not null,   -- a worker that died waiting is soon forgotten
   primary key (queue, login, worker)

@@ -1,7 +1,7 @@
 -- The ledger: one entry for what one call did to any number of batches, like an entry in a book of
 -- accounts, and the records of refused writes and of submissions that made no batch.
 
--- Append-only, written by the trigger `record` alone. The header says what happened; the arrays, which
+-- Append-only, written by the trigger `record` alone. The header describes the step; the arrays, which
 -- run in parallel, to which batches. Entries of one statement share their id: one part for each different
 -- header. A batch's history is found from its last entry (helix.work.entry) along `before`.
 -- Archiving empties the arrays of an entry whose batches are all retired; header and hash stay.
@@ -33,9 +33,9 @@ alter table helix.entry
 -- a summary per range of pages is enough and costs almost nothing to maintain.
 create index entry_age on helix.entry using brin (xid, at) with (autosummarize = on);
 
--- The chain's byte encoding, fixed for ever: the hashes of the distinct entries before (in the order of
+-- The chain's byte encoding, which never changes: the hashes of the distinct entries before (in the order of
 -- their ids and parts), the time as PostgreSQL sends it, nine header fields joined by `>` with the actor
--- behind its length in bytes, then the arrays as PostgreSQL sends them.
+-- after its length in bytes, then the arrays as PostgreSQL sends them.
 create function helix.entry_hash(
   p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamptz, p_xid bigint, p_epoch integer,
   p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text,
@@ -68,7 +68,7 @@ create view helix.event with (security_invoker = true) as
                            else e.from_state end, e.to_state, e.reason) s
   join helix.queue q on q.id = u.queue;
 
--- The history of some batches, one row per step, with the lease number of each and what it said.
+-- The history of some batches, one row per step, with the lease number and texts of each.
 create function helix.history_of(p_batch bigint[])
 returns table (batch bigint, version integer, at timestamptz, xid bigint, from_state helix.state,
                to_state helix.state, reason helix.reason, actor text, attempt smallint, epoch integer,
@@ -123,8 +123,8 @@ create table helix.refusal (
   number       bigint not null,
   operation    text not null check (operation in ('start', 'renew', 'settle', 'release')),
   tenant       helix.tenant_name not null,
-  worker       text not null,       -- who presented the stale token
-  owner        text,                -- who holds the batch now; null: nobody
+  worker       text not null,       -- the worker that presented the stale token
+  owner        text,                -- the worker that holds the batch now; null: none
   owner_number bigint,
   state        helix.state,         -- the state of the batch
   why          text not null,
@@ -151,12 +151,12 @@ create table helix.decision (
 -- The latest decisions of a batch: one that was submitted a million times has a million.
 create index decision_batch on helix.decision (batch, id) where batch is not null;
 -- For retention: answers to submissions, the oldest of a queue first. Erasures and settings are kept for
--- ever; `check` knows by them that a payload was erased on purpose.
+-- ever; `check` sees by them that a payload was erased on purpose.
 create index decision_age on helix.decision (tenant, queue, at)
   where kind in ('duplicate', 'conflict', 'refused');
 
 -- Covers every column of such a row, so that an edit shows. The trigger fires for any writer; `check`
--- compares. JSON writes times and bytes as settings of the session say, so callers fix those.
+-- compares. JSON writes times and bytes according to settings of the session, so callers fix those.
 create function helix.row_hash(p_row jsonb) returns bytea
 language sql immutable parallel safe as $$
   select sha256(convert_to((p_row - 'hash')::text, 'UTF8'))

@@ -1,6 +1,6 @@
 -- No state change without its ledger entry. Triggers on helix.work see every change in the statement that
 -- makes it: a row trigger compares the new row with the old one, and a statement trigger checks the new
--- rows and writes the entry. A renewal or a move inside PENDING is no step and must say so (`step = false`).
+-- rows and writes the entry. A renewal or a move inside PENDING is no step and must set `step = false`.
 
 -- Refuses the statement. The triggers below call it only for illegal rows.
 create function helix.refuse_step() returns trigger
@@ -214,7 +214,7 @@ begin
 end
 $$;
 
--- Refuses a change of what was asked.
+-- Refuses a change of a submitted batch.
 -- Locks the limit keys of these batches in key order, for calls that end leases in several statements.
 create function helix.lock_keys(p_batch bigint[]) returns void
 language plpgsql as $$
@@ -226,7 +226,7 @@ begin
 end
 $$;
 
--- What was asked never changes, and nothing deletes it: the row is the tombstone. Erasing and retention
+-- A submitted batch never changes and is never deleted: the row is the tombstone. Erasing and retention
 -- empty columns; nothing else may change.
 create function helix.check_asked() returns trigger
 language plpgsql as $$

@@ -3,7 +3,7 @@
 -- does not switch it off, and it applies to the table owner and to superusers alike. DDL can remove it;
 -- `helixq check` then reports it.
 --
--- A person can become helix_engine by SET ROLE or SET SESSION AUTHORIZATION, but both can be seen in
+-- A superuser can become helix_engine by SET ROLE or SET SESSION AUTHORIZATION, but both can be seen in
 -- `role` and session_user; SECURITY DEFINER changes neither. So a statement that runs as helix_engine
 -- without them comes from a function that helix_engine owns. (Searching the call stack for the engine's
 -- name was tried first: a comment in a statement forges that.)

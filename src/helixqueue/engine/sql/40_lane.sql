@@ -36,7 +36,7 @@ $$;
 create function helix.lane_bound() returns integer
 language sql immutable parallel safe as $$ select 256 $$;
 
--- The lane of a (queue, class, priority), created when its first batch comes. The loser of the race to
+-- The lane of a (queue, class, priority), created with its first batch. The loser of the race to
 -- create it reads the winner's. A lane that was idle becomes active again.
 create function helix.lane_of(p_tenant text, p_queue text, p_class integer, p_priority smallint)
 returns integer
@@ -72,7 +72,7 @@ begin
 end
 $$;
 
--- The turn after which a queue's next batch stands in a lane: behind its own last one, but never before
+-- The turn after which a queue's next batch stands in a lane: after its own last one, but never before
 -- the turn that is being served. Looking only above `served` keeps the look-up short even while an
 -- old snapshot holds dead index entries.
 create function helix.turn_after(p_lane integer, p_queue integer) returns bigint
@@ -122,7 +122,7 @@ begin
 end
 $$;
 
--- Makes the lanes of batches that come back active again: claims skip idle ones.
+-- Activates the lanes of batches that become claimable again: claims skip idle lanes.
 create function helix.activate_lanes(p_batch bigint[]) returns void
 language plpgsql as $$
 begin

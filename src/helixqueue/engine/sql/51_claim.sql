@@ -71,7 +71,7 @@ declare
   v_state   helix.state;
 begin
   -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
-  -- nobody would know of the first call's leases until they expired. So it waits here. Only the waiting
+  -- no worker would know of the first call's leases until they expired. So it waits here. Only the waiting
   -- depends on this lock: the key of helix.request decides which call is the first.
   -- (As a condition it is evaluated; as a statement it would be planned and executed.)
   if pg_advisory_xact_lock(hashtextextended(p_request::text, 0)) is null then
@@ -157,7 +157,7 @@ begin
 end
 $$;
 
--- Notes how far lanes have been served, each at most once a second and never waiting for another claim.
+-- Records how far lanes have been served, each at most once a second and never waiting for another claim.
 create function helix.note_served(p_lane integer[], p_turn bigint[]) returns void
 language plpgsql as $$
 declare
@@ -211,7 +211,7 @@ begin
 end
 $$;
 
--- A worker announces itself now and then, so that people can see which workers exist.
+-- Records that a worker is alive, so that lists of workers show it.
 create function helix.hello_v1(p_worker text, p_free jsonb default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin

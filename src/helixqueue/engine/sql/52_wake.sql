@@ -1,6 +1,6 @@
 -- Wake-ups for idle workers. A NOTIFY takes a database-wide lock at commit and would halve the rate at
--- which a busy queue takes submissions, so a submission notifies only workers that said they wait, and
--- workers with work do not say so. No rule depends on it: a worker also polls every second or so.
+-- which a busy queue takes submissions, so a submission notifies only workers that are registered as waiting, and
+-- busy workers are not. No rule depends on it: a worker also polls every second or so.
 
 -- The channel for a queue and the workers of one login that act for the same tenants. Any role may listen
 -- to any channel, so its name is derived from a secret: a session learns only of work that its own
@@ -28,9 +28,9 @@ begin
 end
 $$;
 
--- A worker says that it waits for these queues for p_seconds, or with 0 that it no longer waits. Returns
+-- Registers a worker as waiting for these queues for p_seconds, or with 0 unregisters it. Returns
 -- the channels to listen to. The worker claims once more after this call: a submission before it
--- notified nobody.
+-- found no waiting worker.
 create function helix.wait_v1(p_worker text, p_queues text[], p_seconds real) returns text[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare

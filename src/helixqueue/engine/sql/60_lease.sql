@@ -14,13 +14,13 @@ language sql stable as $$
 $$;
 
 -- The epoch of tokens. The first eight digits of the WAL file's name are the timeline: after a failover
--- or a point-in-time restore it differs from the one noted, and a new epoch begins before any id or
+-- or a point-in-time restore it differs from the recorded one, and a new epoch begins before any id or
 -- token is handed out.
 create function helix.current_epoch() returns integer
 language plpgsql as $$
 declare
   v_epoch    helix.epoch;
-  -- A standby has no insert position: there the insert below says that it is read-only.
+  -- A standby has no insert position: there the insert below fails as read-only.
   v_timeline text := case when not pg_is_in_recovery()
                      then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end;
 begin
@@ -64,7 +64,7 @@ begin
 end
 $$;
 
--- The nonce of one lease outside of the worker process. It tells nothing about the call's nonce or
+-- The nonce of one lease outside of the worker process. It reveals nothing about the call's nonce or
 -- about other leases.
 create function helix.lease_nonce(p_nonce bigint, p_batch bigint) returns bigint
 language sql immutable parallel safe as $$
@@ -84,7 +84,7 @@ $$;
 
 -- Locks the rows of these batches in the common order (by batch, waiting: every call that locks several
 -- takes them in this order) and returns which of the tokens own theirs: their places in the arrays, each
--- batch once. Until the end of the transaction nobody can change that.
+-- batch once. No other transaction can change that until this one ends.
 create function helix.lock_leases(
   p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
   out place integer[], out batch bigint[]
@@ -140,7 +140,7 @@ begin
       select case when u.permanent or (p_reason <> 'released' and w.attempt >= q.max_attempts)
                   then 'FAILED' else 'PENDING' end::helix.state as goes_to) e
     cross join lateral (
-      -- Only a failure waits: what was released or lost is good work that met a bad worker.
+      -- Only a failure waits: a released or lost lease is no fault of the batch.
       select case when p_reason = 'failed' then coalesce(
                case when u.after > 604800 then 604800 else u.after end,
                least(q.backoff_max_seconds, q.backoff_seconds * 2 ^ least(w.attempt - 1, 20))

@@ -107,7 +107,7 @@ create function helix.settle(
   p_outcome text[],                       -- completed | failed
   p_result text[],                        -- completed: JSON text
   p_failure text[],                       -- failed: its class
-  p_detail text[],                        -- failed: for people
+  p_detail text[],                        -- failed: text for readers
   p_permanent boolean[],                  -- failed: true means do not try again
   p_after real[]                          -- failed: seconds to wait instead of the back-off
 ) returns helix.answer[]
@@ -292,7 +292,7 @@ begin
 end
 $$;
 
--- Given back unfinished by a worker that stops: costs no attempt.
+-- Returns unfinished leases of a worker that stops; the attempt is not counted.
 create function helix.release_v1(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
   p_detail text default null

@@ -1,8 +1,8 @@
 -- Queues and bindings: what operators and programs set.
 
--- Every setting may be given alone; one that is null stays as it is (or takes the table's default when
--- the queue is new). The change is kept as a decision row, with the reason that a person gave; a
--- program that declares its queue gives none.
+-- Every setting can be passed alone; a null setting stays as it is, or takes the table's default in a new
+-- queue. The change is recorded as a decision with the operator's reason; an application that declares its
+-- queue has none.
 create function helix.set_queue_v1(
   p_tenant text, p_queue text, p_actor text,
   p_profile text default null, p_lease_seconds real default null,
@@ -66,7 +66,7 @@ begin
 end
 $$;
 
--- What a queue asks of its workers. Volatile, so that the statement which declares a queue can read
+-- What a queue requires of its workers. Volatile, so that the statement which declares a queue can read
 -- its answer from here: a join would miss the class and the queue that were made a moment before.
 create function helix.queue_requires_v1(p_tenant text, p_queue text) returns jsonb
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$

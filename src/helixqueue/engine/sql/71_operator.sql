@@ -1,5 +1,5 @@
--- What people and programs decide about a batch from outside: cancel, retry, release, erase, recover.
--- Batches are named by their public ids; answers use the words ok | repeat | refused | busy | illegal.
+-- Calls of operators and applications about batches by public id: cancel, retry, release, erase, recover.
+-- Answers are ok | repeat | refused | busy | illegal.
 
 create type helix.verdict as (
   public_id uuid,
@@ -26,15 +26,15 @@ begin
 end
 $$;
 
--- One answer per id that was asked for: ok where p_done has the batch, repeat where its last step shows
--- that this actor did the same before, else illegal; unknown ids are refused.
+-- One answer per id, in the order of p_ids: ok if p_done has the batch, repeat if its last step shows that
+-- this actor did the same before, else illegal; unknown ids are refused.
 create function helix.answer_by_id(
   p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text
 ) returns setof helix.verdict
 language plpgsql stable as $$
 begin
   return query
-    select asked.id,
+    select given.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (p_done) then 'ok'
                 when coalesce(w.state, b.state) = p_state
@@ -44,16 +44,17 @@ begin
            coalesce(w.state, b.state),
            case when l.batch is null then 'no such batch' end,
            q.name, b.identity::text, b.revision::text
-    from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id
+    from unnest(p_ids) with ordinality as given (id, place)
+    left join helix.locate(p_ids) l on l.public_id = given.id
     left join helix.work w on w.batch = l.batch
     left join helix.batch b on b.id = l.batch
-    left join helix.queue q on q.id = b.queue;
+    left join helix.queue q on q.id = b.queue
+    order by given.place;
 end
 $$;
 
 -- PENDING, ASSIGNED and RUNNING batches can be cancelled. The token of a running worker is stale from
--- then on, and the worker learns it with its next renewal. A dry run answers the same and changes nothing.
+-- then on; the worker is informed by its next renewal. A dry run answers the same and changes nothing.
 create function helix.cancel_v1(
   p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean default false
 )
@@ -104,7 +105,7 @@ begin
 end
 $$;
 
--- FAILED > PENDING, with all attempts again. Not what was erased: a worker would get no payload.
+-- FAILED > PENDING, with the full number of attempts. Not for erased batches: they have no payload.
 -- A dry run answers the same and changes nothing.
 create function helix.retry_v1(
   p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean default false
@@ -153,7 +154,8 @@ begin
            v.queue, v.identity, v.revision
     from helix.answer_by_id(p_ids, v_held, 'PENDING', 'retried', v_actor) v
     left join helix.locate(p_ids) l on l.public_id = v.public_id
-    left join helix.batch b on b.id = l.batch;
+    left join helix.batch b on b.id = l.batch
+    order by array_position(p_ids, v.public_id);
 end
 $$;
 
@@ -180,7 +182,7 @@ begin
 end
 $$;
 
--- Empties payload and result (a person's right to be forgotten). Fingerprint and ledger stay: that the
+-- Deletes payload and result (the right to erasure). Fingerprint and ledger stay: that the
 -- work happened is not erased, what it was about is.
 create function helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
 returns setof helix.verdict
@@ -209,7 +211,7 @@ begin
   select q.tenant, q.name, 'erased', b.id, coalesce(p_actor, session_user), p_detail
   from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
   return query
-    select asked.id,
+    select given.id,
            case when l.batch is null then 'refused'
                 when l.batch = any (v_done) then 'ok'
                 when l.batch = any (v_mine) then 'repeat'
@@ -217,14 +219,15 @@ begin
            helix.state_of(l.batch),
            case when l.batch is null then 'no such batch' end,
            q.name, b.identity::text, b.revision::text
-    from unnest(p_ids) as asked (id)
-    left join helix.locate(p_ids) l on l.public_id = asked.id
+    from unnest(p_ids) with ordinality as given (id, place)
+    left join helix.locate(p_ids) l on l.public_id = given.id
     left join helix.batch b on b.id = l.batch
-    left join helix.queue q on q.id = b.queue;
+    left join helix.queue q on q.id = b.queue
+    order by given.place;
 end
 $$;
 
--- After a restore or a suspected split: a new epoch, every lease ends, and every fenced effect that had
+-- After a restore or a suspected split brain: a new epoch, every lease ends, and every fenced effect that had
 -- started is in doubt. Every old token is refused from now on.
 create function helix.recover_v1(p_actor text, p_detail text)
 returns table (epoch integer, ended integer, doubted integer)
@@ -240,7 +243,7 @@ begin
   select helix.next_epoch(now.timeline), now.timeline, coalesce(p_detail, 'recover')
   from (select substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline) now
   returning * into v_epoch;
-  -- No index knows the leased rows; a recovery may read the whole table.
+  -- No index has the leased rows; a recovery may read the whole table.
   v_leased := array(select w.batch from helix.work w
                     where w.state in ('ASSIGNED', 'RUNNING') order by w.batch for update);
   if v_leased <> '{}' then

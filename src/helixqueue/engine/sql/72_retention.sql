@@ -1,5 +1,5 @@
--- Retention: what finished long ago goes. The batch stays as a tombstone with its key, fingerprint and
--- last step, so a repeat is a duplicate with an equal receipt for ever (G1).
+-- Retention: deletes batches that finished long ago. The batch stays as a tombstone with its key, fingerprint and
+-- last step, so a repeat is a duplicate with an equal receipt at any later time (G1).
 
 -- Retires finished batches whose rows the caller has locked.
 create function helix.retire(p_batch bigint[]) returns integer
@@ -45,7 +45,7 @@ begin
 end
 $$;
 
--- As the queues of all tenants say: from each the oldest that are past their time, p_limit in all.
+-- Applies the settings of all queues: the oldest expired batches of each, p_limit in all.
 create function helix.retire_due(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -79,9 +79,9 @@ language sql volatile as $$
 $$;
 
 -- Empties the arrays of ledger entries whose batches are all retired; header and hash stay, so the chain
--- stays verifiable. It walks the ledger in order, ten times p_limit entries per call, and starts over at its
+-- stays verifiable. It scans the ledger in order, ten times p_limit entries per call, and starts over at its
 -- end.
--- guard_ledger knows this function by its name.
+-- guard_ledger allows this function by its name.
 create function helix.archive(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -104,8 +104,8 @@ begin
 end
 $$;
 
--- Answers to submissions that made no batch, as the queues say: a sender that repeats itself for ever
--- would leave rows for ever. From each queue the oldest, p_limit in all.
+-- Deletes decisions about submissions that created no batch, by the settings of their queue: a client that
+-- repeats a submission would add rows without limit. The oldest of each queue, p_limit in all.
 create function helix.delete_old_decisions(p_limit integer) returns integer
 language plpgsql as $$
 declare

@@ -31,7 +31,7 @@ begin
   from unnest(v_number) as n (number)
   join helix.entry e on e.id = n.number
   cross join lateral unnest(e.batch) as u (batch)
-  -- A look-up for each lease: as a join it was planned, on a small table, as a walk over all of helix.work.
+  -- A look-up for each lease: as a join it was planned, on a small table, as a scan of all of helix.work.
   cross join lateral (select l.batch, l.number, l.deadline from helix.work l
                       where l.batch = u.batch and l.number = n.number
                         and l.state in ('ASSIGNED', 'RUNNING') offset 0) w;
@@ -119,7 +119,7 @@ begin
   perform helix.enter();
   v_queues := helix.scope_queues();
   perform set_config('helix.scope', '*', true);
-  -- The actor goes into the ledgers of all tenants: a login of one must not choose it.
+  -- The actor is written to the ledgers of all tenants: a login of one tenant must not choose it.
   select r.lost into v_lost
   from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
                   least(p_limit, 10000)) r;
@@ -218,7 +218,7 @@ begin
 end
 $$;
 
--- A limit key has room again: the most urgent batch that waits for it becomes claimable, and of equal ones
+-- A limit key has capacity again: the most urgent batch that waits for it becomes claimable, and of equal ones
 -- the oldest.
 create function helix.unblock(p_queue integer, p_key text) returns integer
 language plpgsql as $$
@@ -262,7 +262,7 @@ begin
 end
 $$;
 
--- Requests whose repeats can no longer come, login codes, workers and lanes that are not used any more.
+-- Deletes old request ids and login codes, and workers and lanes that are no longer used.
 create function helix.sweep(p_limit integer) returns integer
 language plpgsql as $$
 declare
@@ -278,7 +278,7 @@ begin
 end
 $$;
 
--- Workers that were not heard of for a month: where every start has its own name, they would pile up.
+-- Deletes workers that have not reported for a month: where every start has a new name, rows would accumulate.
 create function helix.delete_old_workers(p_limit integer) returns integer
 language plpgsql as $$
 declare

@@ -1,26 +1,26 @@
--- Duties: what time alone decides, done on a clock. There is no leader to elect. Every claim and every
--- service asks now and then whether a duty is due; the duty's row, locked by the one that does it, lets
--- the others pass. A process that dies in the middle leaves a transaction that is rolled back, and the
--- next to ask finds the duty due. No rule depends on it: every call decides by the clock anyway.
+-- Duties: periodic background work, without a leader. Every claim and every service checks regularly whether
+-- a duty is due and locks the row of the duty while it runs; others skip it. If the process dies, its
+-- transaction is rolled back and the duty is still due. No guarantee depends on it: every call compares the
+-- clock itself.
 
 create table helix.duty (
   duty      text primary key,
   every     interval not null,
-  of_claims boolean not null default false,  -- claims do it too, so that work moves without a service
+  of_claims boolean not null default false,  -- claims run it too, so that no service is required
   next_at   timestamptz not null default '-infinity',
-  last_at   timestamptz,                     -- when it was last finished
-  actor     text,                            -- by whom
+  last_at   timestamptz,                     -- when it last finished
+  actor     text,                            -- the process that ran it last
   did       integer not null default 0,      -- rows of the last run
   total     bigint not null default 0,       -- rows of all runs
   seconds   double precision not null default 0,  -- duration of the last run
   failures  bigint not null default 0,
-  -- SQLSTATE of a run that failed; its message may quote a tenant's data, and every tenant may read this.
+  -- SQLSTATE of a failed run; the message may contain a tenant's data, and every tenant can read this.
   failed    text,
-  mark      bigint not null default 0        -- how far a duty that walks a table came
+  mark      bigint not null default 0        -- the position of a duty that scans a table in steps
 ) with (fillfactor = 50);
 insert into helix.duty (duty, every, of_claims) values
   ('reap',    '250 ms', true),   -- leases past their deadline; a quarter of the shortest sensible lease
-  ('promote', '250 ms', true),   -- waiting batches whose cause has gone
+  ('promote', '250 ms', true),   -- waiting batches whose cause no longer holds
   ('expire',  '2 s', true),      -- batches not started in time
   ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
   ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
@@ -38,11 +38,11 @@ create type helix.duty_result as (
   duty    text,
   did     integer,   -- rows; as many as allowed means that there is more to do
   seconds double precision,
-  error   text       -- why it failed, for the log of the service that asked
+  error   text       -- why it failed, for the log of the service
 );
 
--- Does one duty that is due, for all tenants, a bounded number of rows in one transaction. Only for logins
--- that act for all tenants, if by turns: a service sees no rows itself and learns only numbers here.
+-- Runs one duty that is due, for all tenants, on a bounded number of rows in one transaction. Only for logins
+-- that act for all tenants, also one per transaction: a service sees no rows and learns only numbers here.
 create function helix.run_duty_v1(p_actor text, p_limit integer default 1000)
 returns setof helix.duty_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -60,7 +60,7 @@ begin
      and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
   then
     raise exception using errcode = 'insufficient_privilege',
-      message = format('role %s may not do duties: it acts for some tenants, they are for all',
+      message = format('expected a role that acts for all tenants, got %s: duties are for all tenants',
                        session_user),
       hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
   end if;
@@ -73,7 +73,7 @@ begin
   begin
     v_done.did := helix.perform_duty(v_done.duty, v_actor, v_limit);
   exception when others then
-    -- Told, and tried again later: one duty that fails must not keep the others from their turn.
+    -- Recorded and retried later: a failing duty must not block the others.
     get stacked diagnostics v_done.error = message_text, v_code = returned_sqlstate;
   end;
   v_done.seconds := extract(epoch from clock_timestamp() - v_began);
@@ -93,7 +93,7 @@ begin
 end
 $$;
 
--- The duties by their names; returns how many rows each was about.
+-- Runs a duty by its name; returns the number of rows.
 create function helix.perform_duty(p_duty text, p_actor text, p_limit integer) returns integer
 language plpgsql as $$
 begin
@@ -110,7 +110,7 @@ begin
 end
 $$;
 
--- The duties that every claim shares, so that nothing stays stuck while any worker claims (G6).
+-- Runs the duties that claims share, so that no batch is stuck while any worker claims (G6).
 create function helix.run_claim_duties(p_worker text) returns void
 language plpgsql as $$
 declare
@@ -119,13 +119,13 @@ declare
   v_duty  text;
   v_did   integer;
 begin
-  -- Usually none is due, and a look without a lock is all there is to do.
+  -- Usually none is due, which is checked without a lock.
   if not exists (select from helix.duty d where d.of_claims and d.next_at < clock_timestamp()) then
     return;
   end if;
   v_scope := current_setting('helix.scope');
-  -- A duty is for all tenants, and its actor goes into their ledgers: a login of one tenant must not
-  -- write a name of its choice into another's.
+  -- A duty is for all tenants, and its actor is written to their ledgers: a login of one tenant must not
+  -- write a name of its choice into another's ledger.
   v_actor := case when v_scope = '*' then p_worker else 'duty' end;
   perform set_config('helix.scope', '*', true);
   for v_duty in

@@ -1,33 +1,33 @@
--- Fences: the guard of one effect. A batch is work that the engine hands out; a fence stands around
--- work that somebody else began (a request, a message, a function call) and lets it take effect once.
+-- Fences: each guards one effect. A batch is work that the engine assigns; a fence protects work that a
+-- caller began (a request, a message, a function call), so that it takes effect once.
 --
---   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, begun, done: the answer is kept
---                     EFFECT_STARTED > IN_DOUBT          begun, and nobody knows how it ended
---           CLAIMED, EFFECT_STARTED  > RELEASED          proven not to have happened: may be done
+--   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, started, done: the result is stored
+--                     EFFECT_STARTED > IN_DOUBT          started, outcome unknown
+--           CLAIMED, EFFECT_STARTED  > RELEASED          proven not to have happened: may run again
 --
 -- An effect inside the database goes CLAIMED > SEALED in the transaction of the effect itself, so a
--- rollback erases the fence. An effect outside commits EFFECT_STARTED before it begins: whoever finds
--- that mark with nobody behind it knows that the effect may have happened, and does not repeat it.
+-- rollback erases the fence. An effect outside commits EFFECT_STARTED before it begins: a caller that finds
+-- this state without a live holder knows that the effect may have happened, and does not repeat it.
 
 create type helix.fence_state as enum (
-  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: somebody is at it and has not begun
+  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: a holder has it and has not started
   'EFFECT_STARTED',  -- (new), CLAIMED, RELEASED, IN_DOUBT -> EFFECT_STARTED: it may have happened
   'SEALED',          -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED: it happened, once; final
   'RELEASED',        -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> RELEASED: it did not happen
-  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: only a probe or a person knows
+  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: only a probe or an operator can tell
 );
 
 create type helix.fence_reason as enum (
   'claimed',    -- (new), RELEASED -> CLAIMED, EFFECT_STARTED
   'started',    -- CLAIMED -> EFFECT_STARTED
-  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: its holder's lease ran out before it began
+  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: its holder's lease expired before the start
   'sealed',     -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED by the holder
   'released',   -- -> RELEASED: the holder proved that nothing happened
-  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after it had begun
+  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after the start
   'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease ran out
-  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: a probe looked
+  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: by the finding of a probe
   'rerun',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
-  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: a person decided
+  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: by an operator
   'recovered'   -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: `helixq recover`
 );
 
@@ -64,15 +64,15 @@ create domain helix.evidence as bytea check (octet_length(value) <= 65536);
 
 create sequence helix.fence_number;  -- of the leases of fences
 
--- THE ARBITER: the primary key lets one claim in, whoever races. The row outlives the effect until
--- its tombstone falls, so that a late repeat meets it.
+-- THE ARBITER: of concurrent claims the primary key admits one. The row outlives the effect until its
+-- tombstone is deleted, so that a late repeat finds it.
 create table helix.fence (
   key           helix.key primary key,
   tenant        helix.tenant_name not null,
   name          helix.fence_name not null,  -- what is fenced
-  -- The key's parts joined by U+001F. Null: the caller had none, and is never taken for another.
+  -- The key's parts joined by U+001F. Null: the caller had no key, so no other call can match it.
   identity      helix.fence_identity,
-  life          bigint not null,  -- from its first claim to the fall of its tombstone
+  life          bigint not null,  -- number of its life: from the first claim to the end of its tombstone
   state         helix.fence_state not null,
   version       integer not null,
   attempt       integer not null,
@@ -80,7 +80,7 @@ create table helix.fence (
   fingerprint   bytea not null,
   secret        smallint not null,
   request       helix.document,  -- for the diff; null: not kept
-  -- The token. Nulls: no write is awaited any more.
+  -- The token. Nulls: no further write is expected.
   epoch         integer,
   nonce         bigint,
   number        bigint,
@@ -88,37 +88,37 @@ create table helix.fence (
   reason        helix.fence_reason not null,
   detail        helix.long_text,
   lease_seconds helix.lease_seconds not null,
-  -- How long after the lease a holder that froze may still be at it: until then, a probe that finds
-  -- nothing proves nothing.
+  -- How long after the lease a frozen holder may still act: until then, the finding not_applied of a
+  -- probe proves nothing.
   quiet_seconds helix.quiet_seconds not null,
   deadline      timestamptz not null,   -- of the lease
   first_at      timestamptz not null default clock_timestamp(),
   changed_at    timestamptz not null default clock_timestamp(),
-  -- What came of it.
-  effect        helix.effect_id,        -- its id where it happened
-  form          helix.fence_name,       -- how `answer` is to be read
+  -- The result.
+  effect        helix.effect_id,        -- its id in the system where it happened
+  form          helix.fence_name,       -- the encoding of `answer`
   digest        helix.sha256,           -- of the answer
   answer        helix.kept_answer,
-  omitted       boolean not null default false,  -- the answer was too large, or could not be kept
+  omitted       boolean not null default false,  -- the answer was too large to store, or not storable
   sealed_at     timestamptz,
-  answer_until  timestamptz,            -- then the answer goes, the fence stays
-  until         timestamptz,            -- the tombstone: then the key is new again
+  answer_until  timestamptz,            -- when the answer is deleted; the fence stays
+  until         timestamptz,            -- end of the tombstone: then the key is new again
   check ((state = 'SEALED') = (digest is not null)),
   check ((state = 'SEALED') = (sealed_at is not null)),
   check ((state in ('SEALED', 'RELEASED')) = (until is not null)),
   check (state not in ('CLAIMED', 'EFFECT_STARTED') or nonce is not null)
 ) with (fillfactor = 70);
--- Finds leases that ran out.
+-- Finds expired leases.
 create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
--- Lists what waits for a probe or a person, newest first.
+-- Lists fences in doubt, newest first.
 create index fence_doubt on helix.fence (tenant, life) where state = 'IN_DOUBT';
 -- Housekeeping: answers past their time with the requests they belong to, and tombstones past theirs.
 create index fence_answer_until on helix.fence (answer_until)
   where sealed_at is not null and (answer is not null or request is not null);
 create index fence_until on helix.fence (until) where until is not null;
 -- List one tenant's fences, newest first: all, and those of a name. A fence has an entry in each of its
--- indexes for every step it takes, so there is none by life alone: that lives are unique is seen to by
--- the trigger that writes their events, and the key of those.
+-- indexes for every step it takes, so there is none by life alone: the trigger that writes events and
+-- their primary key make lives unique.
 create unique index fence_age on helix.fence (tenant, life);
 create index fence_listed on helix.fence (tenant, name, life);
 
@@ -142,18 +142,18 @@ create table helix.fence_event (
 );
 
 create type helix.fence_decision_kind as enum (
-  'repeated',      -- the kept answer was given again
-  'expired',       -- it happened, but the answer is no longer kept
-  'in_progress',   -- somebody else was at it
-  'mismatch',      -- the key stands for another request
-  'in_doubt',      -- nobody knows whether it happened
-  'probe_unknown', -- a probe could not tell, or too early
-  'unknown',       -- the call had no key: stored, never merged
+  'repeated',      -- the stored answer was returned again
+  'expired',       -- it happened, but the answer is no longer stored
+  'in_progress',   -- another call held it
+  'mismatch',      -- the key belongs to another request
+  'in_doubt',      -- it is unknown whether it happened
+  'probe_unknown', -- a probe found nothing conclusive, or ran too early
+  'unknown',       -- the call had no key: stored, never matched
   'fenced_out'     -- a write with a token that is not the holder's
 );
 
--- Decisions that changed no state: repeats, refusals, and what a holder that lost its fence brought.
--- One index: a repeat writes a row here, and that is most of what a repeat costs.
+-- Decisions that changed no state: repeats, refusals, and results of holders that lost their fence. One index
+-- only: this row is most of the cost of a repeat.
 create table helix.fence_decision (
   life     bigint not null,
   id       bigint generated always as identity,
@@ -163,7 +163,7 @@ create table helix.fence_decision (
   kind     helix.fence_decision_kind not null,
   actor    helix.fence_name not null,
   detail   helix.long_text,
-  evidence helix.evidence,  -- what a late holder wanted to seal
+  evidence helix.evidence,  -- the result of a late holder
   hash     helix.sha256 not null,
   primary key (life, id)
 );
@@ -172,15 +172,15 @@ create trigger hash_row before insert or update on helix.fence_event
 create trigger hash_row before insert or update on helix.fence_decision
   for each row execute function helix.hash_row();
 
--- The key of a fence: tenant, name and key parts, each behind its length, like a batch's.
+-- The key of a fence: tenant, name and key parts, each with its length in front, like a batch's.
 create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)
 returns bytea language sql stable parallel safe as $$
   select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
 $$;
 
--- The receipt: follows from what was asked and what came of it, from no clock and no chance, so it
--- is the same on every repeat and can be checked by whoever holds the parts.
+-- The receipt: derived from request and result, without clock or randomness, so it is the same on every repeat
+-- and can be verified by any holder of its parts.
 create function helix.fence_receipt(
   p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea
 ) returns bytea language sql stable parallel safe as $$
@@ -188,7 +188,7 @@ create function helix.fence_receipt(
                 || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
 $$;
 
--- Writes the event of every step; refuses the statement that takes one which is not there.
+-- Writes the event of every step; refuses the statement if a step has no legal arrow.
 create function helix.record_fence_step() returns trigger
 language plpgsql as $$
 begin
@@ -202,7 +202,7 @@ begin
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    -- Not of one that is new: what has its life is another fence.
+    -- Not for an insert: a row with its life would belong to another fence.
     when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
     when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
     else helix.refuse_fence_step(n.life, head.to_state, head.version, n.state, n.version) end;
@@ -210,7 +210,7 @@ begin
 end
 $$;
 
--- Refuses the statement that would take a step the arrows do not have.
+-- Raises the error for a step without a legal arrow.
 create function helix.refuse_fence_step(
   p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state,
   p_to_version integer

@@ -1,10 +1,11 @@
--- What callers are told of fences, what is kept of that, and what a claim would be told.
+-- The answers about fences, the record of decisions that change no state, and previews of claims.
 
--- One shape for every answer; what does not apply is null.
+-- The one type of every answer; fields that do not apply are null.
 create type helix.fence_result as (
-  -- granted: the caller holds the fence and does it. repeated, expired: it was done before.
-  -- in_progress, mismatch, in_doubt: not now, not this, nobody knows. sealed, done: the write stands.
-  -- fenced_out: the token is not the holder's. stale: the fence has moved on, ask again.
+  -- granted: the caller holds the fence and runs the effect. repeated, expired: it was sealed before.
+  -- in_progress: another call holds it. mismatch: the key belongs to another request. in_doubt: the outcome is
+  -- unknown. sealed, done: the write was applied. fenced_out: the token is not the holder's. stale: the fence
+  -- has changed, read it again.
   decision    text,
   key         bytea,
   life        bigint,
@@ -16,7 +17,7 @@ create type helix.fence_result as (
   fingerprint bytea,
   holder      text,
   retry_after real,
-  request     text,         -- mismatch: what the key stands for
+  request     text,         -- mismatch: the request of this key
   effect      text,
   form        text,
   answer      bytea,
@@ -27,7 +28,7 @@ create type helix.fence_result as (
   note        text
 );
 
--- A fence as its caller is told of it. Answers and requests go only to those they are for.
+-- Builds the answer about a fence. Results and requests are included only in the answers that need them.
 create function helix.fence_answer(
   p_fence helix.fence, p_decision text, p_retry_after real default null, p_note text default null
 ) returns helix.fence_result
@@ -45,9 +46,8 @@ language sql stable as $$
           p_fence.sealed_at, p_note)::helix.fence_result
 $$;
 
--- Keeps a decision that changed no state. Where the caller's statement is the whole transaction
--- (p_alone), its commit does not wait for the disk: a crash may forget that an answer was repeated,
--- never that it was given.
+-- Records a decision that changed no state. If the caller's statement is the whole transaction (p_alone), its
+-- commit does not wait for the disk: a crash may lose the record of a repeat, never the sealed result.
 create function helix.record_fence_decision(
   p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean,
   p_detail text default null, p_evidence bytea default null
@@ -63,16 +63,16 @@ begin
 end
 $$;
 
--- Whether the key stands for another request, by the secret that made the stored fingerprint:
--- rotation causes no mismatch. A fingerprint never changes, so no lock is needed to compare it.
+-- Whether the key belongs to another request, by the secret of the stored fingerprint, so that rotation causes
+-- no mismatch. A fingerprint never changes, so no lock is needed to compare it.
 create function helix.fence_differs(p_fence helix.fence, p_request text) returns boolean
 language sql stable as $$
   select p_fence.fingerprint <> helix.fingerprint(s, p_request)
   from helix.secret s where s.id = p_fence.secret
 $$;
 
--- What a claim would be told now, without making it: for those who want to know before they let a
--- backlog loose. Writes nothing and locks nothing. Without a request, none is compared.
+-- The decision that a claim would get now; writes nothing and locks nothing. Without a request, none is
+-- compared.
 create function helix.preview_fence_v1(
   p_tenant text, p_name text, p_identity text, p_request text default null
 ) returns helix.fence_result

@@ -1,7 +1,7 @@
--- What can be done with a fence: claim, begin, renew, seal, release, doubt, probe, resolve, tend.
--- Every write carries the token that its claim was given; the clock is the database's alone.
+-- The calls of a fence: claim, start, renew, seal, release, doubt. Every write carries the token of its claim;
+-- only the database's clock counts.
 
--- Removes whole fences with everything that tells of them: their keys are new again.
+-- Deletes fences with their events and decisions: their keys are new again.
 create function helix.delete_fences(p_keys bytea[]) returns void
 language plpgsql as $$
 declare
@@ -13,7 +13,7 @@ begin
 end
 $$;
 
--- Gives the fence to a new holder. The caller has its row locked and knows that nobody holds it.
+-- Grants the fence to a new holder. The caller has locked its row and checked that it has no live holder.
 create function helix.grant_fence(
   p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text,
   p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text default null
@@ -34,8 +34,8 @@ begin
 end
 $$;
 
--- A started effect whose holder is gone. The token stays: should the holder come back before anybody
--- else decided, it is the one who knows.
+-- Puts a started effect in doubt whose holder is lost. The token stays valid: if the holder returns before the
+-- doubt is resolved, it knows the outcome.
 create function helix.doubt_fence(
   p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text
 ) returns helix.fence
@@ -53,16 +53,15 @@ begin
 end
 $$;
 
--- When an effect that was declared replayable may be tried again: at once, then after one second more,
--- then three, seven, at most five minutes, each stretched by up to a quarter so that many do not
--- come together.
+-- When a replayable effect may run again: at once, then after one second more, then three, seven, at most five
+-- minutes, each extended by up to a quarter at random so that retries do not coincide.
 create function helix.rerun_at(p_fence helix.fence) returns timestamptz
 language sql stable as $$
   select p_fence.deadline + make_interval(
     secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
 $$;
 
--- What to tell the caller about a fence that is there. The row is locked, or sealed and past change.
+-- Decides a claim of an existing fence. The row is locked, or sealed and therefore unchanging.
 create function helix.decide_fence(
   p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean,
   p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer,
@@ -104,7 +103,7 @@ begin
   if v_fence.state = 'EFFECT_STARTED' then
     v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
-    p_alone := false;  -- a step was made: that one waits for the disk
+    p_alone := false;  -- a step must wait for the disk
   end if;
   if p_replayable and v_fence.attempt < p_max_attempts and helix.rerun_at(v_fence) <= v_now then
     return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'rerun', p_actor, p_nonce,
@@ -119,8 +118,8 @@ begin
 end
 $$;
 
--- THE claim: one statement decides whose effect it is. `p_start` commits the mark of a foreign effect with
--- it. `p_nonce` is the caller's secret: the same claim sent again finds itself. `p_alone` says that
+-- Claims an effect: one statement decides which call runs it. `p_start` also marks an effect outside the
+-- database as started. `p_nonce` is the caller's secret: it identifies a repeat of the same claim. `p_alone`:
 -- this statement is a transaction of its own.
 create function helix.claim_fence_v1(
   p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint,
@@ -142,7 +141,7 @@ begin
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
       hint = 'Fingerprint a digest of it instead.';
   end if;
-  -- Without an identity the key is the caller's own secret: nobody else's, and found again by itself.
+  -- Without an identity the key is derived from the caller's nonce: unique, and the same for a repeat.
   v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
@@ -150,10 +149,10 @@ begin
     return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
                              p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
   end if;
-  -- A hint, so that nobody waits for a transaction that holds the key and has not committed. Two keys
-  -- of one hash cost one of them a needless wait; the primary key decides.
+  -- A hint, so that a claim does not wait for a transaction that holds the key and has not committed. Two keys
+  -- with the same hash cost one of them a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    if v_fence.key is null then  -- nothing has committed that could be compared, or told of
+    if v_fence.key is null then  -- no committed fence to compare with or report
       v_fence.key := v_key;
       return helix.fence_answer(v_fence, 'in_progress', 1);
     end if;
@@ -192,7 +191,7 @@ begin
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
   v_told := helix.fence_answer(v_fence, 'granted');
-  -- Housekeeping by the way, once in a thousand claims and in nobody else's transaction.
+  -- One claim in a thousand also sweeps, unless it runs inside a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
     perform helix.sweep_fences(v_actor, 100);
   end if;
@@ -200,7 +199,7 @@ begin
 end
 $$;
 
--- What becomes of a write with a token that is not the holder's. It is kept, with what it brought.
+-- Answers a write whose token is not the holder's, and records it with its result.
 create function helix.refuse_stale_fence(
   p_key bytea, p_actor text, p_what text, p_evidence bytea default null
 ) returns helix.fence_result
@@ -218,8 +217,8 @@ begin
 end
 $$;
 
--- The holder says what came of it. Late is no matter while nobody else was given the fence: the token
--- decides, not the deadline. The same seal again is answered as the first was.
+-- Seals an effect with its result. A late seal is accepted while no other call holds the fence: the token
+-- decides, not the deadline. A repeat of the same seal gets the same answer.
 create function helix.seal_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text,
   p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
@@ -255,8 +254,8 @@ begin
 end
 $$;
 
--- The holder begins (EFFECT_STARTED), proves that nothing happened (RELEASED), or failed after it had
--- begun (IN_DOUBT).
+-- The holder starts the effect (EFFECT_STARTED), proves that nothing happened (RELEASED), or failed after the
+-- start (IN_DOUBT).
 create function helix.step_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state,
   p_actor text, p_detail text default null, p_tombstone_seconds double precision default 2592000
@@ -296,7 +295,7 @@ begin
 end
 $$;
 
--- Heartbeats of many fences in one call; returns the keys that are no longer the caller's.
+-- Renews the leases of many fences in one call; returns the keys that the caller has lost.
 create function helix.renew_fences_v1(
   p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]
 ) returns setof bytea

@@ -1,8 +1,8 @@
--- Out of doubt: what a probe found, what a person decided, and what time alone settles.
+-- The end of a doubt: by a probe, by an operator, or by time.
 
--- A probe looked whether the effect happened. `p_version` is the fence it looked at: if that has moved
--- on meanwhile, the finding is about the past. `applied` seals what the probe brought back;
--- `not_applied` is believed only after the quiet period, and hands the fence to the prober.
+-- A probe reports whether the effect happened. `p_version` is the version of the fence that it examined: if the
+-- fence has changed since, the finding is stale. `applied` seals the result of the probe; `not_applied` is
+-- accepted only after the quiet period, and grants the fence to the prober.
 create function helix.probe_fence_v1(
   p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint,
   p_lease_seconds real, p_quiet_seconds real, p_effect text default null, p_form text default null,
@@ -43,7 +43,7 @@ begin
 end
 $$;
 
--- IN_DOUBT > SEALED, for probes and people alike. The token dies: its holder is too late now.
+-- IN_DOUBT > SEALED, by a probe or an operator. The token of the former holder becomes invalid.
 create function helix.seal_doubt(
   p_fence helix.fence, p_reason helix.fence_reason, p_actor text, p_detail text, p_effect text,
   p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
@@ -67,8 +67,8 @@ begin
 end
 $$;
 
--- A person who looked decides, by name and for a reason: it happened (with what came of it), or it
--- did not, and may be done.
+-- An operator resolves a doubt, with a name and a reason: the effect happened (with its result), or it did not
+-- and may run again.
 create function helix.resolve_fence_v1(
   p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text,
   p_effect text default null, p_form text default null, p_answer bytea default null,
@@ -110,8 +110,8 @@ begin
 end
 $$;
 
--- What time alone settles, in small chunks: leases that ran out, answers and tombstones past their
--- time. Every claim decides by the clock anyway; this keeps the tables small and doubts visible.
+-- Applies what is due by time, in small chunks: expired leases, results and tombstones. Claims do not depend on
+-- it, because they compare the clock; it keeps the tables small and doubts visible.
 create function helix.sweep_fences(p_actor text, p_limit integer)
 returns table (doubted integer, released integer, emptied integer, forgotten integer)
 language plpgsql as $$
@@ -143,7 +143,7 @@ begin
   )
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
   get diagnostics emptied = row_count;
-  -- Never what is claimed, begun or in doubt: those have no tombstone.
+  -- Never a claimed, started or doubtful fence: those have no tombstone.
   v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
   perform helix.delete_fences(v_expired);
@@ -152,7 +152,7 @@ begin
 end
 $$;
 
--- For a service that tends on its own clock; one claim in a thousand does it anyway.
+-- For a service that sweeps periodically; one claim in a thousand sweeps too.
 create function helix.sweep_fences_v1(p_actor text, p_limit integer default 1000)
 returns table (doubted integer, released integer, emptied integer, forgotten integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -162,8 +162,8 @@ begin
 end
 $$;
 
--- After a restore nobody knows which effects happened after the backup: begun fences are in doubt,
--- claimed ones are free, and no token from before is worth anything.
+-- After a restore it is unknown which effects happened after the backup: started fences are in doubt, claimed
+-- ones are released, and all earlier tokens are invalid.
 create function helix.recover_fences(p_actor text, p_detail text) returns integer
 language plpgsql as $$
 declare
@@ -184,7 +184,7 @@ begin
     returning f.state
   )
   select count(*) filter (where m.state = 'IN_DOUBT') into v_doubted from moved m;
-  -- Fences that were in doubt already: their holders' tokens are from before, too.
+  -- Fences that were already in doubt: the tokens of their holders become invalid too.
   update helix.fence f set nonce = null where f.state = 'IN_DOUBT' and f.nonce is not null;
   return v_doubted;
 end

@@ -33,7 +33,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            lead(s.id) over chain is null as newest
     from step s window chain as (partition by s.batch order by s.id, s.part)
   ),
-  -- Where each batch stands now, or stood when it was retired.
+  -- The state of each batch, or its state when it was retired.
   head as (
     select w.batch, false as retired, w.queue, w.entry, w.before, w.version, w.state, w.attempt,
            w.changed_at, w.came_from, w.reason, w.late, w.actor, w.content, w.epoch
@@ -110,8 +110,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: step_without_batch
   -- promise: G4
-  -- means: The ledger tells of a batch that has no row in helix.work and was not retired.
-  -- action: Its row was deleted; its last step says what to restore.
+  -- means: The ledger has steps of a batch that has no row in helix.work and was not retired.
+  -- action: Its row was deleted; its last step shows what to restore.
   select 'step_without_batch', jsonb_build_object('batch', b.batch, 'steps', count(*),
                                                   'last_version', max(b.version))
   from bad b where b.nowhere group by b.batch
@@ -119,7 +119,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: state_not_last_step
   -- promise: G4
   -- means: The batch is in another state than its last step led to, or has no step at all.
-  -- action: The ledger is the record, the row was edited; restore the row as the last step says.
+  -- action: The ledger is the record, the row was edited; restore the row from the last step.
   select 'state_not_last_step', jsonb_build_object('batch', b.batch, 'state', b.row_state,
                                                    'last_step', b.to_state)
   from bad b where b.last_of_work and b.row_state is distinct from b.to_state
@@ -150,7 +150,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: tombstone_not_last_step
   -- promise: G4
-  -- means: A retired batch ended otherwise than its tombstone says, or its last entry is missing.
+  -- means: The last step of a retired batch differs from its tombstone, or its last entry is missing.
   -- action: Compare with an archive or a backup.
   select 'tombstone_not_last_step', jsonb_build_object('batch', b.batch, 'version', b.row_version,
                                                        'state', b.row_state, 'last_step', b.to_state)
@@ -164,7 +164,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   from bad b where b.queue <> b.row_queue
 $$;
 
--- Entries: what each says about itself. The entries before one are found by index, as the trigger that
+-- Entries: each checked by itself. The entries before one are found by index, as the trigger that
 -- wrote it did.
 create function helix.read_check_entries() returns setof helix.violation
 language sql stable
@@ -277,7 +277,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: result_edited
   -- promise: G3
-  -- means: A result, a failure or a detail is not the one that was given: its hash does not match.
+  -- means: A result, a failure or a detail is not the original: its hash does not match.
   -- action: Restore it from a backup.
   select 'result_edited', jsonb_build_object('batch', b.batch, 'version', b.version, 'entry', b.id)
   from bad b

@@ -83,20 +83,20 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: batch_without_work
   -- promise: G5
   -- means: The batch was acknowledged, but has no row in helix.work: no worker will ever get it.
-  -- action: Restore the row as its last step says, or submit a new revision.
+  -- action: Restore the row from its last step, or submit a new revision.
   select 'batch_without_work', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.unplaced
   union all
   -- name: work_without_batch
   -- promise: G5
-  -- means: A row says where a batch stands, but what was asked is gone.
+  -- means: A row of work has no row in helix.batch.
   -- action: Restore helix.batch from a backup.
   select 'work_without_batch', jsonb_build_object('batch', b.batch, 'state', b.state)
   from bad b where b.unasked
   union all
   -- name: retired_in_part
   -- promise: G4
-  -- means: A retired batch still has what was asked, a row of work or texts: it was removed in part.
+  -- means: A retired batch still has a payload, a row of work or texts: it was deleted in part.
   -- action: Retention is one transaction, so this was done by hand; delete the rest or restore it.
   select 'retired_in_part', jsonb_build_object('batch', b.batch) from bad b where b.half_retired
   union all
@@ -119,7 +119,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: payload_gone
   -- promise: G5
-  -- means: The payload is empty, but no decision says that it was erased.
+  -- means: The payload is empty, but no decision records its erasure.
   -- action: Restore it from a backup.
   select 'payload_gone', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.payload_gone
@@ -127,13 +127,13 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: queue_differs
   -- promise: G10
   -- means: helix.batch and helix.work name different queues: one tenant may see another's row.
-  -- action: Restore the edited row; the key and the hash of the ledger entry tell the right one.
+  -- action: Restore the edited row; the key and the hash of the ledger entry show the right one.
   select 'queue_differs', jsonb_build_object('batch', b.batch, 'tenant', b.tenant, 'queue', b.queue)
   from bad b where b.other_queue
   union all
   -- name: wrong_lane
   -- promise: G2
-  -- means: The batch is in a lane of another queue, requirement class or priority than was asked: the
+  -- means: The batch is in a lane of another queue, requirement class or priority than was submitted: the
   --        wrong workers would get it.
   -- action: Cancel the batch and submit a new revision.
   select 'wrong_lane', jsonb_build_object('batch', b.batch, 'queue', b.queue, 'lane', b.lane)
@@ -141,7 +141,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: options_edited
   -- promise: G2
-  -- means: The row has another limit key or expiry than was asked: it is not counted where it should be,
+  -- means: The row has another limit key or expiry than was submitted: it is not counted where it should be,
   --        or ends at another time.
   -- action: Cancel the batch and submit a new revision.
   select 'options_edited', jsonb_build_object('batch', b.batch) from bad b where b.other_options
@@ -171,7 +171,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: token_unknown
   -- promise: G2
   -- means: The number of a lease has not been drawn yet, or its epoch is unknown: the sequence was set
-  --        back, and a token could be given twice.
+  --        back, and a token could be issued twice.
   -- action: Run helixq recover: a new epoch makes every old token differ.
   select 'token_unknown', jsonb_build_object('batch', b.batch, 'worker', b.actor)
   from bad b where b.unknown_token

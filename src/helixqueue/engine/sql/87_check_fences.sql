@@ -1,4 +1,4 @@
--- Invariants of fences, and read_check_v1, through which all sets are asked. Same form as 85_check.sql.
+-- Invariants of fences, and read_check_v1, which runs every set. Same form as 85_check.sql.
 -- An IN_DOUBT fence breaks nothing: it is the truth, and `helixq fence list --state IN_DOUBT` shows it.
 
 -- Fences: each row beside its events.
@@ -85,7 +85,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- promise: G8
   -- means: The kept answer is not the one that was sealed: repeats differ from the first answer, and no
   --        receipt proves them.
-  -- action: Empty the answer, so that repeats say it is gone, or restore it from a backup.
+  -- action: Empty the answer, so that repeats report it as expired, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
   union all
@@ -102,9 +102,9 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: fence_missing
   -- promise: G8
-  -- means: Events or decisions tell of a fence that does not exist: its row was deleted, and its key would
+  -- means: Events or decisions refer to a fence that does not exist: its row was deleted, and its key would
   --        be taken for new.
-  -- action: Restore the row from a backup; the last event says in which state.
+  -- action: Restore the row from a backup; the last event shows its state.
   select 'fence_missing', jsonb_build_object('life', b.life, 'steps', count(*))
   from bad b where b.unknown group by b.life
   union all
@@ -120,12 +120,12 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   from helix.fence_decision d where d.hash is distinct from helix.row_hash(to_jsonb(d))
 $$;
 
--- Asks one set of invariants and returns those that are broken, with the number of violations and the
+-- Runs one set of invariants and returns those that are violated, with the number of violations and the
 -- first of them. Tenants do not see the numbers of entries, which count the calls of all tenants.
 create function helix.read_check_v1(p_set text)
 returns table (invariant text, violations bigint, witnesses jsonb)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
--- Hashes of rows are made from JSON, which writes times and bytes as these settings say.
+-- Hashes of rows are made from JSON, which formats times and bytes by these settings.
 set timezone = 'UTC' set bytea_output = 'hex' as $$
 declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;

@@ -1,7 +1,7 @@
 -- What `helixq replay` reads. It folds the ledger outside of the database and compares the result with
 -- where batches stand. A session that sees every tenant reads whole entries and verifies their hashes
 -- itself. A tenant's session reads its own steps; entries may contain steps of other tenants, so there
--- the database verifies the hash and says whether it matches.
+-- the database verifies the hash and returns whether it matches.
 
 -- Whether what this session reads is everything, or only the rows of some tenants.
 create function helix.read_every_tenant_v1() returns boolean
@@ -59,7 +59,7 @@ end
 $$;
 
 -- The next batches of the session's tenants after a batch (0: from the first one on). Sessions that see
--- every tenant walk by id; others by queue and arrival, so that they do not step over the batches of others.
+-- every tenant scan by id; others by queue and arrival, so that they do not step over the batches of others.
 create function helix.read_next_batches(p_after bigint, p_limit integer) returns bigint[]
 language plpgsql stable
 -- Its own plan, whatever the functions that call it have set for theirs.
@@ -144,7 +144,7 @@ begin
 end
 $$;
 
--- Where the next batches after one stand, as parallel arrays, one row for each state; 0 stands for a number
+-- The stored states of the next batches, as parallel arrays, one row for each state; 0 stands for a number
 -- or an epoch that is null. A batch without a row of work is retired, or its row was deleted.
 create function helix.read_batch_states_v1(p_after bigint, p_limit integer)
 returns table (reached bigint, retired boolean, working boolean, state text, batch bigint[],

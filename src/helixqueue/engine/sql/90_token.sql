@@ -1,14 +1,13 @@
--- Tokens of the HTTP service: who may ask for which tenant, and what. The service logs in as a role
--- that is bound by setting, so it sees nothing until a transaction names a tenant; `assume_v1` names
--- the one of the token that came with the request. So the tenant is never the client's to say.
+-- API tokens of the HTTP service. The service logs in as a role that is bound by setting, so it sees no row until
+-- a transaction names a tenant; `assume_v1` sets the tenant of the request's token. A client can never choose it.
 
--- One row a token. A rotated one is the next generation of its name; rows are never deleted, so a
--- name in the ledger always leads to who made it, and means one thing for ever.
+-- One row per token. Rotation adds the next generation of its name. Rows are never deleted, so that a name in
+-- the ledger always leads to its creator and never changes its meaning.
 create table helix.api_token (
   tenant       helix.tenant_name not null,
   name         text not null check (name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'),
   generation   integer not null check (generation > 0),
-  -- Of 256 random bits, so a plain SHA-256 tells nothing of them; the token itself is kept nowhere.
+  -- A plain SHA-256 is enough for 256 random bits; the token itself is not stored.
   hash         bytea not null unique check (octet_length(hash) = 32),
   scopes       text[] not null check (
     cardinality(scopes) > 0
@@ -30,8 +29,8 @@ begin
 end
 $$;
 
--- May this login serve a tenant's tokens? Only if row-level security binds it to what it names in each
--- transaction: a login that sees more by itself would make every bug of the service a leak.
+-- Whether this login may serve a tenant's tokens: only if row-level security restricts it to the tenant of each
+-- transaction. With a login that sees more, every bug of the service would be a leak.
 create function helix.is_service_for(p_tenant text) returns boolean
 language sql stable as $$
   select not pg_has_role(session_user, 'helix_operator', 'member')
@@ -39,8 +38,8 @@ language sql stable as $$
   from helix.role_tenant b where b.role = session_user
 $$;
 
--- Who gives tokens can do whatever they allow, doubts and erasing among it. So a program's login may
--- not, though it acts for the tenant: operators may, and a service, which demands the scope admin.
+-- Application logins cannot create tokens; otherwise they could escalate their own privileges. Operators can,
+-- and a service, which requires the scope admin.
 create function helix.demand_token_admin(p_tenant text) returns void
 language plpgsql as $$
 begin
@@ -52,8 +51,7 @@ begin
 end
 $$;
 
--- The token behind a hash, if it is good now. The one look-up that crosses tenants: who has the hash
--- has the token, and which tenant it is for is what we want to learn.
+-- The valid token with this hash. The one look-up that crosses tenants: its purpose is to find the tenant.
 create function helix.find_token(p_hash bytea) returns helix.api_token
 language plpgsql as $$
 declare
@@ -69,8 +67,8 @@ begin
 end
 $$;
 
--- The first statement of every transaction of the service: names the token's tenant until the end of
--- the transaction. False, and no tenant, when the token is unknown, expired or revoked at this moment.
+-- The first statement of every transaction of the service: sets the token's tenant until the transaction ends.
+-- Returns false and sets no tenant if the token is unknown, expired or revoked.
 create function helix.assume_v1(p_hash bytea) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -83,8 +81,8 @@ begin
 end
 $$;
 
--- What a token allows; no row when it is not good. Notes its use, at most once a minute and without
--- waiting for others who note the same.
+-- What a token allows; no row if it is invalid. Records its use, at most once a minute and without waiting for
+-- a concurrent update.
 create function helix.authenticate_v1(p_hash bytea)
 returns table (tenant text, name text, generation integer, scopes text[], queues text[],
                expires_at timestamptz)
@@ -112,8 +110,7 @@ begin
 end
 $$;
 
--- The first generation of a name. False when the name was ever used: in the ledger it stands for
--- somebody already.
+-- Stores the first generation of a name. Returns false if the name was ever used: the ledger may refer to it.
 create function helix.create_token_v1(
   p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[],
   p_expires_at timestamptz, p_actor text
@@ -130,9 +127,9 @@ begin
 end
 $$;
 
--- The next generation, with the same rights; the one before goes on for p_overlap_seconds, so that
--- whoever uses it has time to change over. Null when there is none to rotate, or when somebody else
--- rotated it at this moment: the primary key lets one next generation in.
+-- Stores the next generation, with the same rights. The one before stays valid for p_overlap_seconds, so that
+-- its users can switch. Returns null if no valid token exists, or if another call rotated it concurrently: the
+-- primary key admits one next generation.
 create function helix.rotate_token_v1(
   p_tenant text, p_name text, p_hash bytea, p_expires_at timestamptz, p_overlap_seconds real,
   p_actor text
@@ -162,7 +159,7 @@ begin
 end
 $$;
 
--- Ends every generation of a name, from the next statement of anybody on. Returns how many ended.
+-- Revokes every generation of a name, with effect from the next statement. Returns how many were valid.
 create function helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text)
 returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -179,8 +176,8 @@ begin
 end
 $$;
 
--- A person decides a doubt over HTTP. What operators call is closed to clients, and so to the service's
--- login; here the token itself must allow it, and its name is who decided.
+-- Resolves a doubt over HTTP. Clients, and so the service's login, cannot call resolve_fence_v1; here the token
+-- must have the scope, and its name is recorded as the actor.
 create function helix.resolve_by_token_v1(
   p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text,
   p_effect text default null, p_form text default null, p_answer bytea default null,

@@ -1,15 +1,14 @@
--- A link to log in with, once. `helixq up` prints it; whoever opens it has its code exchanged for a
--- token that ends soon. The code is worth nothing afterwards, so a link in a history or a log is a
--- link that does not open any more.
+-- Login links for single use. `helixq up` prints one; opening it exchanges its code for a short-lived token. A
+-- used code is invalid, so a link in a history or a log opens nothing.
 
--- One row a code, by its hash: the code itself is kept nowhere.
+-- One row per code, by its hash: the code itself is not stored.
 create table helix.login (
   hash          bytea primary key check (octet_length(hash) = 32),
   tenant        helix.tenant_name not null,
   scopes        text[] not null check (cardinality(scopes) > 0),
   token_seconds double precision not null check (token_seconds between 1 and 86400),
   created_by    text not null,
-  -- At most an hour: a code is made for somebody who is looking at the screen.
+  -- At most an hour: a code is used by the operator who just created it.
   expires_at    timestamptz not null,
   used_at       timestamptz
 );
@@ -20,7 +19,7 @@ begin
 end
 $$;
 
--- Keeps a code for a tenant, good for p_seconds; its token will be good for p_token_seconds.
+-- Stores a code for a tenant, valid for p_seconds; its token will be valid for p_token_seconds.
 create function helix.offer_login_v1(
   p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision,
   p_token_seconds double precision, p_actor text
@@ -37,10 +36,9 @@ begin
 end
 $$;
 
--- Exchanges a code for a token, of which the hash is given; no row when the code is unknown, used or
--- too old. Of any number who try at once the update lets one through. Like `find_token` it looks
--- across tenants: whose code it is, is what we want to learn. The token's name comes from the code, so
--- that the ledger leads from what was done to who offered the link.
+-- Exchanges a code for a token with the given hash; no row if the code is unknown, used or expired. Of concurrent
+-- exchanges the update admits one. Like `find_token` it looks across tenants, to find the tenant. The token's name
+-- is derived from the code, so that the ledger leads from an action to the creator of the link.
 create function helix.redeem_login_v1(p_hash bytea, p_token_hash bytea)
 returns table (tenant text, name text, scopes text[], expires_at timestamptz)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -67,7 +65,7 @@ begin
 end
 $$;
 
--- Codes that are a day past their end; what they opened is told by the tokens.
+-- Deletes codes a day after they expired; their tokens keep the record.
 create function helix.delete_old_logins(p_limit integer) returns integer
 language plpgsql as $$
 declare

@@ -12,7 +12,7 @@
 --     the parameters: planning anew took longer than reading.
 -- Functions without `_v1` are parts of others; clients cannot call them.
 
--- A batch and where it stands. Retired batches are not in it: they have no row in helix.work.
+-- A batch and its state. Retired batches are not in it: they have no row in helix.work.
 create view helix.overview with (security_invoker = true) as
   select b.id, b.key::bytea as key, q.tenant, q.name as queue, b.identity::text as identity, b.raw,
          b.revision::text as revision, w.state::text as state, w.attempt, b.priority::smallint as priority,
@@ -88,7 +88,7 @@ begin
 end
 $$;
 
--- Where batches stand and, once they have finished, how. Unknown ids give no row.
+-- States of batches and, once finished, their results. Unknown ids return no row.
 create function helix.read_outcomes_v1(p_ids uuid[], p_results boolean default false)
 returns table (
   public_id uuid, state text, attempt smallint, finished_at timestamptz, finished_by text, failure text,
@@ -177,7 +177,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- Batches that recent claims leased, with the lease numbers; the caller looks each up in helix.work. No index
--- knows which rows of helix.work are leased, but `request.due` is set as long as a claim has leases, and
+-- has which rows of helix.work are leased, but `request.due` is set as long as a claim has leases, and
 -- up to ten seconds longer. Claims that the reaper has seen with live leases come first, then the newest.
 -- p_queues: null for all. p_limit: null for no bound.
 create function helix.read_claimed(p_queues integer[], p_limit integer)
@@ -216,7 +216,7 @@ declare
   v_look    integer := greatest(4 * v_past, 50);
   v_page    integer[];
 begin
-  -- Each branch walks the index of (tenant, name); branches that do not apply read nothing.
+  -- Each branch scans the index of (tenant, name); branches that do not apply read nothing.
   v_page := array(
     select p.id from (
       (select q.id, q.tenant, q.name from helix.queue q

@@ -1,13 +1,13 @@
--- Walks: which batches stand on a page of a list, newest first. The functions that clients call are in
+-- Scans: which batches are on a page of a list, newest first. The functions that clients call are in
 -- 94_lists.sql.
 --
 -- A page starts before the position (p_at, p_id): the end of the page before, or the upper bound of the time
--- that is asked for, whichever is earlier. (Of two upper bounds PostgreSQL starts its walk at one, and steps
+-- that is asked for, whichever is earlier. (Of two upper bounds PostgreSQL starts its scan at one, and steps
 -- over everything between it and the other.) No page looks at more than a bounded number of rows, however
--- few of them pass its filters: a walk that may find too few looks at p_look rows and returns how far it
--- came, its *edge*, from where the next page continues. The edge is null where a walk reached its end.
+-- few of them pass its filters: a scan that may find too few reads p_look rows and returns how far it
+-- went, its *edge*, from where the next page continues. The edge is null if the scan reached its end.
 
--- A row of a walk: the edge, the same in every row, and the position of one batch. A walk that has an edge
+-- A row of a scan: the edge, the same in every row, and the position of one batch. A scan that has an edge
 -- returns at least one row, with a null position when it found nothing.
 create type helix.list_place as (
   edge_at timestamptz,
@@ -70,9 +70,9 @@ begin
 end
 $$;
 
--- Finished batches of one worker or, of FAILED ones, of one failure class; null for any. No index knows
--- either, so each queue that has any is looked at for its share of p_look rows. The edge is where the first
--- of them stopped: what lies behind it belongs to the next page, also where another queue was read further.
+-- Finished batches of one worker or, of FAILED ones, of one failure class; null for any. No index has
+-- either, so each queue that has any is scanned for its share of p_look rows. The edge is where the first
+-- of them stopped: later rows belong to the next page, also where another queue was read further.
 create function helix.read_finished_by(
   p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamptz,
   p_at timestamptz, p_id bigint, p_look integer, p_limit integer
@@ -158,7 +158,7 @@ end
 $$;
 
 -- PENDING batches by the time of submission. Of a queue with few, all are read, however many batches were
--- finished since. A queue with many is walked from its newest batch, where pending ones usually are: until
+-- finished since. A queue with many is scanned from its newest batch, where pending ones usually are: until
 -- they fill a page, or for its share of p_look rows.
 create function helix.read_pending(
   p_tenant text, p_queue text, p_since timestamptz, p_at timestamptz, p_id bigint, p_look integer,
@@ -223,7 +223,7 @@ begin
 end
 $$;
 
--- Whether a batch passes the filters of the two walks below. A worker means the one that holds the batch
+-- Whether a batch passes the filters of the two scans below. A worker means the one that holds the batch
 -- now or, with a finished state, the one that finished it. A failure class means that of a FAILED batch.
 create function helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text)
 returns boolean
@@ -241,7 +241,7 @@ language sql stable as $$
                           where r.batch = w.batch and r.version = w.version and r.failure = p_failure)))
 $$;
 
--- Every queue and revision of one identity, which comes in its canonical forms, one per profile. Without a
+-- Every queue and revision of one identity, given by its canonical forms, one per profile. Without a
 -- revision the key of each queue finds it; others have an index, and an identity may have many of them.
 create function helix.read_of_identity(
   p_tenant text, p_queue text, p_identity text[], p_run bigint, p_state helix.state, p_worker text,
@@ -291,7 +291,7 @@ begin
 end
 $$;
 
--- The batches of one run, in any state. The index knows the run; each queue that has any is looked at for its
+-- The batches of one run, in any state. The index has the run; each queue that has any is scanned for its
 -- share of p_look rows, to which the other filters are applied.
 create function helix.read_of_run(
   p_tenant text, p_queue text, p_run bigint, p_state helix.state, p_worker text, p_failure text,

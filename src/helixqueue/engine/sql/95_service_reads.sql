@@ -2,10 +2,10 @@
 
 -- The steps of the ledger in the order of (transaction, batch, version), after a cursor and before the first
 -- transaction that is still running: that one may yet commit steps that belong before later ones, and a
--- reader that had moved on would never see them. p_span is the number of transactions to look at, which
+-- reader that had moved on would never see them. p_span is the number of transactions to read, which
 -- bounds what a reader far behind reads. The time of a step bounds nothing: a call that had to wait for a
 -- lock took its time before it got its transaction number. `reached`: every transaction below it has ended.
--- `edge`: this look covered the transactions below it. There is at least one row.
+-- `edge`: this read covered the transactions below it. There is at least one row.
 create function helix.read_changes_v1(
   p_xid bigint, p_batch bigint, p_version integer, p_queue text default null, p_span bigint default 64,
   p_limit integer default 500
@@ -16,7 +16,7 @@ returns table (
   detail text, late boolean
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
--- The only index that knows transactions is a BRIN index, which bitmap scans read.
+-- The only index of transactions is a BRIN index, which bitmap scans read.
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
@@ -53,7 +53,7 @@ end
 $$;
 
 -- Whether retention took away steps after a cursor. Of a retired batch the texts are gone at once and the
--- steps later; its last step tells whether any was after the cursor. No transaction after the cursor began
+-- steps later; its last step shows whether any was after the cursor. No transaction after the cursor began
 -- to write before p_since, so that step is not much older: by the time that its call waited for locks.
 create function helix.read_changes_lost_v1(
   p_xid bigint, p_batch bigint, p_version integer, p_since timestamptz
@@ -76,7 +76,7 @@ begin
 end
 $$;
 
--- What people call the leases that a worker names: key, queue, run, and the number of the attempt, null when
+-- The public names of leases: key, queue, run, and the number of the attempt, null when
 -- no claim made such a lease.
 create function helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[])
 returns table (batch bigint, key bytea, queue text, run bigint, attempt smallint)
@@ -108,8 +108,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   from helix.role_tenant b where b.role = session_user
 $$;
 
--- When each duty was last done, and how many seconds it is behind. Duties are for all tenants, so a login for
--- some tenants does not learn who did a duty, how long it took and how many rows it was about.
+-- When each duty last ran, and by how many seconds it is overdue. Duties are for all tenants, so a login for
+-- some tenants does not learn which process ran a duty, how long it took and its number of rows.
 create function helix.read_duties_v1()
 returns table (
   duty text, every_seconds double precision, last_at timestamptz, actor text, did integer, total bigint,
@@ -125,7 +125,7 @@ begin
     select d.duty, extract(epoch from d.every)::double precision, d.last_at, case when v_all then d.actor end,
            case when v_all then d.did else 0 end, case when v_all then d.total else 0 end,
            case when v_all then d.seconds else 0 end, d.failures, d.failed,
-           -- A duty that was never due yet, in a new database, is not behind.
+           -- A duty that was never due yet, in a new database, is not overdue.
            case when d.next_at = '-infinity' then 0
                 else greatest(extract(epoch from clock_timestamp() - d.next_at), 0) end::double precision
     from helix.duty d order by d.duty;

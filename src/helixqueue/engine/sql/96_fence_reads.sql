@@ -1,6 +1,6 @@
 -- Reads about fences. 92_reads.sql explains how reads are written, 93_scans.sql pages and edges.
 
--- A fence as people look at it.
+-- A fence without its secrets.
 create view helix.fence_overview with (security_invoker = true) as
   select f.key::bytea as key, f.tenant::text as tenant, f.name::text as name, f.identity::text as identity,
          f.state::text as state, f.version, f.attempt, f.actor::text as actor, f.reason::text as reason,
@@ -23,7 +23,7 @@ begin
 end
 $$;
 
--- The version of a fence and whether a holder is at work now: for callers that wait, between two claims.
+-- The version of a fence and whether it has a live holder: for callers that wait, between two claims.
 create function helix.read_fence_holder_v1(p_key bytea) returns table (version integer, held boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
@@ -36,7 +36,7 @@ begin
 end
 $$;
 
--- The tenants whose fences are read: the one that is asked for, those of the session, or all that have any,
+-- The tenants whose fences are read: the given one, those of the session, or all that have any,
 -- found by one index look-up each. A session for some tenants must not step over the fences of others.
 create function helix.read_fence_tenants(p_tenant text) returns setof text
 language plpgsql stable rows 10 as $$
@@ -58,7 +58,7 @@ begin
 end
 $$;
 
--- A page of fences, newest first. Each tenant is walked by one index for its share of p_look rows: `doubt`
+-- A page of fences, newest first. Each tenant is scanned by one index for its share of p_look rows: `doubt`
 -- for fences in doubt, which are few, `name` for those of a name, `age` for anything else.
 create function helix.read_fences_v1(
   p_scan text, p_tenant text default null, p_name text default null, p_state text default null,
@@ -76,7 +76,7 @@ declare
 begin
   if p_scan not in ('age', 'name', 'doubt') then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('expected the walk age, name or doubt, got %L', p_scan);
+      message = format('expected the scan age, name or doubt, got %L', p_scan);
   end if;
   return query
     with line as (
@@ -116,7 +116,7 @@ begin
 end
 $$;
 
--- The history of one fence: its steps, and the decisions that changed nothing; the first thousand.
+-- The history of one fence: its steps, and the decisions that changed no state; the first thousand.
 create function helix.read_fence_history_v1(p_key bytea)
 returns table (
   at timestamptz, what text, from_state text, to_state text, attempt integer, actor text, detail text

@@ -1,5 +1,5 @@
--- Who owns what and who may do what. Deny first: nothing is open to PUBLIC, and clients have no privilege
--- on tables. (EXPLAIN on a table would tell the number of rows that row-level security hides.)
+-- Owners and privileges. Deny first: nothing is open to PUBLIC, and clients have no privilege
+-- on tables. (EXPLAIN on a table would reveal the number of rows that row-level security hides.)
 
 -- Workers are listed to the role they log in with, and to operators.
 alter table helix.worker enable row level security;
@@ -7,7 +7,7 @@ alter table helix.worker force row level security;
 create policy own_workers on helix.worker for all to helix_engine, helix_reader
   using (pg_has_role(session_user, 'helix_operator', 'member')
          or (role = session_user
-             -- A login that serves many tenants in turn keeps their workers apart by name: lab/gpu-1.
+             -- A login that serves one tenant per transaction keeps their workers apart by name: lab/gpu-1.
              and (starts_with(name, current_setting('helix.tenant', true) || '/')
                   or not exists (select from helix.role_tenant b
                                  where b.role = session_user and b.by_setting))));
@@ -84,7 +84,7 @@ grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_c
   helix.fence_event, helix.fence_decision, helix.overview, helix.fence_overview
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
--- Whoever has the id of a claim and its worker's name is given its tokens.
+-- The id of a claim and its worker's name are enough to get its tokens.
 grant select (number, due, at) on helix.request to helix_reader, helix_operator;
 grant select (batch, turn, entry, before, number, deadline, due, expires_at, changed_at, queue, lane,
               version, epoch, lease_seconds, state, came_from, reason, cause, attempt, pending, step, late,

@@ -1,7 +1,7 @@
 """The engine: everything in `engine/sql`, in reading order.
 
-Until the first release this revision is whatever those files say. From then on the list below is
-written out, and what changes comes as a revision that runs the changed files.
+Until the first release this revision runs the current files. From then on the list below is
+explicit, and each change is a new revision that runs the changed files.
 """
 
 from __future__ import annotations
