@@ -55,7 +55,7 @@ class Align(TypedDict):
 
 
 def stored(helix, name):
-    return helix._do(helix._desk.ask(helix._desk.calls.queue(tenant="a", queue=name)))
+    return helix._do(helix._operations.ask(helix._operations.calls.queue(tenant="a", queue=name)))
 
 
 def settings_written(database, name):
@@ -255,7 +255,7 @@ def test_answers_come_in_the_order_of_the_input(helix, name):
 
 
 def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name):
-    helix._desk.book = replace(helix._desk.book, chunk_rows=10)
+    helix._operations.backend = replace(helix._operations.backend, chunk_rows=10)
     queue, seen = Queue(name), []
 
     def rows():

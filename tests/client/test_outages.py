@@ -71,7 +71,7 @@ def test_an_async_client_recovers_too(own, name):
 
 
 def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name):
-    with HelixQueue(own.dsn, tenant="a", patience_seconds=0.3) as helix:
+    with HelixQueue(own.dsn, tenant="a", retry_seconds=0.3) as helix:
         helix.submit(Queue(name), identity="s", payload={})
         [idle] = helix._pool._states[os.getpid()].idle
         own.kill()
@@ -102,7 +102,7 @@ def test_ended_sessions_are_replaced_without_a_word(database, helix, name):
     for n in range(3):
         terminate_all(database)
         # Even with no repeats allowed: the pool sees that the connection is gone.
-        helix._desk._patience_seconds = 0
+        helix._operations._retry_seconds = 0
         assert helix.submit(queue, identity=f"s{n + 1}", payload={}).decision == "new"
 
 
@@ -152,7 +152,7 @@ def other_submit_waits(database):
 
 def test_a_statement_that_takes_too_long_is_ended(database, name):
     with HelixQueue(
-        database.dsn("pool"), tenant="a", statement_seconds=0.2, patience_seconds=0
+        database.dsn("pool"), tenant="a", statement_seconds=0.2, retry_seconds=0
     ) as helix:
         helix.submit(Queue(name), identity="first", payload={})
         with database.connect("helix_bootstrap", autocommit=False) as holder:
@@ -215,7 +215,7 @@ def test_threads_share_a_client_and_its_few_connections(database, name):
 
 def test_a_client_that_is_out_of_connections_says_so(database, name):
     with HelixQueue(
-        database.dsn("pool"), tenant="a", connections=1, wait_seconds=0.05, patience_seconds=0
+        database.dsn("pool"), tenant="a", connections=1, wait_seconds=0.05, retry_seconds=0
     ) as helix:
         with (
             helix._pool.database(),
@@ -232,7 +232,7 @@ def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(da
             done = await asyncio.gather(
                 *[helix.submit(queue, identity=f"s{n % 5}", payload={}) for n in range(40)]
             )
-        small = {"connections": 1, "wait_seconds": 0.05, "patience_seconds": 0}
+        small = {"connections": 1, "wait_seconds": 0.05, "retry_seconds": 0}
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a", **small) as helix:
             async with helix._pool.database():
                 with pytest.raises(Unavailable, match="are in use"):

@@ -242,7 +242,7 @@ def test_unauthenticated_requests_are_counted_by_client_address(proxy, site):
 
 def test_client_reports_an_untrusted_certificate_at_once(proxy, site, monkeypatch, tmp_path):
     def ask():
-        with HelixClient(proxy.url, token=site.token(), patience_seconds=600) as helix:
+        with HelixClient(proxy.url, token=site.token(), retry_seconds=600) as helix:
             helix.state(uuid.uuid4())
 
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)

@@ -74,7 +74,7 @@ def behind(database, tmp_path_factory):
 
 def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind, lab):
     faults, site = behind
-    with HelixClient(site.url, token=site.token(), patience_seconds=2) as helix:
+    with HelixClient(site.url, token=site.token(), retry_seconds=2) as helix:
         receipt = helix.submit(lab.q, identity="s1", payload={}).receipt
         faults.freeze()
         with site.client() as http:
@@ -92,7 +92,7 @@ def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind
 
 def test_a_call_outlasts_a_database_that_comes_back(behind, lab):
     faults, site = behind
-    with HelixClient(site.url, token=site.token(), patience_seconds=60) as helix:
+    with HelixClient(site.url, token=site.token(), retry_seconds=60) as helix:
         helix.know(lab.q)
         faults.freeze()
         answers = []

@@ -249,7 +249,7 @@ def test_the_async_twin_repeats_alike(cutting, site, lab):
 
 
 def test_patience_has_an_end(cutting, site, lab):
-    with HelixClient(cutting.url, token=site.token(), patience_seconds=0) as helix:
+    with HelixClient(cutting.url, token=site.token(), retry_seconds=0) as helix:
         met(helix, cutting)
         with pytest.raises(Exception, match="repeat the call") as trouble:
             helix.submit(lab.q, identity="s", payload={})

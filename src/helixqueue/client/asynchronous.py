@@ -20,6 +20,7 @@ from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from helixqueue.client.settings import ClientSettings
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from helixqueue.postgres.call import Call
     from helixqueue.queues import Queue
     from helixqueue.records.lease import Settlement, WriteResult
-    from helixqueue.records.submission import Accepted, SubmitOptions, Submitted
+    from helixqueue.records.submission import Accepted, Submitted
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.options import WorkerOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
-# Of a worker, beside its rounds: saying hello, looking a schema up, giving back.
+# Connections of a worker besides its claim calls: presence, schemas, releases.
 MORE_CONNECTIONS = 2
 
 
@@ -51,12 +52,12 @@ class AsyncHelixQueue(AsyncBaseClient):
         self, dsn: str | EmbeddedSource, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> None:
         chosen = ResolvedSettings.of(settings)
-        self.origin, self.settings = (dsn, tenant), settings
+        self._origin, self._settings = (dsn, tenant), settings
         self._chosen = chosen
         home: DatabaseSource = dsn if isinstance(dsn, EmbeddedSource) else ServerSource(dsn)
         self._home = home
-        self._desk = Operations(
-            BACKEND, tenant=tenant, actor=chosen.actor, patience_seconds=chosen.patience_seconds
+        self._operations = Operations(
+            BACKEND, tenant=tenant, actor=chosen.actor, retry_seconds=chosen.retry_seconds
         )
 
         async def connect() -> AsyncDatabase:
@@ -74,11 +75,11 @@ class AsyncHelixQueue(AsyncBaseClient):
     def embedded(
         cls, directory: str | Path, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> Self:
-        """A client of a PostgreSQL in `directory`: created, started or joined when first used."""
+        """Return a client of PostgreSQL in `directory`, created or started at first use."""
         return cls(EmbeddedSource(directory), tenant, **settings)
 
     async def close(self) -> None:
-        """Close the connections and leave the embedded servers; closing twice is closing once."""
+        """Close the connections and release the embedded servers; closing again does nothing."""
         await self._pool.close()
         await asyncio.to_thread(self._home.close)
 
@@ -96,9 +97,14 @@ class AsyncHelixQueue(AsyncBaseClient):
         *,
         identity: str | tuple[str, ...] | None,
         payload: P | Mapping[str, Any],
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
         create: bool = False,
         within: object = None,
-        **options: Unpack[SubmitOptions],
     ) -> Accepted[R]: ...
     @overload
     async def submit(
@@ -107,9 +113,14 @@ class AsyncHelixQueue(AsyncBaseClient):
         *,
         identity: str | tuple[str, ...] | None,
         payload: Any,
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
         create: bool = False,
         within: object = None,
-        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]: ...
     async def submit(
         self,
@@ -117,17 +128,37 @@ class AsyncHelixQueue(AsyncBaseClient):
         *,
         identity: str | tuple[str, ...] | None,
         payload: Any,
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
         create: bool = False,
         within: object = None,
-        **options: Unpack[SubmitOptions],
     ) -> Accepted[Any]:
-        """Submit work once, however often this is called: new or duplicate, with equal receipts.
+        """Submit a batch once: repeated calls return an equal receipt.
 
-        Raises `Conflict` for another payload than the identity stands for, and the named error for
-        what is refused. With `within`, it commits or vanishes with the caller's transaction.
+        identity: business identifier, in any spelling; None for work without one.
+        payload: a JSON value, or an instance of the queue's payload type.
+        revision: another revision of an identity is another batch.
+        priority: 0 (first) to 9 (last); 5 by default.
+        run_at: earliest time of the first attempt.
+        expires_at: the batch is cancelled unless an attempt has started by then.
+        limit_key: batches with the same key share the queue's `key_limit`.
+        requires: resources that a worker needs, instead of the queue's.
+        create: create a queue that is passed by name and does not exist.
+        within: your connection or session, in a transaction; the batch commits with it.
+
+        The decision is `new` or `duplicate`. Raises `Conflict` if the identity has another payload,
+        and other subclasses of `Refused` for invalid submissions.
         """
-        one = Submission(identity, payload, **options)
-        return await self._do(submit.submit(self._desk, queue, one, create=create, within=within))
+        submission = Submission(
+            identity, payload, revision, priority, run_at, expires_at, limit_key, requires
+        )
+        return await self._do(
+            submit.submit(self._operations, queue, submission, create=create, within=within)
+        )
 
     @overload
     async def submit_many(
@@ -155,44 +186,44 @@ class AsyncHelixQueue(AsyncBaseClient):
         create: bool = False,
         within: object = None,
     ) -> list[Submitted[Any]]:
-        """Submit any number, in chunks of 10,000; the answers come in the order of the input.
+        """Submit any number of batches, in chunks of 10,000; answers are in the order of the input.
 
-        A row that is refused or conflicts says so in its answer and hinders no other. Should the
-        database go away half-way, submit all of it again: what is there answers as a duplicate.
+        A refused or conflicting row has an error in its answer and does not affect the others. If
+        the database becomes unavailable, submit all rows again: stored batches are duplicates.
         """
         return await self._do(
-            submit.submit_many(self._desk, queue, submissions, create=create, within=within)
+            submit.submit_many(self._operations, queue, submissions, create=create, within=within)
         )
 
     async def settle(
         self, worker: str, settlements: Sequence[Settlement], *, within: object = None
     ) -> list[WriteResult]:
-        """End attempts; within a caller's transaction this is its last statement."""
-        return await self._do(self._desk.settle(worker, settlements, within))
+        """End attempts; within a caller's transaction, as its last statement."""
+        return await self._do(self._operations.settle(worker, settlements, within))
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> AsyncFence:
-        """Let an effect of yours take place once: a decorator, and a context manager.
+        """Run an effect once: a decorator and a context manager.
 
-        `key` are business fields that name the effect, or a function of the arguments that gives
+        `key` names the effect by business fields, or is a function of the arguments that returns
         them. See docs/guides/fences.md.
         """
         return self.fences.fence(name, key, **options)
 
     @cached_property
     def fences(self) -> AsyncFences:
-        """What makes the fences of this client, and counts for metrics."""
+        """Create the fences of this client, and count for metrics."""
         from helixqueue.fence import AsyncFences  # noqa: PLC0415 - loaded when used
 
-        return AsyncFences(self._run, self._desk.tenant, self._desk.actor)
+        return AsyncFences(self._run, self._operations.tenant, self._operations.actor)
 
     # For workers.
 
     async def run(self, call: Call[T]) -> T:
-        """One call of the store's, on a connection of this client's."""
+        """Run one engine call on a connection of this client."""
         return await self._run(call)
 
     def transport(self, options: WorkerOptions) -> Transport:
-        """A worker's way to the engine."""
+        """Return the transport of a worker."""
         from helixqueue.transport.direct import PostgresTransport  # noqa: PLC0415 - loaded when used
 
         return PostgresTransport(
@@ -200,25 +231,25 @@ class AsyncHelixQueue(AsyncBaseClient):
             worker=options.worker,
             connections=options.rounds + MORE_CONNECTIONS,
             handlers=options.slots,
-            options=self._chosen.connection(self._desk.tenant),
+            options=self._chosen.connection(self._operations.tenant),
         )
 
     def spec(self) -> dict[str, Any]:
-        """What another process needs to make this client, as JSON; it may hold a secret."""
+        """Return JSON from which another process creates this client; may hold a secret."""
         return {
             "kind": "direct",
-            "origin": [self._home.open(), self._desk.tenant],
-            "settings": self.settings,
+            "origin": [self._home.open(), self._operations.tenant],
+            "settings": self._settings,
         }
 
     def twin(self) -> Any:
-        """The same client for threads."""
+        """Return the same client for threads."""
         from helixqueue.client.sync import HelixQueue  # noqa: PLC0415
 
-        return HelixQueue(*self.origin, **self.settings)
+        return HelixQueue(*self._origin, **self._settings)
 
     async def disconnect(self) -> None:
-        """Close the connections, and leave the servers to others of this process."""
+        """Close the connections; embedded servers stay for other clients of this process."""
         await self._pool.close()
 
     async def _run(self, call: Call[T]) -> T:
@@ -231,4 +262,5 @@ class AsyncHelixQueue(AsyncBaseClient):
             return None
         if step.within is not None:
             return await run_within_async(step.within, step.call)
-        return await self._run(step.call)
+        async with self._pool.database() as database:
+            return await database.run(step.call)

@@ -1,15 +1,16 @@
-"""What every client for threads can do, whichever way it asks, except submit and settle."""
+"""The sync client, over PostgreSQL or HTTP."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from helixqueue.operations import batch_actions
+from helixqueue.operations import batch_actions, submit
 from helixqueue.operations.steps import Step, Steps, run_steps
+from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -18,29 +19,128 @@ if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations, Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, BatchRow, EventRow
-    from helixqueue.records.lease import LeaseRef, LeaseRow, WriteResult
-    from helixqueue.records.submission import Receipt
+    from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
+    from helixqueue.records.submission import Accepted, Receipt, Submitted
     from helixqueue.states import State
     from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkerOptions, WorkOptions
 
 T = TypeVar("T")
+P = TypeVar("P")
 R = TypeVar("R")
 
 
 class BaseClient(ABC):
-    """A desk, and hands that perform what it plans."""
+    """Methods of every client: each builds the steps of an operation and runs them."""
 
-    _desk: Operations
+    _operations: Operations
+
+    @overload
+    def submit(
+        self,
+        queue: Queue[P, R],
+        *,
+        identity: str | tuple[str, ...] | None,
+        payload: P | Mapping[str, Any],
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
+        create: bool = False,
+    ) -> Accepted[R]: ...
+    @overload
+    def submit(
+        self,
+        queue: str,
+        *,
+        identity: str | tuple[str, ...] | None,
+        payload: Any,
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
+        create: bool = False,
+    ) -> Accepted[Any]: ...
+    def submit(
+        self,
+        queue: Queue[Any, Any] | str,
+        *,
+        identity: str | tuple[str, ...] | None,
+        payload: Any,
+        revision: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        limit_key: str | None = None,
+        requires: Mapping[str, Any] | None = None,
+        create: bool = False,
+    ) -> Accepted[Any]:
+        """Submit a batch once: repeated calls return an equal receipt.
+
+        identity: business identifier, in any spelling; None for work without one.
+        payload: a JSON value, or an instance of the queue's payload type.
+        revision: another revision of an identity is another batch.
+        priority: 0 (first) to 9 (last); 5 by default.
+        run_at: earliest time of the first attempt.
+        expires_at: the batch is cancelled unless an attempt has started by then.
+        limit_key: batches with the same key share the queue's `key_limit`.
+        requires: resources that a worker needs, instead of the queue's.
+        create: create a queue that is passed by name and does not exist.
+
+        The decision is `new` or `duplicate`. Raises `Conflict` if the identity has another payload,
+        and other subclasses of `Refused` for invalid submissions.
+        """
+        submission = Submission(
+            identity, payload, revision, priority, run_at, expires_at, limit_key, requires
+        )
+        return self._do(
+            submit.submit(self._operations, queue, submission, create=create, within=None)
+        )
+
+    @overload
+    def submit_many(
+        self,
+        queue: Queue[Any, R],
+        submissions: Iterable[Submission | Mapping[str, Any]],
+        *,
+        create: bool = False,
+    ) -> list[Submitted[R]]: ...
+    @overload
+    def submit_many(
+        self,
+        queue: str,
+        submissions: Iterable[Submission | Mapping[str, Any]],
+        *,
+        create: bool = False,
+    ) -> list[Submitted[Any]]: ...
+    def submit_many(
+        self,
+        queue: Queue[Any, Any] | str,
+        submissions: Iterable[Submission | Mapping[str, Any]],
+        *,
+        create: bool = False,
+    ) -> list[Submitted[Any]]:
+        """Submit any number of batches, in chunks of 1,000; answers are in the order of the input.
+
+        A refused or conflicting row has an error in its answer and does not affect the others. If
+        the service becomes unavailable, submit all rows again: stored batches are duplicates.
+        """
+        return self._do(
+            submit.submit_many(self._operations, queue, submissions, create=create, within=None)
+        )
 
     def state(self, receipt: Receipt[Any] | UUID) -> State:
-        """Where the batch stands now."""
-        return self._do(self._desk.state(receipt))
+        """Return the state of the batch."""
+        return self._do(self._operations.state(receipt))
 
     def wait(self, receipt: Receipt[Any] | UUID, timeout: float | None = None) -> State:
         """Wait until the batch is COMPLETED, FAILED or CANCELLED; `InProgress` after `timeout`."""
-        return self._do(self._desk.wait(receipt, timeout))
+        return self._do(self._operations.wait(receipt, timeout))
 
     @overload
     def result(self, receipt: Receipt[R], queue: None = None) -> R: ...
@@ -49,15 +149,15 @@ class BaseClient(ABC):
     @overload
     def result(self, receipt: UUID, queue: None = None) -> Any: ...
     def result(self, receipt: Which, queue: Queue[Any, Any] | None = None) -> Any:
-        """The result, typed if this client has used the declared queue or is given it.
+        """Return the result, typed if this client used the declared queue or `queue` is passed.
 
-        Raises `InProgress` before the end, `NoResult` after another end than COMPLETED.
+        Raises `InProgress` before the end, `NoResult` if the batch ended FAILED or CANCELLED.
         """
-        return self._do(self._desk.result(receipt, queue))
+        return self._do(self._operations.result(receipt, queue))
 
     def history(self, receipt: Receipt[Any] | UUID) -> list[EventRow]:
-        """Every step of the batch, from the ledger."""
-        return self._do(self._desk.history(receipt))
+        """Return the events of the batch, from the ledger."""
+        return self._do(self._operations.history(receipt))
 
     def batches(
         self,
@@ -87,7 +187,7 @@ class BaseClient(ABC):
         }
         after: str | None = None
         while True:
-            page = self._do(batch_actions.list_page(self._desk, filters, after))
+            page = self._do(batch_actions.list_page(self._operations, filters, after))
             yield from page.rows
             after = page.next
             if after is None:
@@ -139,7 +239,7 @@ class BaseClient(ABC):
         }
         return self._do(
             batch_actions.act_on_batches(
-                self._desk, "cancel", batches, filters, reason, dry_run=dry_run
+                self._operations, "cancel", batches, filters, reason, dry_run=dry_run
             )
         )
 
@@ -189,13 +289,13 @@ class BaseClient(ABC):
         }
         return self._do(
             batch_actions.act_on_batches(
-                self._desk, "retry", batches, filters, reason, dry_run=dry_run
+                self._operations, "retry", batches, filters, reason, dry_run=dry_run
             )
         )
 
     def erase(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Empty payload and result of a finished batch; fingerprint and ledger stay."""
-        return self._do(batch_actions.act_on_batch(self._desk, "erase", receipt, reason))
+        """Delete payload and result of a finished batch; fingerprint and ledger stay."""
+        return self._do(batch_actions.act_on_batch(self._operations, "erase", receipt, reason))
 
     def claim(
         self,
@@ -206,23 +306,27 @@ class BaseClient(ABC):
         *,
         start: bool = False,
     ) -> list[LeaseRow]:
-        """Take up to `n` leases that fit what is `free`; with `start` they are RUNNING at once.
+        """Claim up to `n` leases that fit the `free` resources; with `start` they are RUNNING.
 
-        One call stops at 16 MiB of payloads.
+        One call returns at most 16 MiB of payloads.
         """
-        return self._do(self._desk.claim(worker, queues, n, free, start=start))
+        return self._do(self._operations.claim(worker, queues, n, free, start=start))
 
     def start(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
-        return self._do(self._desk.hold("start", worker, leases))
+        return self._do(self._operations.hold("start", worker, leases))
 
     def renew(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
-        return self._do(self._desk.hold("renew", worker, leases))
+        return self._do(self._operations.hold("renew", worker, leases))
 
     def release(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
-        return self._do(self._desk.hold("release", worker, leases))
+        return self._do(self._operations.hold("release", worker, leases))
+
+    def settle(self, worker: str, settlements: Sequence[Settlement]) -> list[WriteResult]:
+        """End attempts; the answer is sent after the commit."""
+        return self._do(self._operations.settle(worker, settlements, None))
 
     def work(self, queues: Queues, **options: Unpack[WorkOptions]) -> WorkSummary:
-        """Do the work of these queues, by their handlers, until stopped or (`until_idle`) done.
+        """Run the handlers of these queues until stopped or, with `until_idle`, until idle.
 
         See docs/guides/workers.md.
         """
@@ -231,32 +335,27 @@ class BaseClient(ABC):
         return run_worker.work(self, run_worker.jobs_of(self, queues), options)
 
     def know(self, queue: Queue[Any, Any] | str) -> None:
-        """Make sure that the queue is there, as it was declared."""
-        self._do(self._desk.known(queue))
-
-    @property
-    @abstractmethod
-    def submit(self) -> Callable[..., Any]:
-        """Submit work once; each kind of client says with which options."""
+        """Create or change the stored queue as declared."""
+        self._do(self._operations.known(queue))
 
     @abstractmethod
     def transport(self, options: WorkerOptions) -> Transport:
-        """A worker's way to the engine."""
+        """Return the transport of a worker."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """What another process needs to make this client, as JSON; it may hold a secret."""
+        """Return JSON from which another process creates this client; may hold a secret."""
 
     @abstractmethod
     def twin(self) -> Any:
-        """The same client for coroutines."""
+        """Return the same client for coroutines."""
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Close the connections, and leave the servers to others of this process."""
+        """Close the connections; embedded servers stay for other clients of this process."""
 
-    def _do(self, plan: Steps[T]) -> T:
-        return run_steps(plan, self._perform)
+    def _do(self, steps: Steps[T]) -> T:
+        return run_steps(steps, self._perform)
 
     @abstractmethod
     def _perform(self, step: Step) -> Any: ...

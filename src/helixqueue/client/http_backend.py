@@ -1,4 +1,4 @@
-"""The calls of clients that reach a service."""
+"""The backend of clients that connect to a service."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ BACKEND = Backend(
     reads,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=calls.SUBMIT_CHARS_MAX,
-    check=calls.check,
+    payload_bytes_max=calls.PAYLOAD_BYTES_MAX,
 )

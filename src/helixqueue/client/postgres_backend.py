@@ -1,14 +1,13 @@
-"""The calls of clients that reach PostgreSQL."""
+"""The backend of clients that connect to PostgreSQL."""
 
 from __future__ import annotations
 
 from helixqueue.engine import calls, reads
-from helixqueue.operations.backend import Backend, takes_any
+from helixqueue.operations.backend import Backend
 
 BACKEND = Backend(
     calls,
     reads,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
-    chunk_chars=16 * 1024 * 1024,  # far from what one call may weigh
-    check=takes_any,
+    chunk_chars=16 * 1024 * 1024,
 )

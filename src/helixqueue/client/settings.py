@@ -14,7 +14,7 @@ _LEAST_SECONDS = {
     "connect_seconds": 0.001,
     "statement_seconds": 0.001,
     "wait_seconds": 0.001,
-    "patience_seconds": 0.0,
+    "retry_seconds": 0.0,
 }
 
 
@@ -24,7 +24,7 @@ class ClientSettings(TypedDict, total=False):
     connect_seconds: float  # to reach a server, each of several: 10
     statement_seconds: float  # for one call: 30
     wait_seconds: float  # for a free connection: 10
-    patience_seconds: float  # in all, over repeats while the database is away: 30
+    retry_seconds: float  # in all, over repeats while the database is away: 30
     pooled: bool  # the DSN leads through pgbouncer in transaction mode
 
 
@@ -35,7 +35,7 @@ class ResolvedSettings:
     connect_seconds: float = 10.0
     statement_seconds: float = 30.0
     wait_seconds: float = 10.0
-    patience_seconds: float = 30.0
+    retry_seconds: float = 30.0
     pooled: bool = False
 
     @classmethod
@@ -69,7 +69,7 @@ class HttpSettings(TypedDict, total=False):
     connect_seconds: float  # to reach the service: 10
     answer_seconds: float  # for one request: 30
     wait_seconds: float  # for a free connection: 10
-    patience_seconds: float  # in all, over repeats while the service or its database is away: 30
+    retry_seconds: float  # in all, over repeats while the service or its database is away: 30
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ResolvedHttpSettings:
     connect_seconds: float = 10.0
     answer_seconds: float = 30.0
     wait_seconds: float = 10.0
-    patience_seconds: float = 30.0
+    retry_seconds: float = 30.0
 
     @classmethod
     def of(cls, settings: HttpSettings) -> Self:
@@ -89,14 +89,14 @@ class ResolvedHttpSettings:
         chosen = cls(**settings)
         for name in ("connect_seconds", "answer_seconds", "wait_seconds"):
             _demand_number(name, getattr(chosen, name), 0.001, MOST_SECONDS)
-        _demand_number("patience_seconds", chosen.patience_seconds, 0.0, MOST_SECONDS)
+        _demand_number("retry_seconds", chosen.retry_seconds, 0.0, MOST_SECONDS)
         _demand_connections(chosen.connections)
         return chosen
 
     def where(self, url: str, token: str) -> dict[str, Any]:
         """What `Where` takes."""
         told = asdict(self)
-        del told["patience_seconds"]
+        del told["retry_seconds"]
         return {"url": url, "token": token, **told}
 
 

@@ -1,7 +1,6 @@
-"""Which calls a client makes: statements (`store`), or HTTP requests (`transport/http`).
+"""The calls that a client makes: SQL statements (`engine`) or HTTP requests (`transport/http`).
 
-Both come as functions of the same names that take the same things and whose answers are the same
-values. So what a client does is written once (`desk`, `submitting`), whichever way it asks.
+Both are modules with the same functions, parameters and results: operations are written once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WriteCalls(Protocol):
-    """What changes something; a module is one."""
+    """Calls that change state; a module implements them."""
 
     def submit(
         self,
@@ -102,7 +101,7 @@ class WriteCalls(Protocol):
 
 
 class ReadCalls(Protocol):
-    """What changes nothing."""
+    """Calls that change nothing."""
 
     def outcomes(
         self, *, ids: Sequence[UUID], results: bool = False
@@ -128,12 +127,10 @@ class ReadCalls(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
+    """The calls of one way to the engine, and their limits."""
+
     calls: WriteCalls
     reads: ReadCalls
-    chunk_rows: int  # of one call of submit
-    chunk_chars: int  # of their payloads and identities
-    check: Callable[[SubmissionRow], None]  # refuses a row that no call could carry
-
-
-def takes_any(_: SubmissionRow) -> None:
-    """Whatever was prepared fits a statement."""
+    chunk_rows: int  # maximum rows of one submit call
+    chunk_chars: int  # maximum characters of their payloads and identities
+    payload_bytes_max: int | None = None  # None: the limit of the engine

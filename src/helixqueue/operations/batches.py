@@ -1,7 +1,7 @@
-"""What both clients do, as plans.
+"""Operations of every client, as steps without I/O: queues, outcomes, leases.
 
-A desk remembers queues that it has met, to spare a round trip each time. Nothing rests on that: the
-engine compares the profile with every call, and what it refuses is looked up afresh.
+An `Operations` object remembers the queues that it has read, which saves a round trip per call. The
+engine compares the profile in every call; after a refusal the queue is read again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.client")
 
-# How long a queue that was only named is remembered: somebody else may set its schema.
+# How long a queue that was passed by name is remembered: its schema may change.
 REMEMBER_S = 30.0
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 1.0
@@ -49,35 +49,33 @@ Which = Receipt[Any] | uuid.UUID
 
 class Operations:
     def __init__(
-        self, book: Backend, *, tenant: str | None, actor: str | None, patience_seconds: float
+        self, backend: Backend, *, tenant: str | None, actor: str | None, retry_seconds: float
     ) -> None:
-        """Without `tenant` it is whoever is asked that knows whose desk this is."""
-        self.book = book
-        self.calls, self.reads = book.calls, book.reads
+        """Without `tenant`, the token of the connection determines the tenant."""
+        self.backend = backend
+        self.calls, self.reads = backend.calls, backend.reads
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
-        self._whose = f"tenant {tenant}" if tenant else "the token's tenant"
+        self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
-        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
         self._known: dict[Queue[Any, Any] | str, KnownQueue] = {}
-        self._met = False
+        self._connected = False
 
-    def ask(self, call: AnyCall[T], *, replayable: bool = True) -> Steps[T]:
-        """Ask on a connection of ours, again and again if need be.
+    def ask(self, call: AnyCall[T], *, repeatable: bool = True) -> Steps[T]:
+        """Run a call on a connection of the client, and retry while the database is unavailable.
 
-        Not if this client never reached its database: a wrong DSN should say so at once.
+        A client that never reached its database does not retry: a wrong DSN fails at once.
         """
-        seconds = self._patience_seconds if self._met else 0.0
-        answer = yield from retried(call, seconds=seconds, replayable=replayable)
-        self._met = True
+        seconds = self._retry_seconds if self._connected else 0.0
+        answer = yield from retried(call, seconds=seconds, replayable=repeatable)
+        self._connected = True
         return answer
 
     # Queues.
 
     def known(self, queue: Queue[Any, Any] | str, *, create: bool = False) -> Steps[KnownQueue]:
-        """The queue as it is stored; a declared one is created or changed first."""
-        if not isinstance(queue, Queue):
-            check_name("queue", queue)
-        known = self._known.get(queue)
+        """Return the stored queue, remembered or read; create or change a declared queue first."""
+        known = self._known.get(queue) if isinstance(queue, Queue | str) else None
         now = time.monotonic()
         if known is not None and (known.declared or now - known.read_at < REMEMBER_S):
             return known
@@ -85,7 +83,8 @@ class Operations:
             row = yield from self._declare(queue)
             known = KnownQueue(row, queue, now)
         else:
-            known = KnownQueue((yield from self._find(queue, create=create)), None, now)
+            name = check_name("queue", queue)
+            known = KnownQueue((yield from self._find(name, create=create)), None, now)
         self._known[queue] = known
         return known
 
@@ -113,7 +112,7 @@ class Operations:
             row = yield from self._set(name, {})
         if row is None:
             raise Refused(
-                f"{self._whose} has no queue {name!r}: declare it with Queue({name!r}) or "
+                f"{self._tenant_text} has no queue {name!r}: declare it with Queue({name!r}) or "
                 f"`helixq queue set {name} --reason ...`, or submit to it with create=True"
             )
         return row
@@ -124,18 +123,18 @@ class Operations:
         )
 
     def forget(self, name: str) -> None:
-        """Look the queue up afresh next time."""
+        """Read the queue again at its next use."""
         for queue in list(self._known):
             if queue == name or getattr(queue, "name", None) == name:
                 self._known.pop(queue, None)
 
-    # What became of a batch.
+    # Batches.
 
     def look(self, which: Which, *, results: bool = False) -> Steps[OutcomeRow]:
         batch_id = batch_id_of(which)
         [found] = yield from self.ask(self.reads.outcomes(ids=[batch_id], results=results))
         if found is None:
-            raise Refused(f"{self._whose} has no batch {batch_id}: look at the receipt")
+            raise Refused(f"{self._tenant_text} has no batch {batch_id}: check the receipt")
         return found
 
     def state(self, which: Which) -> Steps[State]:

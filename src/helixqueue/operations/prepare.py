@@ -1,7 +1,7 @@
-"""From what a caller hands over to what the engine takes; what can be wrong is told here.
+"""Prepare submissions: validate what a caller passes and make the row that is sent.
 
-The engine refuses a whole call for one row that breaks a bound. So every bound is checked before,
-and of ten thousand submissions the bad one alone is refused.
+The engine refuses a whole call for one row that exceeds a limit. Every limit is checked here first,
+so that one invalid submission does not affect the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.errors import InvalidIdentity, Refused
+from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused
 from helixqueue.identity import (
     PART_SEPARATOR,
     canonical_revision,
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from helixqueue.records.queue import QueueRow
 
 MAX_LIMIT_KEY_BYTES = 255
-MAX_NOTED_BYTES = 4096  # of an identity that was refused
-MAX_NOTED_WHY_CHARS = 1000
+# Limits of a refused identity on record.
+MAX_REFUSED_BYTES = 4096
+MAX_REFUSED_REASON_CHARS = 1000
 _NAMES = Submission._fields
 
 
 @dataclass(frozen=True)
 class KnownQueue:
-    """A queue as this client knows it: the stored row, and the declaration it came from, if any."""
+    """A queue that this client remembers: the stored row, and its declaration if it has one."""
 
     row: QueueRow
     declared: Queue[Any, Any] | None
@@ -44,17 +45,17 @@ class KnownQueue:
 
     @cached_property
     def schema(self) -> Schema | None:
-        """Of payloads; `{}` accepts anything and needs no checking."""
+        """The payload schema; `{}` accepts everything and is not checked."""
         return Schema(self.row.payload_schema) if self.row.payload_schema else None
 
     def payload_text(self, payload: Any) -> str:
-        """The payload's canonical JSON text, or `InvalidPayload`."""
+        """Return the canonical JSON text of the payload; raise `InvalidPayload`."""
         if self.declared is not None and self.declared.payload is not None:
             return canonical_text(self.declared.payload.to_json(payload))
         if type(payload) is not dict and (
             is_dataclass(payload) or hasattr(payload, "__pydantic_serializer__")
         ):
-            # A type of its own though the queue was only named.
+            # A typed payload for a queue that was passed by name.
             kind = type(payload)
             shape = self.shapes.setdefault(kind, Shape(kind, f"payload of {self.row.name}"))
             payload = shape.to_json(payload)
@@ -64,19 +65,28 @@ class KnownQueue:
         return text
 
 
-def prepared(known: KnownQueue, one: Submission) -> SubmissionRow:
-    """The row for the engine, or the named error."""
-    identity, payload, revision, priority, run_at, expires_at, limit_key, requires = one
+def prepare(
+    known: KnownQueue, submission: Submission, payload_bytes_max: int | None = None
+) -> SubmissionRow:
+    """Make the row that is sent, or raise the error of an invalid submission."""
+    identity, payload, revision, priority, run_at, expires_at, limit_key, requires = submission
     text, raw = None, None
     if identity is not None:
         text, raw = identity_texts(identity, known.row.profile)
     elif known.row.unknown == "refuse":
         raise InvalidIdentity(
-            f"expected an identity, got None: queue {known.row.name} takes no work that could not "
-            "be recognised when it comes again; give one, or declare the queue unknown='accept'",
+            f"expected an identity, got None: queue {known.row.name} refuses work without an "
+            "identity, which cannot be deduplicated; pass an identity, or declare the queue with "
+            "unknown='accept'",
             code="missing",
         )
     payload_text = known.payload_text(payload)
+    if payload_bytes_max is not None and len(payload_text.encode()) > payload_bytes_max:
+        raise InvalidPayload(
+            f"payload: expected at most {payload_bytes_max} bytes over HTTP, got "
+            f"{len(payload_text.encode())}; put the data into a file and its name into the payload",
+            code="too_large",
+        )
     if (revision is None and priority is None and requires is None) and (
         run_at is None and expires_at is None and limit_key is None
     ):
@@ -95,7 +105,7 @@ def prepared(known: KnownQueue, one: Submission) -> SubmissionRow:
 
 
 def submission_of(row: Submission | Mapping[str, Any]) -> Submission:
-    """A row of `submit_many`: a Submission, or a mapping with the same names."""
+    """Read a row of `submit_many`: a Submission, or a mapping with the same names."""
     if isinstance(row, Submission):
         return row
     if type(row) is not dict and not isinstance(row, Mapping):
@@ -111,13 +121,13 @@ def submission_of(row: Submission | Mapping[str, Any]) -> Submission:
         ) from None
 
 
-def noted(identity: object, error: InvalidIdentity) -> tuple[bytes, str]:
-    """A refused identity for the record: its bytes as they came, and why."""
+def refused_identity(identity: object, error: InvalidIdentity) -> tuple[bytes, str]:
+    """Return the bytes of a refused identity as they came, and the reason, for the record."""
     parts = identity if isinstance(identity, tuple) else (identity,)
     text = PART_SEPARATOR.join(part if isinstance(part, str) else repr(part) for part in parts)
-    raw = text[:MAX_NOTED_BYTES].encode("utf-8", "surrogatepass")
-    # Messages show code points by number, so they are fit for the database whatever came.
-    return raw[:MAX_NOTED_BYTES], str(error)[:MAX_NOTED_WHY_CHARS]
+    raw = text[:MAX_REFUSED_BYTES].encode("utf-8", "surrogatepass")
+    # Messages show code points by number, so the database can store them.
+    return raw[:MAX_REFUSED_BYTES], str(error)[:MAX_REFUSED_REASON_CHARS]
 
 
 def _priority(value: int | None) -> int | None:

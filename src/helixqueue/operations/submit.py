@@ -1,10 +1,10 @@
-"""Submitting, as plans: one, or any number in chunks."""
+"""Submit one batch, or any number of batches in chunks."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import (
     Conflict,
@@ -14,7 +14,7 @@ from helixqueue.errors import (
     Refused,
 )
 from helixqueue.identity import PART_SEPARATOR, diff, escaped
-from helixqueue.operations.prepare import KnownQueue, noted, prepared, submission_of
+from helixqueue.operations.prepare import KnownQueue, prepare, refused_identity, submission_of
 from helixqueue.operations.steps import Execute, Sleep, Steps
 from helixqueue.records.submission import Accepted, Submission, Submitted
 
@@ -25,42 +25,53 @@ if TYPE_CHECKING:
     from helixqueue.operations.batches import Operations
     from helixqueue.queues import Queue
     from helixqueue.records.queue import QueueRow
-    from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
-    from helixqueue.states import State
+    from helixqueue.records.submission import SubmissionRow, SubmittedRow
 
-# After so many rows an event loop gets a moment for its other tasks.
-BREATH_ROWS = 500
+# An event loop runs its other tasks after this number of rows.
+YIELD_ROWS = 500
 _ACCEPTED = frozenset(("new", "duplicate"))
 
 
 def submit(
-    desk: Operations,
+    operations: Operations,
     queue: Queue[Any, Any] | str,
-    one: Submission,
+    submission: Submission,
     *,
     create: bool,
     within: object,
 ) -> Steps[Accepted[Any]]:
-    known = yield from desk.known(queue, create=create)
+    """Submit one batch; raise the error of a conflict or refusal."""
+    known = yield from operations.known(queue, create=create)
     try:
-        row = prepared(known, one)
-        desk.book.check(row)
+        row = prepare(known, submission, operations.backend.payload_bytes_max)
     except InvalidIdentity as error:
-        yield from _note(desk, known, [noted(one.identity, error)])
+        refused = [refused_identity(submission.identity, error)]
+        yield from _record_refused(operations, known, refused)
         raise
-    [answer] = yield from _send(desk, known, [row], within)
-    if answer.error is not None:
-        raise answer.error
-    # What is not refused has both.
-    receipt, state = cast("Receipt[Any]", answer.receipt), cast("State", answer.state)
-    return Accepted(receipt, answer.decision, state, answer.differs)
+    call = operations.calls.submit(
+        tenant=operations.tenant,
+        queue=known.row.name,
+        profile=known.row.profile,
+        rows=[row],
+        actor=operations.actor,
+    )
+    if within is None:
+        repeatable = row.identity is not None or getattr(call, "key", None) is not None
+        [answer] = yield from operations.ask(call, repeatable=repeatable)
+    else:
+        [answer] = yield Execute(call, within)
+    if answer.decision in _ACCEPTED:
+        return Accepted(answer.receipt, answer.decision, answer.state, answer.differs)
+    [submitted] = yield from _explain(operations, known, [answer], [row])
+    assert submitted.error is not None  # noqa: S101 - of a conflict or a refusal
+    raise submitted.error
 
 
 @dataclass
 class _Chunk:
-    """Rows on their way, and the answers that need none."""
+    """Rows to send, and the answers of rows that were refused before."""
 
-    book: Backend
+    backend: Backend
     answers: list[Submitted[Any] | None] = field(default_factory=list)
     rows: list[SubmissionRow] = field(default_factory=list)
     refused: list[tuple[bytes, str]] = field(default_factory=list)
@@ -68,12 +79,14 @@ class _Chunk:
 
     @property
     def is_full(self) -> bool:
-        return len(self.answers) >= self.book.chunk_rows or self.chars >= self.book.chunk_chars
+        return (
+            len(self.answers) >= self.backend.chunk_rows or self.chars >= self.backend.chunk_chars
+        )
 
     def add(self, row: SubmissionRow) -> bool:
-        """Add a row if there is room; there always is for a first one."""
+        """Add a row unless the chunk is full; the first row always fits."""
         chars = len(row.payload) + len(row.identity or "") + len(row.raw or "")
-        if self.rows and self.chars + chars > self.book.chunk_chars:
+        if self.rows and self.chars + chars > self.backend.chunk_chars:
             return False
         self.chars += chars
         self.rows.append(row)
@@ -82,11 +95,11 @@ class _Chunk:
 
     def add_refused(self, identity: object, error: Refused) -> None:
         if isinstance(error, InvalidIdentity):
-            self.refused.append(noted(identity, error))
+            self.refused.append(refused_identity(identity, error))
         self.answers.append(Submitted(None, "refused", None, error=error))
 
     def complete(self, sent: list[Submitted[Any]]) -> Iterable[Submitted[Any]]:
-        """All answers in the order of the input."""
+        """Return all answers in the order of the input."""
         if len(sent) == len(self.answers):
             return sent
         rest = iter(sent)
@@ -94,56 +107,74 @@ class _Chunk:
 
 
 def submit_many(
-    desk: Operations,
+    operations: Operations,
     queue: Queue[Any, Any] | str,
     submissions: Iterable[Submission | Mapping[str, Any]],
     *,
     create: bool,
     within: object,
 ) -> Steps[list[Submitted[Any]]]:
-    """Each chunk commits by itself, unless it is within a caller's transaction."""
-    known = yield from desk.known(queue, create=create)
+    """Submit in chunks; each chunk commits on its own, except within a caller's transaction."""
+    known = yield from operations.known(queue, create=create)
+    backend = operations.backend
     answers: list[Submitted[Any]] = []
-    chunk = _Chunk(desk.book)
-    for number, given in enumerate(submissions, 1):
+    chunk = _Chunk(backend)
+    for number, item in enumerate(submissions, 1):
         identity = None
         try:
-            one = submission_of(given)
-            identity = one.identity
-            row = prepared(known, one)
-            desk.book.check(row)
+            submission = submission_of(item)
+            identity = submission.identity
+            row = prepare(known, submission, backend.payload_bytes_max)
         except Refused as error:
             chunk.add_refused(identity, error)
         else:
             if not chunk.add(row):
-                answers += yield from _send_chunk(desk, known, chunk, within)
-                chunk = _Chunk(desk.book)
+                answers += yield from _send_chunk(operations, known, chunk, within)
+                chunk = _Chunk(backend)
                 chunk.add(row)
         if chunk.is_full:
-            answers += yield from _send_chunk(desk, known, chunk, within)
-            chunk = _Chunk(desk.book)
-        elif number % BREATH_ROWS == 0:
+            answers += yield from _send_chunk(operations, known, chunk, within)
+            chunk = _Chunk(backend)
+        elif number % YIELD_ROWS == 0:
             yield Sleep(0)
-    answers += yield from _send_chunk(desk, known, chunk, within)
+    answers += yield from _send_chunk(operations, known, chunk, within)
     return answers
 
 
 def _send_chunk(
-    desk: Operations, known: KnownQueue, chunk: _Chunk, within: object
+    operations: Operations, known: KnownQueue, chunk: _Chunk, within: object
 ) -> Steps[Iterable[Submitted[Any]]]:
     if chunk.refused:
-        yield from _note(desk, known, chunk.refused)
-    sent = (yield from _send(desk, known, chunk.rows, within)) if chunk.rows else []
-    return chunk.complete(sent)
+        yield from _record_refused(operations, known, chunk.refused)
+    if not chunk.rows:
+        return chunk.complete([])
+    call = operations.calls.submit(
+        tenant=operations.tenant,
+        queue=known.row.name,
+        profile=known.row.profile,
+        rows=chunk.rows,
+        actor=operations.actor,
+    )
+    if within is None:
+        # The engine does not recognise a repeat without identity; a request key makes it safe.
+        repeatable = getattr(call, "key", None) is not None or all(
+            row.identity is not None for row in chunk.rows
+        )
+        answers = yield from operations.ask(call, repeatable=repeatable)
+    else:
+        answers = yield Execute(call, within)
+    return chunk.complete((yield from _explain(operations, known, answers, chunk.rows)))
 
 
-def _note(desk: Operations, known: KnownQueue, refused: list[tuple[bytes, str]]) -> Steps[None]:
-    """Keep refused identities on record, in a transaction of ours.
+def _record_refused(
+    operations: Operations, known: KnownQueue, refused: list[tuple[bytes, str]]
+) -> Steps[None]:
+    """Record refused identities, in a transaction of the client's own.
 
-    The refusal is the answer whether or not it can be noted now.
+    The caller gets the refusal whether or not it can be recorded now.
     """
-    call = desk.calls.note_refused(
-        tenant=desk.tenant, queue=known.row.name, refused=refused, actor=desk.actor
+    call = operations.calls.note_refused(
+        tenant=operations.tenant, queue=known.row.name, refused=refused, actor=operations.actor
     )
     try:
         yield Execute(call)
@@ -151,43 +182,28 @@ def _note(desk: Operations, known: KnownQueue, refused: list[tuple[bytes, str]])
         return
 
 
-def _send(
-    desk: Operations, known: KnownQueue, rows: list[SubmissionRow], within: object
+def _explain(
+    operations: Operations,
+    known: KnownQueue,
+    answers: list[SubmittedRow],
+    rows: list[SubmissionRow],
 ) -> Steps[list[Submitted[Any]]]:
-    call = desk.calls.submit(
-        tenant=desk.tenant,
-        queue=known.row.name,
-        profile=known.row.profile,
-        rows=rows,
-        actor=desk.actor,
-    )
-    if within is None:
-        # Without identity a repeat could not be told from other work, unless the call says so.
-        replayable = getattr(call, "key", None) is not None or all(
-            row.identity is not None for row in rows
-        )
-        answers = yield from desk.ask(call, replayable=replayable)
-    else:
-        answers = yield Execute(call, within)
+    """Turn answers of the engine into answers for the caller, with an error for each refusal."""
     queue = known.row
     if any(answer.decision == "refused" and answer.error is None for answer in answers):
-        queue = yield from _as_it_is_now(desk, known)
+        # The queue may have changed since it was read: read it again for the message.
+        operations.forget(queue.name)
+        call = operations.calls.queue(tenant=operations.tenant, queue=queue.name)
+        queue = (yield from operations.ask(call)) or queue
     return [
         Submitted(answer.receipt, answer.decision, answer.state, answer.differs)
         if answer.decision in _ACCEPTED
-        else _judged(answer, row, queue)
+        else _with_error(answer, row, queue)
         for answer, row in zip(answers, rows, strict=True)
     ]
 
 
-def _as_it_is_now(desk: Operations, known: KnownQueue) -> Steps[QueueRow]:
-    """The queue that refused, to say why: somebody may have changed it since we looked."""
-    desk.forget(known.row.name)
-    queue = yield from desk.ask(desk.calls.queue(tenant=desk.tenant, queue=known.row.name))
-    return queue or known.row
-
-
-def _judged(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submitted[Any]:
+def _with_error(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submitted[Any]:
     error = answer.error
     if error is not None:
         pass
@@ -199,13 +215,13 @@ def _judged(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Submit
 
 
 def _conflict(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
-    stood = f"{_shown(row.identity)} of queue {queue.name} stands for another payload already"
+    stored = f"{_shown(row.identity)} of queue {queue.name} stands for another payload already"
     remedy = "send the same payload, or give this one a revision of its own"
     if answer.stored_payload is None:
-        return Conflict(f"{stood}, which was erased; {remedy}", diff=[])
+        return Conflict(f"{stored}, which was erased; {remedy}", diff=[])
     changes = diff(json.loads(answer.stored_payload), json.loads(row.payload))
     places = ", ".join(change["path"] or "(all)" for change in changes[:3])
-    return Conflict(f"{stood}; they differ at {places[:200]}; {remedy}", diff=changes)
+    return Conflict(f"{stored}; they differ at {places[:200]}; {remedy}", diff=changes)
 
 
 def _refusal(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:

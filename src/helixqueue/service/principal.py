@@ -51,7 +51,7 @@ class Principal:
         self.token_hash = token_hash
         self._counters = counters
         self.desk = Operations(
-            BOOK, tenant=grant.tenant, actor=grant.name, patience_seconds=settings.patience_seconds
+            BOOK, tenant=grant.tenant, actor=grant.name, retry_seconds=settings.retry_seconds
         )
         self._gathering = SubmitCoalescer(self.run)
         self._allowance = RateLimit(settings.requests_per_second, settings.burst)

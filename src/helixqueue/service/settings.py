@@ -34,7 +34,7 @@ class ServiceSettings:
     check_seconds: float = 60.0  # for all invariants together
     replay_seconds: float = 2.0  # of one stretch of the ledger
     replay_batches: int = 200_000  # of one stretch at most
-    patience_seconds: float = 1.0  # over repeats, while the database is away
+    retry_seconds: float = 1.0  # over repeats, while the database is away
     head_seconds: float = 15.0  # for a client that is connected to say what it wants
     body_seconds: float = 15.0  # and then to say what it has to say
     read_seconds: float = 30.0  # to read some of an answer, of which some waits

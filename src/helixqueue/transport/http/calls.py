@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from uuid import UUID
 
-from helixqueue.errors import InvalidPayload, Refused
+from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.batch import ActionResult
 from helixqueue.records.claim_hints import Hint
@@ -37,21 +37,11 @@ SUBMIT_ROWS_MAX = 1_000
 # A character has four bytes at most, and a row's other members are short.
 SUBMIT_CHARS_MAX = 180_000
 ENVELOPE_BYTES = 8_192  # around one row: its names, its options, the list it is in
+PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - ENVELOPE_BYTES
 CLAIM_MAX = 100
 SETTLE_MAX = 100
 DECLARED = "as a client declares it"
 _QUEUE_FIELDS = [field.name for field in fields(QueueRow)]
-
-
-def check(row: SubmissionRow) -> None:
-    """Refuse what no request could carry."""
-    size = len(row.payload.encode())
-    if size > BODY_BYTES_MAX - ENVELOPE_BYTES:
-        raise InvalidPayload(
-            f"payload: expected at most {BODY_BYTES_MAX - ENVELOPE_BYTES} bytes over HTTP, got "
-            f"{size}; put the data into a file and its name into the payload",
-            code="too_large",
-        )
 
 
 def submit(
