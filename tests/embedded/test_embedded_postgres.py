@@ -38,7 +38,7 @@ def tcp_listeners(pid: int) -> set[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_runs_the_server_under_a_uid_that_owns_nothing_else(
+def test_root_runs_the_server_under_a_dedicated_uid(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     parent = tmp_path_factory.getbasetemp().parent
@@ -52,7 +52,7 @@ def test_root_runs_the_server_under_a_uid_that_owns_nothing_else(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-def test_a_normal_user_needs_no_root(
+def test_normal_user_can_run_the_server(
     kind: str, nobodys_dir: Path, user: Callable[..., UserProcess]
 ) -> None:
     process = user(kind, nobodys_dir / "server", uid=NOBODY)
@@ -63,7 +63,7 @@ def test_a_normal_user_needs_no_root(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_refuses_a_directory_of_somebody_else(tmp_path: Path) -> None:
+def test_root_refuses_a_directory_of_another_user(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     os.chown(data, 1234, 1234)
@@ -71,7 +71,7 @@ def test_root_refuses_a_directory_of_somebody_else(tmp_path: Path) -> None:
         Postgres(tmp_path).start()
 
 
-def test_the_socket_is_behind_0700_and_nothing_listens_on_tcp(postgres: Postgres) -> None:
+def test_socket_directory_is_private_and_tcp_is_disabled(postgres: Postgres) -> None:
     directory = postgres.socket_dir.stat()
     assert stat.S_IMODE(directory.st_mode) == 0o700
     assert directory.st_uid == postgres.data.stat().st_uid
@@ -93,22 +93,22 @@ def test_the_socket_is_behind_0700_and_nothing_listens_on_tcp(postgres: Postgres
         ("server_encoding", "UTF8"),
     ],
 )
-def test_what_was_acknowledged_is_on_disk(postgres: Postgres, setting: str, value: str) -> None:
+def test_durability_settings_are_on(postgres: Postgres, setting: str, value: str) -> None:
     assert ask(postgres.dsn, f"SHOW {setting}") == (value,)
 
 
-def test_sorting_does_not_depend_on_the_machine(postgres: Postgres) -> None:
+def test_sort_order_does_not_depend_on_the_machine(postgres: Postgres) -> None:
     question = "SELECT datlocprovider, datlocale FROM pg_database WHERE datname = 'helix'"
     assert ask(postgres.dsn, question) == ("b", "C.UTF-8")
 
 
-def test_every_setting_has_its_reason_in_the_file(postgres: Postgres) -> None:
+def test_helix_conf_gives_a_reason_for_every_setting(postgres: Postgres) -> None:
     lines = (postgres.data / "helix.conf").read_text().splitlines()[1:]
     assert len(lines) > 20
     assert all("  # " in line for line in lines)
 
 
-def test_no_role_at_run_time_is_above_row_level_security(postgres: Postgres) -> None:
+def test_run_time_roles_are_subject_to_row_level_security(postgres: Postgres) -> None:
     question = (
         "SELECT rolsuper, rolbypassrls, rolcreatedb, rolreplication, rolcreaterole "
         "FROM pg_roles WHERE rolname = current_user"
@@ -137,18 +137,16 @@ def test_after_kill_9_the_next_start_waits_for_the_orphans_and_works(
     assert ask(server.migrator_dsn, "SELECT answer FROM kept") == (42,)
 
 
-def test_the_supervisor_restarts_after_kill_9_and_keeps_the_dsn(
-    tmp_path: Path, running: Start
-) -> None:
+def test_supervisor_restarts_after_kill_9_with_the_same_dsn(tmp_path: Path, running: Start) -> None:
     server = running(Postgres(tmp_path))
     first, dsn = server.pid, server.dsn
     server.kill()
-    until(lambda: server.pid not in {None, first} and server.answers(), "the supervisor")
+    until(lambda: server.pid not in {None, first} and server.is_ready(), "the supervisor")
     assert server.dsn == dsn
     assert ask(dsn, "SELECT 1") == (1,)
 
 
-def test_a_clean_stop_is_not_undone(tmp_path: Path) -> None:
+def test_supervisor_does_not_restart_a_cleanly_stopped_server(tmp_path: Path) -> None:
     server = Postgres(tmp_path).start()
     first = server.pid
     assert first is not None
@@ -160,9 +158,7 @@ def test_a_clean_stop_is_not_undone(tmp_path: Path) -> None:
     assert not list(server.socket_dir.glob(".s.PGSQL*"))
 
 
-def test_a_recycled_pid_in_the_lock_files_does_not_block_the_start(
-    tmp_path: Path, running: Start
-) -> None:
+def test_reused_pid_in_lock_files_does_not_block_the_start(tmp_path: Path, running: Start) -> None:
     """After a container restart the old postmaster's pid may be any process of the same uid."""
     server = running(Postgres(tmp_path / "a", supervised=False))
     other = running(Postgres(tmp_path / "b"))
@@ -173,17 +169,17 @@ def test_a_recycled_pid_in_the_lock_files_does_not_block_the_start(
         lines = lock.read_text().splitlines()
         lock.write_text("\n".join([str(other.pid), *lines[1:], ""]))
     server.start()
-    assert server.answers()
+    assert server.is_ready()
 
 
-def test_a_wrong_setting_is_reported_at_once_and_verbatim(tmp_path: Path) -> None:
+def test_invalid_setting_fails_at_once_with_the_server_message(tmp_path: Path) -> None:
     server = Postgres(tmp_path, settings={"no_such_setting": "1"})
     with pytest.raises(Unavailable, match='unrecognized configuration parameter "no_such_setting"'):
         server.start()
     assert server.pid is None
 
 
-def test_a_failed_creation_leaves_nothing_that_looks_whole(
+def test_failed_creation_leaves_no_data_directory(
     tmp_path: Path, running: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("helixqueue.embedded.postgres.ROLES", "CREATE NONSENSE\n")
@@ -191,10 +187,10 @@ def test_a_failed_creation_leaves_nothing_that_looks_whole(
         Postgres(tmp_path).start()
     assert not (tmp_path / "data").exists()
     monkeypatch.undo()
-    assert running(Postgres(tmp_path)).answers()
+    assert running(Postgres(tmp_path)).is_ready()
 
 
-def test_a_path_too_long_for_a_socket_works(tmp_path: Path, running: Start) -> None:
+def test_server_starts_in_a_path_too_long_for_a_socket(tmp_path: Path, running: Start) -> None:
     deep = tmp_path / ("d" * 100) / "with a blank, a comma and a 'quote'" / "postgres"
     server = running(Postgres(deep))
     assert len(os.fsencode(server.socket_dir / server.socket_name)) <= 107
@@ -202,7 +198,7 @@ def test_a_path_too_long_for_a_socket_works(tmp_path: Path, running: Start) -> N
     assert ask(server.dsn, "SELECT current_user") == ("helix_local",)
 
 
-def test_a_normal_users_path_too_long_for_a_socket_works(
+def test_normal_user_can_use_a_path_too_long_for_a_socket(
     nobodys_dir: Path, user: Callable[..., UserProcess]
 ) -> None:
     uid = NOBODY if os.geteuid() == 0 else None
@@ -211,7 +207,7 @@ def test_a_normal_users_path_too_long_for_a_socket_works(
     process.leave()
 
 
-def test_a_moved_directory_gets_a_socket_of_its_own(tmp_path: Path, running: Start) -> None:
+def test_moved_directory_gets_a_new_socket(tmp_path: Path, running: Start) -> None:
     with Postgres(tmp_path / "before") as before:
         old = before.socket_dir
     (tmp_path / "before").rename(tmp_path / "after")
@@ -220,7 +216,7 @@ def test_a_moved_directory_gets_a_socket_of_its_own(tmp_path: Path, running: Sta
     assert ask(after.dsn, "SELECT 1") == (1,)
 
 
-def test_promotion_raises_the_timeline(tmp_path: Path, running: Start) -> None:
+def test_promoted_standby_has_a_new_timeline(tmp_path: Path, running: Start) -> None:
     primary = running(Postgres(tmp_path / "primary"))
     standby = running(Postgres.replica_of(primary, tmp_path / "standby"))
     with psycopg.connect(primary.migrator_dsn) as connection:
@@ -235,18 +231,18 @@ def test_promotion_raises_the_timeline(tmp_path: Path, running: Start) -> None:
         connection.execute("INSERT INTO sent VALUES (8)")
 
 
-def test_a_frozen_server_does_not_freeze_the_question(tmp_path: Path, running: Start) -> None:
+def test_is_ready_returns_for_a_frozen_server(tmp_path: Path, running: Start) -> None:
     server = running(Postgres(tmp_path))
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        assert not server.answers()
+        assert not server.is_ready()
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert server.answers()
+    assert server.is_ready()
 
 
-def test_postgresql_15_works_too(tmp_path: Path, running: Start) -> None:
+def test_postgresql_15_is_supported(tmp_path: Path, running: Start) -> None:
     if not DEBIAN_15.exists():
         message = f"no PostgreSQL 15 in {DEBIAN_15}: apt-get install postgresql-15"
         if os.environ.get("CI") == "true":
@@ -264,7 +260,7 @@ def test_postgresql_15_works_too(tmp_path: Path, running: Start) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_follows_no_link_that_a_server_gone_bad_planted(tmp_path: Path) -> None:
+def test_root_replaces_a_planted_symbolic_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("root's")
     with Postgres(tmp_path / "server") as server:
@@ -277,7 +273,7 @@ def test_root_follows_no_link_that_a_server_gone_bad_planted(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_signals_no_process_of_another_uid(tmp_path: Path, running: Start) -> None:
+def test_root_does_not_signal_processes_of_another_uid(tmp_path: Path, running: Start) -> None:
     server = running(Postgres(tmp_path))
     lock = server.data / server.pid_file
     told = lock.read_text()

@@ -25,9 +25,7 @@ KINDS = pytest.mark.parametrize("kind", ["postgres", "valkey"])
 
 
 @KINDS
-def test_two_processes_that_start_at_once_share_one_server(
-    kind: str, tmp_path: Path, user: Start
-) -> None:
+def test_concurrent_starts_share_one_server(kind: str, tmp_path: Path, user: Start) -> None:
     users = [user(kind, tmp_path) for _ in range(4)]
     assert len({each.server_pid for each in users}) == 1
     for each in users:
@@ -36,7 +34,7 @@ def test_two_processes_that_start_at_once_share_one_server(
     until(lambda: is_gone(users[0].server_pid), "the stopped server to end")
 
 
-def test_the_starter_leaves_and_the_other_still_works(tmp_path: Path, user: Start) -> None:
+def test_server_keeps_running_after_its_starter_leaves(tmp_path: Path, user: Start) -> None:
     first = user("postgres", tmp_path)
     pid = first.server_pid
     with Postgres(tmp_path) as second:
@@ -48,7 +46,7 @@ def test_the_starter_leaves_and_the_other_still_works(tmp_path: Path, user: Star
     until(lambda: is_gone(pid), "the stopped server to end")
 
 
-def test_a_killed_starter_takes_nobody_with_it_and_keeps_nothing_alive(
+def test_killing_the_starter_does_not_stop_the_server_for_other_users(
     tmp_path: Path, user: Start
 ) -> None:
     first = user("postgres", tmp_path)
@@ -56,12 +54,12 @@ def test_a_killed_starter_takes_nobody_with_it_and_keeps_nothing_alive(
     with Postgres(tmp_path) as second:
         first.kill()
         assert second.pid == pid
-        assert second.answers()
+        assert second.is_ready()
     until(lambda: is_gone(pid), "the stopped server to end")
 
 
 @KINDS
-def test_when_the_only_user_is_killed_the_server_stops_cleanly(
+def test_server_stops_cleanly_after_its_only_user_is_killed(
     kind: str, tmp_path: Path, user: Start
 ) -> None:
     only = user(kind, tmp_path)
@@ -72,7 +70,7 @@ def test_when_the_only_user_is_killed_the_server_stops_cleanly(
     assert ended[kind] in (tmp_path / "log").read_text()
 
 
-def test_whoever_is_left_restarts_a_server_that_another_process_started(
+def test_remaining_user_restarts_a_server_it_did_not_start(
     tmp_path: Path, user: Start, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     starter = user("postgres", tmp_path)
@@ -80,43 +78,43 @@ def test_whoever_is_left_restarts_a_server_that_another_process_started(
     server = running(Postgres(tmp_path))
     starter.kill()
     server.kill()
-    until(lambda: server.pid not in {None, pid} and server.answers(), "the supervisor")
+    until(lambda: server.pid not in {None, pid} and server.is_ready(), "the supervisor")
 
 
-def test_several_supervisors_restart_one_server(
+def test_concurrent_supervisors_restart_the_server_once(
     tmp_path: Path, user: Start, running: Callable[[EmbeddedServer], EmbeddedServer]
 ) -> None:
     others = [user("postgres", tmp_path, "supervised") for _ in range(2)]
     pid = others[0].server_pid
     server = running(Postgres(tmp_path))
     server.kill()
-    until(lambda: server.pid not in {None, pid} and server.answers(), "one of three supervisors")
+    until(lambda: server.pid not in {None, pid} and server.is_ready(), "one of three supervisors")
     started = (tmp_path / "log").read_text().count("ready to accept connections")
     assert started == 2
     for other in others:
         other.leave()
-    assert server.answers()
+    assert server.is_ready()
 
 
-def test_two_objects_in_one_process_are_two_users(tmp_path: Path) -> None:
+def test_two_objects_in_one_process_count_as_two_users(tmp_path: Path) -> None:
     first, second = Postgres(tmp_path).start(), Postgres(tmp_path).start()
     pid = first.pid
     assert pid is not None
     assert second.pid == pid
     first.stop()
-    assert second.answers()
+    assert second.is_ready()
     second.stop()
     until(lambda: is_gone(pid), "the stopped server to end")
 
 
-def test_a_forked_child_does_not_stop_its_parents_server(tmp_path: Path) -> None:
+def test_forked_child_does_not_stop_the_server_of_its_parent(tmp_path: Path) -> None:
     with Postgres(tmp_path, supervised=False) as server:
         child = os.fork()
         if child == 0:
             server.stop()
             os._exit(0)
         os.waitpid(child, 0)
-        assert server.answers()
+        assert server.is_ready()
         pid = server.pid
         # The membership is still there too: another user comes and goes without ending it.
         with Postgres(tmp_path, supervised=False):
@@ -124,7 +122,7 @@ def test_a_forked_child_does_not_stop_its_parents_server(tmp_path: Path) -> None
         assert server.pid == pid
 
 
-def test_the_sentinel_ends_with_the_server(tmp_path: Path) -> None:
+def test_sentinel_ends_with_the_server(tmp_path: Path) -> None:
     with Postgres(tmp_path):
         until(lambda: sentinels(tmp_path) == 1, "the sentinel")
     until(lambda: sentinels(tmp_path) == 0, "the sentinel to end")
@@ -143,7 +141,7 @@ def sentinels(directory: Path) -> int:
     return found
 
 
-def test_a_starter_killed_half_way_leaves_no_server_and_no_debris(
+def test_starter_killed_during_start_leaves_no_server_and_no_files(
     tmp_path: Path, user: Start
 ) -> None:
     """Killed as soon as the new data, then as soon as the new server shows itself."""
@@ -154,11 +152,11 @@ def test_a_starter_killed_half_way_leaves_no_server_and_no_debris(
     watcher = Postgres(tmp_path, supervised=False)
     until(lambda: watcher.pid is None, "the server whose starter was killed to end")
     with watcher:
-        assert watcher.answers()
+        assert watcher.is_ready()
     until(lambda: not list(tmp_path.glob("data.partial.*")), "the debris to be removed")
 
 
-def test_a_sentinel_that_is_given_the_lock_first_is_not_taken_for_a_user(
+def test_leave_does_not_count_the_sentinel_as_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else `stop` would return while the server still runs, and leave the rest to the sentinel."""

@@ -28,7 +28,7 @@ def connected(server: Valkey) -> Iterator[client.Valkey]:
         connection.close()
 
 
-def test_the_socket_is_behind_0700_and_there_is_no_port(valkey: Valkey) -> None:
+def test_valkey_socket_directory_is_private_and_tcp_is_disabled(valkey: Valkey) -> None:
     assert stat.S_IMODE(valkey.socket_dir.stat().st_mode) == 0o700
     assert stat.S_IMODE(valkey.socket.stat().st_mode) == 0o700
     with connected(valkey) as connection:
@@ -36,7 +36,7 @@ def test_the_socket_is_behind_0700_and_there_is_no_port(valkey: Valkey) -> None:
         assert connection.config_get("tls-port") == {"tls-port": "0"}
 
 
-def test_what_was_acknowledged_is_on_disk(valkey: Valkey) -> None:
+def test_durability_settings_are_on(valkey: Valkey) -> None:
     wanted = {
         "appendonly": "yes",
         "appendfsync": "always",
@@ -50,7 +50,7 @@ def test_what_was_acknowledged_is_on_disk(valkey: Valkey) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_runs_the_server_under_a_uid_that_owns_nothing_else(valkey: Valkey) -> None:
+def test_root_runs_the_server_under_a_dedicated_uid(valkey: Valkey) -> None:
     assert Path(f"/proc/{valkey.pid}").stat().st_uid == SERVER_UID
 
 
@@ -64,14 +64,14 @@ def test_acknowledged_entries_survive_kill_9(tmp_path: Path, running: Start) -> 
         assert [entry for entry, _ in connection.xrange("intake")] == sent
 
 
-def test_the_supervisor_restarts_after_kill_9(tmp_path: Path, running: Start) -> None:
+def test_supervisor_restarts_after_kill_9(tmp_path: Path, running: Start) -> None:
     server = running(Valkey(tmp_path))
     first = server.pid
     server.kill()
-    until(lambda: server.pid not in {None, first} and server.answers(), "the supervisor")
+    until(lambda: server.pid not in {None, first} and server.is_ready(), "the supervisor")
 
 
-def test_a_clean_stop_is_not_undone(tmp_path: Path) -> None:
+def test_supervisor_does_not_restart_a_cleanly_stopped_server(tmp_path: Path) -> None:
     server = Valkey(tmp_path).start()
     first = server.pid
     assert first is not None
@@ -82,18 +82,18 @@ def test_a_clean_stop_is_not_undone(tmp_path: Path) -> None:
     assert "bye bye" in server.log.read_text()
 
 
-def test_a_path_too_long_for_a_socket_works(tmp_path: Path, running: Start) -> None:
+def test_server_starts_in_a_path_too_long_for_a_socket(tmp_path: Path, running: Start) -> None:
     server = running(Valkey(tmp_path / ("d" * 120) / 'with a blank and a "quote"'))
     with connected(server) as connection:
         assert connection.ping()
 
 
-def test_a_wrong_setting_is_reported_at_once_and_verbatim(tmp_path: Path) -> None:
+def test_invalid_setting_fails_at_once_with_the_server_message(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no-such-setting"):
         Valkey(tmp_path, settings={"no-such-setting": "1"}).start()
 
 
-def test_both_servers_come_up_together_and_say_so(tmp_path: Path) -> None:
+def test_both_servers_start_together_and_report_progress(tmp_path: Path) -> None:
     said: list[str] = []
     servers = Servers(tmp_path)
     servers.start(said.append)

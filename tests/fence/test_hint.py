@@ -118,7 +118,7 @@ def test_valkey_killed_and_frozen_costs_time_and_nothing_else(database, tmp_path
             # Three that came late opened the circuit; from then on nobody asked.
             assert told(counters)["open"] >= 2
             os.kill(pid, signal.SIGKILL)
-            until(lambda: not valkey.answers())
+            until(lambda: not valkey.is_ready())
             for number in range(5):
                 answer = await door.post(key=f"after-the-kill-{number}-0000")
                 assert answer.status_code == 201

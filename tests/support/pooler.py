@@ -63,11 +63,11 @@ class Pooler:
     def __enter__(self) -> Self:
         account = Account.owning(self._server.data)
         account.make_private(self.socket_dir)
-        with account.naming(self.socket_dir) as (here, handles):
+        with account.accessible_path(self.socket_dir) as (here, handles):
             conf = CONF.format(server=self._server.socket_dir, here=here, ignored=self._ignored)
             (self.socket_dir / "conf").write_text(conf, encoding="utf-8")
             (self.socket_dir / "users").write_text('"helix_bootstrap" ""\n', encoding="utf-8")
-            account.give(self.socket_dir)
+            account.chown_tree(self.socket_dir)
             self._process = subprocess.Popen(
                 [_program(), f"{here}/conf"],
                 cwd="/",

@@ -6,8 +6,8 @@ with Servers(Path("~/.helixqueue").expanduser()) as servers:
 ```
 
 Private (a socket in a 0700 directory, no TCP), durable (fsync for every commit and every XADD),
-shared (a second process joins; the last one to leave stops the server, also when the others were
-killed) and supervised (a server that dies is restarted).
+shared (a second process joins; the last user stops the server, even if other users were killed) and
+supervised (a server that dies is restarted).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Servers:
         self.valkey = Valkey(Path(data_dir) / "valkey", supervised=supervised)
 
     def start(self, progress: Callable[[str], None] | None = None) -> Self:
-        """Use both; `progress` hears what takes time. All or none: a failure leaves the first."""
+        """Start or join both servers, or neither; `progress` receives messages."""
         self.postgres.start(progress)
         try:
             self.valkey.start(progress)
@@ -43,7 +43,7 @@ class Servers:
         return self
 
     def stop(self) -> None:
-        """Leave both; whoever leaves last stops them."""
+        """Stop using both servers; the last user stops them."""
         try:
             self.valkey.stop()
         finally:

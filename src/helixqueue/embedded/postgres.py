@@ -23,7 +23,7 @@ from helixqueue.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from helixqueue.embedded.sharing import Say
+    from helixqueue.embedded.sharing import Progress
 
 DATABASE = "helix"
 BOOTSTRAP = "helix_bootstrap"
@@ -42,16 +42,16 @@ CREATE DATABASE {DATABASE} OWNER {MIGRATOR}
 class Postgres(EmbeddedServer):
     """A PostgreSQL in `data_dir`; `start()` creates it, launches it or joins it.
 
-    `bin_dir` runs another PostgreSQL (15 or newer) than the wheel's, `settings` adds to
-    `helix.conf`, and `supervised=False` lets a killed server stay dead: both for tests.
+    `bin_dir` selects another PostgreSQL (15 or newer) than the wheel's, `settings` adds to
+    `helix.conf`, and `supervised=False` disables the restart of a killed server, for tests.
     """
 
     title = "PostgreSQL"
     socket_name = ".s.PGSQL.5432"
     pid_file = "postmaster.pid"
-    # "Fast": sessions are ended, a checkpoint is written. It is what `pg_ctl stop -m fast` sends.
+    # Fast shutdown, as `pg_ctl stop -m fast`: ends sessions and writes a checkpoint.
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
-    hopeless: ClassVar[tuple[str, ...]] = (
+    fatal_messages: ClassVar[tuple[str, ...]] = (
         "contains errors",
         "incompatible with server",
         "invalid value for parameter",
@@ -89,22 +89,22 @@ class Postgres(EmbeddedServer):
 
     @property
     def dsn(self) -> str:
-        """For run time: a role that owns nothing and that row-level security binds."""
+        """The run-time role, which owns nothing and is subject to row-level security."""
         return self._dsn(LOCAL)
 
     @property
     def service_dsn(self) -> str:
-        """For the HTTP service: a role that sees nothing until it names a tenant."""
+        """The role of the HTTP service, which sees no rows until it names a tenant."""
         return self._dsn(SERVICE)
 
     @property
     def migrator_dsn(self) -> str:
-        """For migrations: the database's owner, no superuser."""
+        """The owner of the database, for migrations; not a superuser."""
         return self._dsn(MIGRATOR)
 
     @property
     def bootstrap_dsn(self) -> str:
-        """For tests and repair only: the superuser."""
+        """The superuser, for tests and repair only."""
         return self._dsn(BOOTSTRAP)
 
     def _dsn(self, role: str) -> str:
@@ -115,41 +115,39 @@ class Postgres(EmbeddedServer):
         return (self._bin_dir or binaries.postgres_programs()) / name
 
     def promote(self) -> None:
-        """Make a standby the primary of a new timeline; returns when it takes writes."""
+        """Promote a standby to primary of a new timeline; returns when it accepts writes."""
         with psycopg.connect(self.bootstrap_dsn, autocommit=True) as connection:
             row = connection.execute("SELECT pg_promote()").fetchone()
         if row != (True,):
             raise Unavailable(f"the standby in {self.directory} was not promoted; see {self.log}")
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         with suppress(Unavailable):
-            # A frozen server accepts the connection and says nothing: do not wait for it for ever.
-            question = f"{self.bootstrap_dsn}&connect_timeout=2"
-            return pq.PGconn.ping(question.encode()) == pq.Ping.OK
+            # A frozen server accepts the connection and never replies: bound the wait.
+            dsn = f"{self.bootstrap_dsn}&connect_timeout=2"
+            return pq.PGconn.ping(dsn.encode()) == pq.Ping.OK
         return False
 
-    # Creation.
-
-    def _create(self, directory: Path, account: Account, say: Say) -> None:
+    def _create(self, directory: Path, account: Account, progress: Progress) -> None:
         if self._primary is not None:
-            say(f"{self.title}: copying {self._primary.directory}")
+            progress(f"{self.title}: copying {self._primary.directory}")
             self._copy(self._primary, directory)
             return
-        maker = account.setting_up()
-        maker.give(directory)
+        maker = account.for_initdb()
+        maker.chown_tree(directory)
         initdb = ["--username", BOOTSTRAP, "--auth", "trust", "--encoding", "UTF8"]
         initdb += ["--data-checksums", *self._locale()]
         single = ["--single", "-c", "exit_on_error=on"]
-        with maker.naming(directory) as (here, handles):
-            self._run("initdb", [*initdb, "-D", here], maker, handles)
-            self._run("postgres", [*single, "-D", here, "postgres"], maker, handles, ROLES)
-        account.give(directory)
-        # All of it: what initdb found out about this machine is said in helix.conf, or is default.
+        with maker.accessible_path(directory) as (path, handles):
+            self._run("initdb", [*initdb, "-D", path], maker, handles)
+            self._run("postgres", [*single, "-D", path, "postgres"], maker, handles, ROLES)
+        account.chown_tree(directory)
+        # This replaces what initdb wrote; helix.conf contains every setting that is not default.
         account.write(directory / "postgresql.conf", "include 'helix.conf'\n")
         account.write(directory / "pg_hba.conf", HBA)
 
     def _locale(self) -> Sequence[str]:
-        """Sorting by code point, the same on every machine and after every upgrade of its libc."""
+        """Sort by code point, independent of the machine and of libc upgrades."""
         if self.version >= 17:
             return ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
         return ["--locale=C.UTF-8"]
@@ -157,14 +155,16 @@ class Postgres(EmbeddedServer):
     @property
     def version(self) -> int:
         """The major version of the programs."""
-        told = self._run("postgres", ["--version"], Account.owning(self.data))
-        found = re.search(r"(\d+)", told)
-        if found is None:
-            raise Unavailable(f"{self.program('postgres')} does not tell its version: {told!r}")
-        return int(found[1])
+        output = self._run("postgres", ["--version"], Account.owning(self.data))
+        match = re.search(r"(\d+)", output)
+        if match is None:
+            raise Unavailable(
+                f"expected a version from {self.program('postgres')} --version, got {output!r}"
+            )
+        return int(match[1])
 
     def _copy(self, primary: Postgres, directory: Path) -> None:
-        # Unlike the others, this program runs as root; its copy is handed over afterwards.
+        # pg_basebackup runs as the caller; `_prepare` changes the owner of the copy afterwards.
         caller = Account(os.geteuid(), os.getegid(), switch=False)
         arguments = ["--write-recovery-conf", "--checkpoint", "fast", "-D", str(directory)]
         self._run("pg_basebackup", [*arguments, "--dbname", primary.bootstrap_dsn], caller)
@@ -193,39 +193,37 @@ class Postgres(EmbeddedServer):
         )
         if done.returncode != 0:
             raise Unavailable(
-                f"{program} ended with {done.returncode} for {self.directory}:\n"
+                f"{program} failed with exit code {done.returncode} for {self.directory}:\n"
                 f"{done.stdout}{done.stderr}"
             )
         return done.stdout
 
     def _programs(self, account: Account) -> Path:
-        return binaries.reachable(self.program("postgres").parent, "postgres", account)
-
-    # Launch.
+        return binaries.accessible_programs(self.program("postgres").parent, "postgres", account)
 
     def _command(self, account: Account, data: str) -> list[str | Path]:
         sockets = data if self.socket_dir == self.data else str(self.socket_dir)
         account.write(self.data / "helix.conf", helix_conf(sockets, self._settings))
         return [self._programs(account) / "postgres", "-D", data]
 
-    def _forget_the_dead(self) -> None:
-        """Also remove the lock files of a killed server whose pid is somebody else's by now.
+    def _remove_stale_files(self) -> None:
+        """Also remove the lock files of a killed server whose pid another process uses now.
 
-        PostgreSQL would take that process for a postmaster and refuse to start for ever: after a
-        container restart the pid may be Valkey's, and under an init that does not reap it stays a
-        zombie. The FIFO says that no server of ours lives; a server started by hand stands in the
-        data directory and is left alone.
+        PostgreSQL would take that process for a postmaster and never start: after a container
+        restart the pid may be Valkey's, and under an init that does not reap, it remains a zombie.
+        The FIFO shows that no embedded server runs. A server that was started by hand has the data
+        directory as its working directory, and its lock files stay.
         """
-        super()._forget_the_dead()
+        super()._remove_stale_files()
         locks = [self.data / self.pid_file]
         with suppress(Unavailable):
             locks.append(self.socket_dir / f"{self.socket_name}.lock")
         for lock in locks:
-            if lock.exists() and not self._stands_here(lock):
+            if lock.exists() and not self._is_our_server(lock):
                 lock.unlink()
 
-    def _stands_here(self, lock: Path) -> bool:
-        """Whether the process that `lock` names is in our data directory, or might be."""
+    def _is_our_server(self, lock: Path) -> bool:
+        """Whether the process that `lock` names runs in the data directory, or might."""
         try:
             pid = int(lock.read_text(encoding="utf-8").partition("\n")[0])
             return Path(f"/proc/{pid}/cwd").samefile(self.data)

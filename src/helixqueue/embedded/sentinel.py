@@ -1,8 +1,8 @@
-"""The last one out: a tiny process that stops a server whose users were all killed.
+"""A small process that stops a server after all of its users were killed.
 
-It sleeps in the kernel until the `users` file is free, which also happens when the last user dies
-by `kill -9` and can stop nothing itself. Then it stops the server cleanly and ends. Run by path,
-with the standard library only: `python -I -S sentinel.py DIRECTORY PID_FILE SIGNAL`.
+It waits for the lock of the `users` file, which the kernel also releases when the last user is
+killed with `kill -9`. Then it stops the server cleanly and exits. It is run by path, with the
+standard library only: `python -I -S sentinel.py DIRECTORY PID_FILE SIGNAL`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def watch(directory: Path, pid_file: Path, stop_signal: int) -> None:
-    """Make sure that a sentinel watches `directory`; a second one ends at once."""
+    """Start a sentinel for `directory`; if one already runs, the new one exits at once."""
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", __file__, directory, pid_file, str(int(stop_signal))],
@@ -33,15 +33,17 @@ def watch(directory: Path, pid_file: Path, stop_signal: int) -> None:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        # Inside another program (uwsgi) `sys.executable` is no Python. The server works without.
-        log.warning("nobody will stop the server in %s if its users are killed", directory)
+        # In an embedding program (uwsgi) `sys.executable` is not Python. The server still works.
+        log.warning(
+            "no sentinel process: the server in %s keeps running if its users are killed", directory
+        )
 
 
 def server_pid(pid_file: Path) -> int | None:
     """The pid in the first line of a server's own pid file.
 
-    None when that process belongs to another uid than the file: root signals no process on the
-    word of a server gone bad, nor one that was given a dead server's pid.
+    None when that process belongs to another uid than the file: root must not signal a process
+    that a compromised server named, nor one that reuses the pid of a dead server.
     """
     with contextlib.suppress(FileNotFoundError, ValueError):
         pid = int(pid_file.read_text(encoding="utf-8").partition("\n")[0])
@@ -52,17 +54,16 @@ def server_pid(pid_file: Path) -> int | None:
 
 
 def main(directory: Path, pid_file: Path, stop_signal: int) -> None:
-    mine = os.O_CREAT
-    if _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB, mine) is None:
+    if _flock(directory / "sentinel", fcntl.LOCK_EX | fcntl.LOCK_NB, os.O_CREAT) is None:
         return
     if os.fork():
-        # Whoever started the server has no child to reap.
+        # Detached, so that the starter has no child to reap.
         os._exit(0)
     while True:
         free = _flock(directory / "users", fcntl.LOCK_EX)
         if free is None:
             return
-        # Given back before `lock` is asked for: everyone takes `lock` first.
+        # Released before taking `lock`: the lock order is `lock`, then `users`.
         os.close(free)
         lock = _flock(directory / "lock", fcntl.LOCK_EX)
         if _flock(directory / "users", fcntl.LOCK_EX | fcntl.LOCK_NB) is not None:
@@ -74,25 +75,25 @@ def main(directory: Path, pid_file: Path, stop_signal: int) -> None:
 
 def _stop(alive: Path, pid_file: Path, stop_signal: int) -> None:
     reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
-    asked = None
+    signalled = None
     for _ in range(6000):
         with contextlib.suppress(BlockingIOError):
             if os.read(reader, 1) == b"":
                 return
-        # A server whose starter was killed early may not have written its pid yet.
+        # If its starter was killed early, the server may not have written its pid yet.
         pid = server_pid(pid_file)
-        if pid is not None and pid != asked:
+        if pid is not None and pid != signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, stop_signal)
-            asked = pid
+            signalled = pid
         select.select([reader], [], [], 0.05)
 
 
 def _flock(path: Path, kind: int, create: int = 0) -> int | None:
-    """The locked handle; None when it is taken or the file is gone.
+    """The locked handle; None when another process holds the lock or the file is gone.
 
-    The users' files are not made anew: whoever removes the directory after the last user left must
-    not find it filled again.
+    Missing files are not created: after the last user has left, the directory may be deleted, and
+    must stay so.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | create, 0o600)

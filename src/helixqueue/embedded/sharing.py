@@ -1,16 +1,15 @@
-"""Several processes, one server: who uses it, who may start it, and whether it lives.
+"""Files by which several processes share one server.
 
-Three files in the server's directory, and the kernel keeps the books, so `kill -9` of anything
-leaves no stale entry behind:
+The kernel maintains the locks, so `kill -9` of any process leaves no stale entry:
 
 ```
-lock      flock, exclusive: held while somebody starts or stops the server
-users     flock, shared: every user holds one; whoever gets it exclusively was the last user
-alive     a FIFO: every process of the server holds its writing end; end-of-file = all are gone
+lock      flock, exclusive: held while a process starts or stops the server
+users     flock, shared: held by every user; a process that locks it exclusively is the last user
+alive     a FIFO whose write end every server process holds; end-of-file means that all have ended
 ```
 
-Lock order: `lock`, then `users`. A registry of pids was rejected: it goes stale with every
-`kill -9`, and a recycled pid makes a dead user look alive.
+Lock order: `lock`, then `users`. A registry of pids would go stale with every `kill -9`, and
+a reused pid would make a dead user look alive.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 class Sharing:
-    """One user's view of the three files."""
+    """One user's handles of the three files."""
 
     def __init__(self, directory: Path) -> None:
         self._lock = directory / "lock"
@@ -39,33 +38,33 @@ class Sharing:
         self._membership: int | None = None
 
     @contextmanager
-    def exclusive(self, say: Say) -> Iterator[None]:
-        """Hold `lock`: nobody else starts or stops this server meanwhile."""
+    def exclusive(self, progress: Progress) -> Iterator[None]:
+        """Hold `lock`: no other process starts or stops this server meanwhile."""
         handle = _open(self._lock)
         try:
             if not _try_flock(handle, fcntl.LOCK_EX):
-                say("waiting for another process that starts or stops this server")
+                progress("waiting for another process that is starting or stopping this server")
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             os.close(handle)
 
     def join(self) -> None:
-        """Become a user; needs `exclusive`. Joining twice is joining once."""
+        """Become a user; requires `exclusive`. Idempotent."""
         if self._membership is None:
             self._membership = _open(self._users)
             fcntl.flock(self._membership, fcntl.LOCK_SH)
 
     def leave(self) -> bool:
-        """Stop being a user; needs `exclusive`. True when nobody is left."""
+        """Stop being a user; requires `exclusive`. True when no user is left."""
         if self._membership is not None:
-            # Unlocked by hand: a forked child may still hold a copy of the handle.
+            # Unlock explicitly: a forked child may hold a copy of the handle.
             fcntl.flock(self._membership, fcntl.LOCK_UN)
             self.forget()
         handle = _open(self._users)
         try:
-            # The sentinel waits for this file and may be given it first. It gives it back at once
-            # and then waits for `lock`, which we hold: the second look tells it from a user.
+            # The sentinel also waits for this lock and may get it first. It releases it at once and
+            # then waits for `lock`, which this process holds, so the second try succeeds.
             for _ in range(2):
                 fcntl.flock(handle, fcntl.LOCK_SH)
                 if _try_flock(handle, fcntl.LOCK_EX):
@@ -75,7 +74,7 @@ class Sharing:
             os.close(handle)
 
     def forget(self) -> None:
-        """Close the handle and leave the lock to whoever shares it: a child does so after fork."""
+        """Close the handle without unlocking: after a fork, the parent still holds the lock."""
         if self._membership is not None:
             os.close(self._membership)
             self._membership = None
@@ -85,9 +84,9 @@ class Sharing:
         return self._membership is not None
 
     @contextmanager
-    def breath(self) -> Iterator[int]:
-        """The writing end of `alive`, for the server to inherit."""
-        reader = self.listen()
+    def liveness_writer(self) -> Iterator[int]:
+        """The write end of `alive`, for the server to inherit."""
+        reader = self.open_liveness_reader()
         try:
             writer = os.open(self._alive, os.O_WRONLY | os.O_CLOEXEC)
         finally:
@@ -97,33 +96,33 @@ class Sharing:
         finally:
             os.close(writer)
 
-    def listen(self) -> int:
-        """The reading end of `alive`: `select` wakes when the last process of the server ends."""
+    def open_liveness_reader(self) -> int:
+        """The read end of `alive`: `select` returns when the last server process ends."""
         with suppress(FileExistsError):
             os.mkfifo(self._alive, 0o600)
         return os.open(self._alive, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def alive(self) -> bool:
-        """Whether any process of the server lives, be it the last child of a killed postmaster."""
-        reader = self.listen()
+        """Whether any server process runs, including children of a killed postmaster."""
+        reader = self.open_liveness_reader()
         try:
-            return breathing(reader)
+            return has_writer(reader)
         finally:
             os.close(reader)
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        """Wait for the server's last process; False when it lives on after `timeout_s`."""
-        reader = self.listen()
+        """Wait for the last server process to end; False when one still runs after `timeout_s`."""
+        reader = self.open_liveness_reader()
         try:
-            if breathing(reader):
+            if has_writer(reader):
                 select.select([reader], [], [], timeout_s)
-            return not breathing(reader)
+            return not has_writer(reader)
         finally:
             os.close(reader)
 
 
-def breathing(reader: int) -> bool:
-    """Whether the FIFO behind `reader` has a writer: without one, reading gives end-of-file."""
+def has_writer(reader: int) -> bool:
+    """Whether the FIFO has a writer; without one, reading returns end-of-file."""
     try:
         return os.read(reader, 1) != b""
     except BlockingIOError:

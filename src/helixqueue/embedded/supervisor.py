@@ -1,4 +1,4 @@
-"""The thread that notices a server's death and brings it back."""
+"""A thread that restarts a server that dies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from helixqueue.embedded.sharing import breathing
+from helixqueue.embedded.sharing import has_writer
 from helixqueue.errors import HelixError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A server that dies within the first second of its life is restarted ever more slowly, up to this.
+# A server that dies within its first second is restarted with increasing pauses, up to SLOWEST_S.
 SETTLED_S = 1.0
 SLOWEST_S = 5.0
 
@@ -28,10 +28,10 @@ SLOWEST_S = 5.0
 class Supervisor:
     """Sleeps in `select` until the server's last process ends, then calls `restart`.
 
-    Every process that uses a server supervises it, so it does not matter which of them started it
-    and which are left; `restart` takes the lock, finds the server up when another was faster, and
-    is then done. Who wants to stop the server first ends its supervisor: a clean stop happens only
-    after the last user has left, and so is never mistaken for a death.
+    Every process that uses a server supervises it, regardless of which process started it.
+    `restart` takes the lock and returns at once when another process has restarted the server.
+    Users end their supervisor before they leave: a clean stop happens after the last user has left
+    and is never taken for a crash.
     """
 
     def __init__(self, name: str, sharing: Sharing, restart: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Supervisor:
         self._thread.start()
 
     def end(self) -> None:
-        """Return once the thread has ended; a restart under way is finished first."""
+        """End the thread; waits for a restart in progress."""
         os.write(self._wake_writer, b"x")
         self._thread.join()
         os.close(self._wake_writer)
@@ -51,31 +51,31 @@ class Supervisor:
 
     def _run(self) -> None:
         pause_s = 0.0
-        back_at = float("-inf")
+        restarted_at = float("-inf")
         while self._server_died():
-            settled = time.monotonic() - back_at > SETTLED_S
+            settled = time.monotonic() - restarted_at > SETTLED_S
             pause_s = 0.0 if settled else min(max(2 * pause_s, 0.1), SLOWEST_S)
             when = f" in {pause_s:.1f} s" if pause_s else ""
             log.warning("%s died; restarting it%s", self._name, when)
-            if self._asked_to_end(pause_s):
+            if self._should_end(pause_s):
                 return
             try:
                 self._restart()
             except (HelixError, OSError, subprocess.SubprocessError):
-                log.exception("%s did not come back", self._name)
+                log.exception("%s could not be restarted", self._name)
             else:
-                log.warning("%s is back", self._name)
-            back_at = time.monotonic()
+                log.warning("%s is running again", self._name)
+            restarted_at = time.monotonic()
 
     def _server_died(self) -> bool:
-        """Wait; True when the server's last process has ended, False when asked to end."""
-        reader = self._sharing.listen()
+        """Wait; True when the last server process has ended, False when `end` was called."""
+        reader = self._sharing.open_liveness_reader()
         try:
-            if breathing(reader):
+            if has_writer(reader):
                 select.select([reader, self._wake_reader], [], [])
         finally:
             os.close(reader)
-        return not self._asked_to_end(0)
+        return not self._should_end(0)
 
-    def _asked_to_end(self, timeout_s: float) -> bool:
+    def _should_end(self, timeout_s: float) -> bool:
         return bool(select.select([self._wake_reader], [], [], timeout_s)[0])

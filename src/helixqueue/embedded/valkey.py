@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from helixqueue.embedded.account import Account
-    from helixqueue.embedded.sharing import Say
+    from helixqueue.embedded.sharing import Progress
 
 # Setting, value, reason.
 SETTINGS: tuple[tuple[str, str, str], ...] = (
-    ("port", "0", "no TCP: the socket directory's mode is the only door"),
-    ("unixsocketperm", "700", "the same uid (or root) only, should the directory open"),
+    ("port", "0", "no TCP: the mode of the socket directory controls access"),
+    ("unixsocketperm", "700", "same uid (or root) only, even if the directory is readable"),
     ("appendonly", "yes", "an acknowledged XADD survives kill -9"),
-    ("appendfsync", "always", "and a power loss"),
-    ("no-appendfsync-on-rewrite", "no", "also while the file is being rewritten"),
-    ("aof-load-truncated", "yes", "a torn last entry was never acknowledged: drop it and start"),
-    ("aof-use-rdb-preamble", "yes", "a rewritten file loads fast"),
+    ("appendfsync", "always", "an acknowledged XADD survives a power loss"),
+    ("no-appendfsync-on-rewrite", "no", "fsync also while the file is rewritten"),
+    ("aof-load-truncated", "yes", "a torn last entry was never acknowledged; drop it"),
+    ("aof-use-rdb-preamble", "yes", "a rewritten file loads faster"),
     ("auto-aof-rewrite-percentage", "100", "the file is rewritten when it has doubled"),
-    ("auto-aof-rewrite-min-size", "64mb", "and not before it is worth a fork"),
+    ("auto-aof-rewrite-min-size", "64mb", "a smaller file is not worth a fork"),
     ("save", '""', "no snapshots: the append-only file is the data"),
-    ("maxmemory-policy", "noeviction", "a full server refuses; it never drops a stream silently"),
-    ("daemonize", "no", "its supervisor is ours"),
-    ("logfile", '""', "to the log beside the data"),
+    ("maxmemory-policy", "noeviction", "a full server refuses writes and never drops a stream"),
+    ("daemonize", "no", "`supervisor` restarts it"),
+    ("logfile", '""', "standard output, which goes to `log`"),
 )
 
 
@@ -43,9 +43,13 @@ class Valkey(EmbeddedServer):
     title = "Valkey"
     socket_name = "valkey.sock"
     pid_file = "valkey.pid"
-    # The same as the command SHUTDOWN: the append-only file is flushed, then it ends.
+    # Same as the command SHUTDOWN: flushes the append-only file, then exits.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    hopeless: ClassVar[tuple[str, ...]] = ("CONFIG FILE ERROR", "Bad file format", "Can't handle")
+    fatal_messages: ClassVar[tuple[str, ...]] = (
+        "CONFIG FILE ERROR",
+        "Bad file format",
+        "Can't handle",
+    )
 
     def __init__(
         self,
@@ -65,11 +69,11 @@ class Valkey(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """For the `valkey` or `redis` client's `from_url`."""
+        """A URL for `from_url` of the `valkey` or `redis` client."""
         return f"unix://{quote(str(self.socket))}"
 
-    def answers(self) -> bool:
-        """Whether PING gives PONG: while it loads its file, it says LOADING."""
+    def is_ready(self) -> bool:
+        """Whether PING returns PONG; while the server loads its file, it returns LOADING."""
         with suppress(OSError, Unavailable), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(2)
             connection.connect(str(self.socket))
@@ -77,22 +81,24 @@ class Valkey(EmbeddedServer):
             return connection.recv(64).startswith(b"+PONG")
         return False
 
-    def _create(self, directory: Path, account: Account, say: Say) -> None:
+    def _create(self, directory: Path, account: Account, progress: Progress) -> None:
         """Valkey fills an empty directory itself."""
 
     def _command(self, account: Account, data: str) -> list[str | Path]:
         sockets = data if self.socket_dir == self.data else str(self.socket_dir)
-        rows = [("dir", f'"{data}"', "the append-only file's place")]
-        rows += [("pidfile", f'"{data}/{self.pid_file}"', "for whoever stops it")]
+        rows = [("dir", f'"{data}"', "directory of the append-only file")]
+        rows += [
+            ("pidfile", f'"{data}/{self.pid_file}"', "read by the process that stops the server")
+        ]
         rows += [("unixsocket", f'"{sockets}/{self.socket_name}"', "private, 0700"), *SETTINGS]
-        rows += [(name, value, "asked for by the caller") for name, value in self._settings.items()]
+        rows += [(name, value, "set by the caller") for name, value in self._settings.items()]
         lines = [f"# {reason}\n{name} {value}" for name, value, reason in rows]
         account.write(self.data / "helix.conf", "\n".join([*lines, ""]))
         folder = self._bin_dir or binaries.valkey_programs()
-        program = binaries.reachable(folder, "valkey-server", account) / "valkey-server"
+        program = binaries.accessible_programs(folder, "valkey-server", account) / "valkey-server"
         return [program, f"{data}/helix.conf"]
 
-    def _forget_the_dead(self) -> None:
-        """Also remove a killed server's pid: it may be anybody's by now."""
-        super()._forget_the_dead()
+    def _remove_stale_files(self) -> None:
+        """Also remove the pid file of a killed server: another process may use that pid now."""
+        super()._remove_stale_files()
         (self.data / self.pid_file).unlink(missing_ok=True)
