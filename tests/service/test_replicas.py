@@ -14,7 +14,7 @@ import pytest
 from helixqueue.embedded import Postgres
 from helixqueue.engine import tokens
 from helixqueue.engine.migrate import migrate
-from helixqueue.up.databases import admit
+from helixqueue.up.databases import grant_service
 from tests.support.database import Database
 from tests.support.lab import Lab, one_database, until
 from tests.support.replicas import (
@@ -69,7 +69,7 @@ def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path)
     postgres = Postgres(tmp_path / "pg", supervised=False)
     with postgres.start():
         migrate(postgres.migrator_dsn)
-        admit(postgres.migrator_dsn, "helix_service", create=True)
+        grant_service(postgres.migrator_dsn, "helix_service", create=True)
         database = Database(postgres, "helix")
         database.rows("select helix.set_queue_v1('a', 'q', 'ann')")
         token = _token(database)

@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,10 @@ import redis
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
-from helixqueue.embedded.account import why_not
+from helixqueue.embedded.account import explain_os_error
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
-from helixqueue.up.directory_lock import LOCK, taken, url_of
+from helixqueue.up.directory_lock import LOCK, lock_directory, url_of
 from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.support.cli import HELIXQ
 from tests.support.lab import until
@@ -106,7 +107,7 @@ def resident_mb(pid):
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
-def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
+def test_up_starts_from_nothing_and_a_restart_keeps_data(tmp_path):
     with up(tmp_path) as first:
         with first.client() as http:
             assert http.put("/v1/queues/q", json={"reason": "x"}).status_code == 200
@@ -134,7 +135,7 @@ def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
         assert (told.status_code, told.json()["tenant"]) == (201, "default")
 
         ended, said = first.stopped()
-        assert (ended, said.endswith("\nstopping; everything is kept\n")) == (Exit.OK, True)
+        assert (ended, said.endswith("\nstopping; all data is kept\n")) == (Exit.OK, True)
     with up(tmp_path) as again:
         spent = httpx.post(f"{again.url}/v1/login", json={"code": first.code}, verify=TLS)
         assert spent.status_code == 404
@@ -147,7 +148,7 @@ def test_one_command_from_nothing_and_a_restart_keeps_everything(tmp_path):
         assert again.stopped(signal.SIGTERM)[0] == Exit.OK
 
 
-def test_a_server_that_dies_and_comes_back_is_said(tmp_path):
+def test_up_reports_the_restart_of_a_killed_server(tmp_path):
     with up(tmp_path) as running:
         with running.client() as http:
             for server in ("postgres", "valkey"):
@@ -155,13 +156,14 @@ def test_a_server_that_dies_and_comes_back_is_said(tmp_path):
                 first = int(pid_file.read_text().split()[0])
                 os.kill(first, signal.SIGKILL)
                 seen = []
-                while not seen or not seen[-1].endswith(" is back\n"):
+                while not seen or not seen[-1].endswith(" is running again\n"):
                     seen.append(running.process.stderr.readline())
                 title = {"postgres": "PostgreSQL", "valkey": "Valkey"}[server]
-                assert seen[-2:] == [f"{title} died; restarting it\n", f"{title} is back\n"]
+                expected = [f"{title} died; restarting it\n", f"{title} is running again\n"]
+                assert seen[-2:] == expected
                 until(lambda: http.get("/v1/queues").status_code == 200)
         ended, said = running.stopped()
-        assert (ended, said) == (Exit.OK, "stopping; everything is kept\n")
+        assert (ended, said) == (Exit.OK, "stopping; all data is kept\n")
 
 
 def catches_interrupts(pid):
@@ -177,7 +179,7 @@ def until_ours(pid):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6, 1.5])
-def test_ctrl_c_within_the_first_seconds_says_nothing(tmp_path, seconds):
+def test_ctrl_c_during_start_prints_no_traceback(tmp_path, seconds):
     process = started(tmp_path)
     until_ours(process.pid)
     time.sleep(seconds)
@@ -188,7 +190,7 @@ def test_ctrl_c_within_the_first_seconds_says_nothing(tmp_path, seconds):
     assert "Interrupt" not in said
 
 
-def test_workers_do_the_work_of_an_app_and_end_with_it(tmp_path):
+def test_local_workers_run_handlers_and_end_with_up(tmp_path):
     (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
     with up(tmp_path, "--app", "twice", "--workers", "1") as running:
         with running.client() as http:
@@ -231,11 +233,11 @@ def alive(pid):
         return False
 
 
-def test_the_demo_keeps_a_lab_running_in_which_nothing_is_done_twice(tmp_path):
+def test_demo_workload_reports_one_effect_per_sample(tmp_path):
     process = started(tmp_path, "--port", "0", "--demo")
     line = ""
     for line in process.stderr:
-        found = re.search(r"deduplicated (\d+), bad names (\d+) .*completed (\d+), each once", line)
+        found = re.search(r"duplicates (\d+), invalid (\d+) .*completed (\d+), each once", line)
         if found and all(int(number) > 0 for number in found.groups()):
             break
     assert "replay ok" in line
@@ -248,7 +250,33 @@ def test_the_demo_keeps_a_lab_running_in_which_nothing_is_done_twice(tmp_path):
     assert said.splitlines()[-1].endswith("replay ok")
 
 
-def test_make_run_is_up_with_the_demo():
+def test_demo_leaves_the_default_directory_and_tenant_to_other_programs(tmp_path):
+    """README's ten lines run in ./helix-data while `make run` runs in the same directory."""
+    with subprocess.Popen(
+        ["env", "--default-signal=INT", HELIXQ, "up", "--demo", "--port", "0", "--json"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        facts = json.loads(process.stdout.readline())
+        assert facts["data"] == str(tmp_path / "helix-demo")
+        assert facts["tenant"] == "demo"
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.doc_reader", ROOT / "README.md"],
+            cwd=tmp_path,
+            env=environment(tmp_path) | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        process.send_signal(signal.SIGINT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert process.returncode == Exit.OK
+
+
+def test_make_run_starts_up_with_the_demo():
     done = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "VENV=never-made", "run"],
         cwd=ROOT,
@@ -266,16 +294,16 @@ def test_make_run_is_up_with_the_demo():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--dsn", "postgresql://x@/y", "--demo"], "leave --dsn out"),
-        (["--dsn", "postgresql://x@/y", "--data", "d"], "not both"),
+        (["--dsn", "postgresql://x@/y", "--demo"], "remove --dsn"),
+        (["--dsn", "postgresql://x@/y", "--data", "d"], "got both"),
         (["--workers", "2"], "--app"),
         (["--dsn", "postgresql://x@/y", "--app", "m"], "--work-dsn"),
         (["--tenant", "No Such"], "tenant"),
-        (["--app", "no.such"], "found none called 'no.such'"),
+        (["--app", "no.such"], "'no.such', which does not exist"),
         (["--redis", "nonsense"], "redis://host"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_starts(
+def test_invalid_up_options_are_rejected_before_start(
     tmp_path, monkeypatch, capsys, arguments, words
 ):
     monkeypatch.chdir(tmp_path)
@@ -286,7 +314,7 @@ def test_what_makes_no_sense_is_said_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_that_is_taken_is_said_before_anything_starts(tmp_path, monkeypatch, capsys):
+def test_up_rejects_a_port_in_use_before_starting_servers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
         main(["up", "--port", str(taken.getsockname()[1])])
@@ -301,7 +329,7 @@ def ended_with(capsys, *arguments):
     return ended.value.code, capsys.readouterr().err
 
 
-def test_an_address_of_another_machine_is_said_once(tmp_path, capsys):
+def test_up_rejects_an_address_of_another_machine(tmp_path, capsys):
     """And no free port is looked for there, nor a word said of what would travel to it."""
     code, said = ended_with(capsys, "--host", "203.0.113.1", "--data", str(tmp_path / "data"))
     assert code == Exit.REFUSED
@@ -309,7 +337,7 @@ def test_an_address_of_another_machine_is_said_once(tmp_path, capsys):
     assert "203.0.113.1:8080, which is none of this machine; name one with --host" in said
 
 
-def test_ipv6_is_an_address_too():
+def test_up_listens_on_ipv6():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -318,7 +346,7 @@ def test_ipv6_is_an_address_too():
         assert re.fullmatch(r"http://\[::1\]:\d+", address_of(listener))
 
 
-def test_a_place_that_cannot_hold_data_is_said_kindly(tmp_path, capsys):
+def test_unusable_data_directory_is_reported(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     (tmp_path / "spoilt").mkdir()
     (tmp_path / "spoilt" / "postgres").write_text("")
@@ -329,7 +357,7 @@ def test_a_place_that_cannot_hold_data_is_said_kindly(tmp_path, capsys):
         assert "Errno" not in said
 
 
-def test_a_directory_of_another_user_is_said_to_be_one(tmp_path):
+def test_error_names_the_owner_of_the_directory(tmp_path):
     theirs = Path("/")
     if os.geteuid() == 0:
         theirs = tmp_path
@@ -337,21 +365,24 @@ def test_a_directory_of_another_user_is_said_to_be_one(tmp_path):
     denied = PermissionError(errno.EACCES, "Permission denied")
     owner = theirs.stat().st_uid
     whose = f"permission denied ({theirs} belongs to uid {owner}, and this is uid {os.geteuid()})"
-    assert why_not(theirs, denied) == why_not(theirs / "none", denied) == whose
-    assert why_not(theirs, OSError(errno.EROFS, "Read-only file system")) == "read-only file system"
+    assert explain_os_error(theirs, denied) == explain_os_error(theirs / "none", denied) == whose
+    assert (
+        explain_os_error(theirs, OSError(errno.EROFS, "Read-only file system"))
+        == "read-only file system"
+    )
 
 
-def test_the_word_of_one_that_was_killed_sends_nobody_to_a_stranger(tmp_path):
+def test_url_of_a_killed_process_is_not_used(tmp_path):
     """Its port may be anybody's by now, and a link to it would hand over a code."""
-    with taken(tmp_path) as place:
-        place.tell("http://127.0.0.1:8080")
+    with lock_directory(tmp_path) as lock:
+        lock.publish("http://127.0.0.1:8080")
         assert url_of(tmp_path) == "http://127.0.0.1:8080"
         left = (tmp_path / LOCK).read_bytes()
     (tmp_path / LOCK).write_bytes(left)
     assert url_of(tmp_path) is None
 
 
-def test_a_child_that_cannot_be_started_is_tried_again(monkeypatch):
+def test_process_that_cannot_start_is_retried(monkeypatch):
     """A machine without a process or a file to spare has one later; it is said meanwhile."""
     monkeypatch.setattr("helixqueue.up.processes.sys.executable", "/nowhere/python")
     said = asyncio.Queue()
@@ -364,19 +395,19 @@ def test_a_child_that_cannot_be_started_is_tried_again(monkeypatch):
         return told
 
     told = asyncio.run(story())
-    assert told[0].startswith("up-1 did not start (no such file or directory); starting it again")
+    assert told[0].startswith("up-1 did not start (no such file or directory); restarting")
     assert told[1].startswith("up-1 did not start")
 
 
-def test_whoever_only_looks_keeps_nobody_out(tmp_path, monkeypatch):
+def test_url_of_does_not_block_a_start(tmp_path, monkeypatch):
     with (tmp_path / LOCK).open("w", encoding="utf-8") as looker:
         fcntl.flock(looker, fcntl.LOCK_SH)
         monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
-        with taken(tmp_path):
+        with lock_directory(tmp_path):
             assert url_of(tmp_path) is None  # nothing told yet
 
 
-def test_a_database_that_is_away_is_not_promised_to_be_served(tmp_path):
+def test_up_with_an_unreachable_database_exits_with_unavailable(tmp_path):
     done = subprocess.run(
         [HELIXQ, "up", "--dsn", "postgresql://x@127.0.0.1:1/y", "--port", "0"],
         env=environment(tmp_path), capture_output=True, text=True, check=False, timeout=120,
@@ -386,7 +417,7 @@ def test_a_database_that_is_away_is_not_promised_to_be_served(tmp_path):
     assert "503" not in done.stderr
 
 
-def test_the_password_of_a_redis_reaches_no_screen(server, tmp_path):
+def test_up_does_not_print_the_redis_password(server, tmp_path):
     with server_database(server, "up_redis") as (owner, dsn):
         done = subprocess.run(
             [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--for", "0",
@@ -397,7 +428,7 @@ def test_the_password_of_a_redis_reaches_no_screen(server, tmp_path):
     assert "canary" not in done.stdout + done.stderr
 
 
-def test_a_server_of_ones_own_is_migrated_and_the_login_let_in(server, tmp_path):
+def test_up_migrates_an_external_server_and_grants_the_login(server, tmp_path):
     with server_database(server, "up_given") as (owner, dsn), subprocess.Popen(
         [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--json"],
         env=environment(tmp_path),

@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.embedded.account import why_not
+from helixqueue.demo.sample_sheet import TENANT as DEMO_TENANT
+from helixqueue.embedded.account import explain_os_error
 from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
 from helixqueue.identity import check_name
@@ -29,13 +31,14 @@ from helixqueue.service.address import address_of
 from helixqueue.service.run import PortTaken, demand_fit, listener_on, log_to
 from helixqueue.service.settings import ServiceSettings
 from helixqueue.up import databases
-from helixqueue.up.directory_lock import taken
+from helixqueue.up.directory_lock import lock_directory
 from helixqueue.up.processes import Processes, SupervisedProcess
 from helixqueue.up.run import run
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from helixqueue.up.databases import Databases
     from helixqueue.up.directory_lock import DirectoryLock
@@ -43,13 +46,17 @@ if TYPE_CHECKING:
 PORT: Final = 8080
 WORKERS: Final = 2
 LOG_BYTES: Final = 10_000_000
-LAB: Final = "lab"
+DEMO: Final = "demo"
+# Its own directory: `make run` and programs that use ./helix-data do not meet.
+DEMO_DATA: Final = Path("helix-demo")
+
+NO_SERVICE = "up starts a service of its own, on embedded servers or on --dsn"
 
 
-def _redis(given: str) -> str:
-    if urlsplit(given).scheme not in {"redis", "rediss", "unix"}:
-        raise typer.BadParameter("expected a URL such as redis://host:6379, got none")
-    return given
+def _redis(url: str) -> str:
+    if urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
+        raise typer.BadParameter(f"expected a URL such as redis://host:6379, got {url!r}")
+    return url
 
 
 ServiceDsn = Annotated[
@@ -57,7 +64,7 @@ ServiceDsn = Annotated[
     typer.Option(
         "--dsn",
         metavar="DSN",
-        help="A PostgreSQL that you run, as the service's own role, else HELIX_DSN.",
+        help="Use this PostgreSQL, with the service's login. [env: HELIX_DSN]",
         show_default=False,
     ),
 ]
@@ -68,7 +75,7 @@ OwnerDsn = Annotated[
         metavar="DSN",
         envvar="HELIX_OWNER_DSN",
         show_envvar=False,
-        help="The same as its owner: migrate it, and let the role of --dsn serve.",
+        help="Owner of that database: migrate it, and grant --dsn its role. [env: HELIX_OWNER_DSN]",
         show_default=False,
     ),
 ]
@@ -77,7 +84,7 @@ WorkDsn = Annotated[
     typer.Option(
         "--work-dsn",
         metavar="DSN",
-        help="The same for local workers, as a role bound to the tenant.",
+        help="Login of the local workers, for use with --dsn.",
         show_default=False,
     ),
 ]
@@ -87,46 +94,60 @@ Redis = Annotated[
         "--redis",
         metavar="URL",
         parser=_redis,
-        help="A Redis or Valkey that you run.",
+        help="Use this Redis or Valkey instead of the embedded one.",
         show_default=False,
     ),
 ]
-Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
 Port = Annotated[
     int | None,
-    typer.Option("--port", min=0, max=65535, help="Else 8080, or any free one."),
+    typer.Option(
+        "--port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help=f"Port to listen on; 0 selects a free one. [default: {PORT}, or a free one]",
+        show_default=False,
+    ),
 ]
 App = Annotated[
     str | None,
     typer.Option(
         "--app",
         metavar="MODULE",
-        help="Queues and their handlers, for local workers.",
+        help="Run local workers with the handlers of this module.",
         show_default=False,
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=0, max=64, help=f"Local workers of --app: {WORKERS}."),
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=0,
+        max=64,
+        help=f"Number of local workers. [default with --app: {WORKERS}]",
+        show_default=False,
+    ),
 ]
 Demo = Annotated[
-    bool, typer.Option("--demo", help="Keep a lab running, whose workers die and freeze.")
+    bool,
+    typer.Option(
+        "--demo",
+        help="Also run a demo workload, by default in ./helix-demo.",
+    ),
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option("--for", metavar="SECONDS", min=0, help="Stop by itself.", show_default=False),
+    typer.Option(
+        "--for", metavar="SECONDS", min=0, help="Stop after this time.", show_default=False
+    ),
 ]
-
-WHY = "up runs a service of its own, on embedded servers or on --dsn"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("up")(connection.without_service(WHY)(_up))
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What was asked for on the command line."""
+class UpOptions:
+    """The options of `helixq up` after validation."""
 
     dsn: str | None
     owner_dsn: str | None
@@ -143,9 +164,14 @@ class Wanted:
     as_json: bool
 
 
+def register(app: typer.Typer) -> None:
+    add = command(app, "up", example="helixq up --app mylab.queues --workers 4")
+    add(connection.without_service(NO_SERVICE)(_up))
+
+
 def _up(
     *,
-    data: connection.Data = None,
+    data: options.Data = None,
     dsn: ServiceDsn = None,
     owner_dsn: OwnerDsn = None,
     work_dsn: WorkDsn = None,
@@ -154,100 +180,105 @@ def _up(
     port: Port = None,
     app: App = None,
     workers: Workers = None,
-    tenant: connection.Tenant = None,
+    tenant: options.Tenant = None,
     demo: Demo = False,
     seconds: Seconds = None,
-    as_json: connection.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Run everything until Ctrl-C: databases, service, workers.
+    """Run databases, service and workers until Ctrl-C.
 
-    Without a DSN, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
-    everything there. Ends with 9 when another one runs in that directory.
+    Without --dsn, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
+    all data again. Exit code 9: another `helixq up` runs in that directory.
     """
     if dsn is not None and data is not None:
-        raise typer.BadParameter("give --dsn or --data, not both")
+        raise typer.BadParameter("expected --dsn or --data, got both")
     if dsn is None and data is None and not demo:
         dsn = os.environ.get("HELIX_DSN") or None
     if dsn is not None and demo:
-        raise typer.BadParameter("--demo is a lab on embedded servers; leave --dsn out")
+        raise typer.BadParameter("--demo runs on embedded servers only; remove --dsn")
     if workers and app is None:
-        raise typer.BadParameter("--workers: name what they do with --app MODULE")
+        raise typer.BadParameter("--workers: expected --app MODULE with their handlers")
     if workers != 0 and app is not None and dsn is not None and work_dsn is None:
-        raise typer.BadParameter("--app with --dsn: give --work-dsn, the login of local workers")
+        raise typer.BadParameter(
+            "--app with --dsn: expected --work-dsn with the login of the local workers"
+        )
     if app is not None:
-        _demand_module(app)
-    wanted = Wanted(
+        _require_module(app)
+    directory = DEMO_DATA if demo and data is None else connection.data_directory(data)
+    up_options = UpOptions(
         dsn=dsn,
         owner_dsn=owner_dsn,
         work_dsn=work_dsn,
-        data=connection.data_directory(data).resolve(),
+        data=directory.resolve(),
         redis=redis,
         host=host,
         port=port,
         app=app,
         workers=WORKERS if workers is None and app is not None else workers or 0,
-        tenant=check_name("tenant", tenant or (LAB if demo else connection.DEFAULT_TENANT)),
+        tenant=check_name("tenant", tenant or (DEMO_TENANT if demo else options.DEFAULT_TENANT)),
         demo=demo,
         seconds=seconds,
         as_json=as_json,
     )
-    # Until the event loop has its own way, SIGTERM ends this as Ctrl-C does.
+    # Until the event loop installs its handlers, SIGTERM acts like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    raise typer.Exit(_run(wanted))
+    raise typer.Exit(_run(up_options))
 
 
-def _demand_module(app: str) -> None:
-    """Found, but not loaded: that is the workers' business. They would fail again and again."""
+def _require_module(app: str) -> None:
+    """Fail early: workers with a missing module would be restarted again and again."""
     module = app.partition(":")[0]
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = find_spec(module)
+        spec = find_spec(module)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise Refused(f"--app: expected a module, found none called {module!r}")
+        spec = None
+    if spec is None:
+        raise Refused(f"--app: expected the name of a module, got {module!r}, which does not exist")
 
 
-def _run(wanted: Wanted) -> Exit:
+def _run(up_options: UpOptions) -> Exit:
     with ExitStack() as stack:
-        place = stack.enter_context(taken(wanted.data)) if wanted.dsn is None else None
-        listener = stack.enter_context(_listener(wanted))
-        found = stack.enter_context(_home(wanted))
+        lock = None
+        if up_options.dsn is None:
+            lock = stack.enter_context(lock_directory(up_options.data))
+        listener = stack.enter_context(_listener(up_options))
+        found = stack.enter_context(_databases(up_options))
         settings = ServiceSettings(found.dsn)
-        # Of a database that is away, the making of the link says more.
+        # An unreachable database is reported below, when the login link is created.
         demand_fit(settings, warn=show.progress, away=lambda _: None)
-        _log(found)
-        children = _children(wanted, found)
-        facts = _facts(wanted, found, address_of(listener))
+        _configure_logs(found)
+        children = _children(up_options, found)
+        facts = _facts(up_options, found, address_of(listener))
         asyncio.run(
             run(
                 settings,
                 listener,
                 Processes(children, show.progress),
-                ready=lambda: _tell(facts, place, as_json=wanted.as_json),
-                stopping=lambda: show.progress("stopping; everything is kept"),
-                seconds=wanted.seconds,
+                ready=lambda: _print_banner(facts, lock, as_json=up_options.as_json),
+                stopping=lambda: show.progress("stopping; all data is kept"),
+                seconds=up_options.seconds,
             )
         )
-    lab_failed = any(child.name == LAB and child.code not in {0, None} for child in children)
-    return Exit.NO if lab_failed else Exit.OK
+    demo_failed = any(child.name == DEMO and child.code not in {0, None} for child in children)
+    return Exit.NO if demo_failed else Exit.OK
 
 
-def _home(wanted: Wanted) -> Any:  # noqa: ANN401 - a context manager of either kind
-    if wanted.dsn is None:
-        show.progress(f"embedded servers in {wanted.data}")
-        return databases.embedded(wanted.data, wanted.redis, show.progress)
-    return databases.given(
-        wanted.dsn,
-        redis=wanted.redis,
-        owner_dsn=wanted.owner_dsn,
-        work_dsn=wanted.work_dsn,
-        say=show.progress,
+def _databases(up_options: UpOptions) -> AbstractContextManager[Databases]:
+    if up_options.dsn is None:
+        show.progress(f"embedded servers in {up_options.data}")
+        return databases.embedded(up_options.data, up_options.redis, show.progress)
+    return databases.external(
+        up_options.dsn,
+        redis=up_options.redis,
+        owner_dsn=up_options.owner_dsn,
+        work_dsn=up_options.work_dsn,
+        progress=show.progress,
     )
 
 
-def _log(found: Databases) -> None:
-    """A line a request would bury the words for people; beside the data it can be read later."""
+def _configure_logs(found: Databases) -> None:
+    """Log requests to a file in the data directory, and server restarts to the terminal."""
     if found.data is None:
         log_to(logging.StreamHandler(sys.stderr))
         return
@@ -256,87 +287,88 @@ def _log(found: Databases) -> None:
         log_to(RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"))
     except OSError as error:
         raise Unavailable(
-            f"expected a log that this user can write, got {file}: {why_not(file, error)}; "
-            "move it away, or name another directory with --data"
+            f"expected a log file that this user can write, got {file}: "
+            f"{explain_os_error(file, error)}; move it away, or choose another directory with "
+            "--data"
         ) from error
-    logging.getLogger("helixqueue.embedded").addHandler(_Screen(logging.WARNING))
+    logging.getLogger("helixqueue.embedded").addHandler(_ProgressHandler(logging.WARNING))
 
 
-class _Screen(logging.Handler):
-    """That a server died, and is back, is for whoever looks; where it is not back, also why."""
+class _ProgressHandler(logging.Handler):
+    """Prints log records without a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         show.progress(record.getMessage() + ("" if error is None else f": {error}"))
 
 
-def _listener(wanted: Wanted) -> socket.socket:
-    """The port that was named; else the usual one, or any that is free."""
-    if wanted.port is not None:
-        return listener_on(wanted.host, wanted.port, show.progress)
+def _listener(up_options: UpOptions) -> socket.socket:
+    """A socket on the requested port, else on the default port, else on a free one."""
+    if up_options.port is not None:
+        return listener_on(up_options.host, up_options.port, show.progress)
     try:
-        return listener_on(wanted.host, PORT, show.progress)
+        return listener_on(up_options.host, PORT, show.progress)
     except PortTaken:
-        return listener_on(wanted.host, 0, show.progress)
+        return listener_on(up_options.host, 0, show.progress)
 
 
-def _children(wanted: Wanted, found: Databases) -> Sequence[SupervisedProcess]:
+def _children(up_options: UpOptions, found: Databases) -> Sequence[SupervisedProcess]:
     children = []
-    if wanted.app is not None and found.work_dsn is not None:
-        environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": wanted.tenant}
-        for number in range(1, wanted.workers + 1):
+    if up_options.app is not None and found.work_dsn is not None:
+        environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": up_options.tenant}
+        for number in range(1, up_options.workers + 1):
             name = f"up-{number}"
-            arguments = ["work", "--app", wanted.app, "--name", name, "--grace", "5"]
+            arguments = ["work", "--app", up_options.app, "--name", name, "--grace", "5"]
             if found.data is not None:
                 arguments += ["--log", str(found.data / f"{name}.log")]
             children.append(SupervisedProcess(name, "helixqueue.cli.main", arguments, environment))
-    if wanted.demo and found.postgres is not None:
-        from helixqueue.demo.run import create_effects  # noqa: PLC0415 - most runs have no lab
+    if up_options.demo and found.postgres is not None:
+        from helixqueue.demo.run import create_effects  # noqa: PLC0415 - only the demo needs it
 
         create_effects(found.postgres)
         environment = {"HELIX_DSN": found.postgres.dsn}
-        children.append(SupervisedProcess(LAB, "helixqueue.demo.live", environment=environment))
+        children.append(SupervisedProcess(DEMO, "helixqueue.demo.live", environment=environment))
     return children
 
 
-def _facts(wanted: Wanted, found: Databases, url: str) -> dict[str, Any]:
-    """What the banner tells; the link is made here and is good once."""
+def _facts(up_options: UpOptions, found: Databases, url: str) -> dict[str, Any]:
+    """The contents of the banner, with a new login link."""
     code = tokens.new_token("hl_")
-    with Database.connect(found.dsn, tenant=wanted.tenant) as database:
+    with Database.connect(found.dsn, tenant=up_options.tenant) as database:
         until = database.run(
-            tokens.offer_login(tenant=wanted.tenant, code_hash=code.hash, actor="helixq up")
+            tokens.offer_login(tenant=up_options.tenant, code_hash=code.hash, actor="helixq up")
         )
     return {
         "url": url,
         "login": f"{url}/login?code={code.token}",
         "login_until": until.isoformat(timespec="seconds"),
-        "tenant": wanted.tenant,
+        "tenant": up_options.tenant,
         "data": None if found.data is None else str(found.data),
         "redis": None if found.redis is None else _without_password(found.redis),
-        "workers": wanted.workers,
+        "workers": up_options.workers,
         "pid": os.getpid(),
     }
 
 
 def _without_password(url: str) -> str:
-    """A banner is on a screen, and in the log of whoever starts this."""
+    """The banner may end up in a log."""
     return re.sub(r"//[^/]*@", "//", url, count=1)
 
 
-def _tell(facts: dict[str, Any], place: DirectoryLock | None, *, as_json: bool) -> None:
-    if place is not None:
-        place.tell(facts["url"])
+def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json: bool) -> None:
+    if lock is not None:
+        lock.publish(facts["url"])
     if as_json:
         show.as_json(facts)
     else:
         show.line(f"\nHelixQueue is up at {facts['url']}", "bold green")
         show.line(f"  log in    {facts['login']}")
-        show.line(f"            (tenant {facts['tenant']}; once, within 15 minutes)")
+        show.line(f"            (tenant {facts['tenant']}; valid once, for 15 minutes)")
         if facts["data"] is not None:
             show.line(f"  data      {facts['data']}")
         if facts["redis"] is not None:
             show.line(f"  redis     {facts['redis']}")
         if facts["workers"]:
             show.line(f"  workers   {facts['workers']}")
-        show.line("Ctrl-C stops it; everything is kept.\n")
+        show.line("Ctrl-C stops it; all data is kept.\n")
     sys.stdout.flush()

@@ -1,1 +1,4 @@
-"""`helixq demo`: a lab's sheet, competing workers, a kill, a freeze, and the proof afterwards."""
+"""Demonstrations of exactly-once effect: `helixq demo` (`run`) and `helixq up --demo` (`live`).
+
+Both submit sample sheets, kill and freeze workers, and prove that each sample took effect once.
+"""

@@ -1,6 +1,7 @@
-"""The lab of `helixq up --demo`: sheets come in, workers die and freeze, nothing is done twice.
+"""The workload of `helixq up --demo`: sheets arrive, workers die and freeze, nothing runs twice.
 
-Run with HELIX_DSN until a signal ends it; ends with 1 if anything was done twice or not at all.
+Runs with HELIX_DSN until a signal ends it. Exits with 1 if a sample took effect more than once or
+not at all. Tenant and queue belong to the demo; it judges nothing else in the database.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psycopg
 
 from helixqueue.client.sync import HelixQueue
-from helixqueue.demo.sheet import BASECALL, BROKEN, TENANT
+from helixqueue.demo.sample_sheet import BASECALL, INVALID, QUEUE, TENANT
 from helixqueue.engine import calls
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import replay
@@ -26,119 +26,68 @@ from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
 SHEET_SECONDS = 1.0
 SHEET_ROWS = 6
-LINE_SECONDS = 4.0
-TROUBLE_SECONDS = 5.0
-# Batches go when they are five minutes old: what runs for days stays small.
+REPORT_SECONDS = 4.0
+FAULT_SECONDS = 5.0
+# Completed batches are deleted after five minutes, so that a demo that runs for days stays small.
 KEEP_SECONDS = 300.0
-SLEEPER = "bo"  # a plain script that looks at no clock, as people write them
+FROZEN = "bo"  # runs `demo.worker`, which does not watch its deadline
 NAMES = ("ada", "cem", "dita", "eli", "fay", "gus")
-HANDS = 3
-
-
-class Standing(NamedTuple):
-    """How the lab stands, as the database has it."""
-
-    completed: int
-    retired: int
-    refused: int
-    wrong: int  # samples with another number of effects than one
-
-    def line(self, seen: Seen, *, clean: bool) -> str:
-        done = self.completed + self.retired
-        once = "each once" if not self.wrong else f"{self.wrong} NOT ONCE"
-        return (
-            f"submitted {seen.rows}, deduplicated {seen.duplicates}, bad names {seen.refused} | "
-            f"completed {done}, {once} | killed {seen.killed}, late writes refused "
-            f"{self.refused} | replay {'ok' if clean else 'BROKEN'}"
-        )
+WORKERS = 3
+MINE = {"tenant": TENANT, "queue": QUEUE}
 
 
 @dataclass
-class Seen:
-    """What this run saw."""
+class DemoCounts:
+    """What this process did since its start."""
 
-    rows: int = 0
+    submitted: int = 0
     duplicates: int = 0
     refused: int = 0
     killed: int = 0
 
 
-def main() -> int:
-    stop = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: stop.set())
-    dsn = os.environ["HELIX_DSN"]
-    seen = Seen()
-    with HelixQueue(dsn, TENANT, actor="sheet") as helix:
-        helix.know(BASECALL)
-        with Database.connect(dsn) as database:
-            queue = BASECALL.name
-            database.run(
-                calls.set_queue(tenant=TENANT, queue=queue, keep_completed_seconds=KEEP_SECONDS)
-            )
-        with _hands(dsn) as hands:
-            trouble = threading.Thread(target=_make_trouble, args=(dsn, hands, seen, stop))
-            trouble.start()
-            _go_on(helix, dsn, seen, stop)
-            trouble.join()
-        return 0 if _tell(dsn, seen) else 1
+class DemoStatus(NamedTuple):
+    """The demo's batches as the database records them."""
+
+    completed: int
+    retired: int
+    refused_writes: int
+    wrong: int  # samples whose number of effects is not one
+
+    def line(self, counts: DemoCounts, *, replay_ok: bool) -> str:
+        effects = "each once" if not self.wrong else f"{self.wrong} NOT ONCE"
+        return (
+            f"submitted {counts.submitted}, duplicates {counts.duplicates}, invalid "
+            f"{counts.refused} | completed {self.completed + self.retired}, {effects} | "
+            f"workers killed {counts.killed}, late writes refused {self.refused_writes} | "
+            f"replay {'ok' if replay_ok else 'FAILED'}"
+        )
 
 
-def _go_on(helix: HelixQueue, dsn: str, seen: Seen, stop: threading.Event) -> None:
-    """Sheets and lines, each in its time; a database that is away for a while is waited for."""
-    run = f"{time.time():.0f}"[-6:]
-    number = 0
-    next_line = time.monotonic() + LINE_SECONDS
-    while not stop.wait(SHEET_SECONDS):
-        try:
-            number = _submit(helix, seen, run, number)
-            if time.monotonic() >= next_line:
-                _tell(dsn, seen)
-                next_line += LINE_SECONDS
-        except (HelixError, psycopg.Error) as error:
-            _say(f"the lab waits: {str(error).strip()}")
-
-
-def _submit(helix: HelixQueue, seen: Seen, run: str, number: int) -> int:
-    """A sheet as people send it: new samples, one of them in two spellings, and some of before."""
-    fresh = [f"S\u00e4mple-{run}-{n:04}" for n in range(number, number + SHEET_ROWS)]
-    twin = fresh[0].replace("\u00e4", "a\u0308")
-    before = [f"S\u00e4mple-{run}-{number - 1:04}"] if number else []
-    broken = [BROKEN] if number % (5 * SHEET_ROWS) == 0 else []
-    rows = [*fresh, twin, *before, *broken]
-    answers = helix.submit_many(
-        BASECALL, [{"identity": name, "payload": {"pod5": _file(name)}} for name in rows]
-    )
-    decisions = [answer.decision for answer in answers]
-    seen.rows += len(rows)
-    seen.duplicates += decisions.count("duplicate")
-    seen.refused += decisions.count("refused")
-    return number + SHEET_ROWS
-
-
-def _file(name: str) -> str:
-    return f"{name[-11:-5]}/{name[-4:]}.pod5"
-
-
-class Hands:
-    """The workers: `HANDS` of the usual kind, and the sleeper."""
+class DemoWorkers:
+    """`WORKERS` processes that may be killed, and one that may be frozen."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._started = 0
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self.sleeper = self._run("helixqueue.demo.worker", dsn, SLEEPER)
-        for _ in range(HANDS):
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.frozen = self._run("helixqueue.demo.worker", dsn, FROZEN)
+        for _ in range(WORKERS):
             self.start()
 
     def start(self) -> None:
         name = f"{NAMES[self._started % len(NAMES)]}{self._started // len(NAMES) or ''}"
         self._started += 1
-        self.workers[name] = self._run("helixqueue.demo.live_worker", name)
+        self.processes[name] = self._run("helixqueue.demo.live_worker", name)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.communicate()
 
     def _run(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -148,88 +97,159 @@ class Hands:
             env=os.environ | {"HELIX_DSN": self._dsn},
         )
 
-    def stop(self) -> None:
-        self.sleeper.kill()
-        for worker in self.workers.values():
-            worker.terminate()
-        for worker in [self.sleeper, *self.workers.values()]:
-            worker.communicate()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.frozen.kill()
+        for process in self.processes.values():
+            process.terminate()
+        for process in [self.frozen, *self.processes.values()]:
+            process.communicate()
 
 
-@contextmanager
-def _hands(dsn: str) -> Iterator[Hands]:
-    hands = Hands(dsn)
-    try:
-        yield hands
-    finally:
-        hands.stop()
+def main() -> int:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    dsn = os.environ["HELIX_DSN"]
+    counts = DemoCounts()
+    with HelixQueue(dsn, TENANT, actor="sheet") as helix:
+        helix.know(BASECALL)
+        with Database.connect(dsn) as database:
+            database.run(
+                calls.set_queue(tenant=TENANT, queue=QUEUE, keep_completed_seconds=KEEP_SECONDS)
+            )
+        with DemoWorkers(dsn) as workers:
+            faults = threading.Thread(target=_inject_faults, args=(dsn, workers, counts, stop))
+            faults.start()
+            _submit_and_report(helix, dsn, counts, stop)
+            faults.join()
+        return 0 if _report(dsn, counts) else 1
 
 
-def _make_trouble(dsn: str, hands: Hands, seen: Seen, stop: threading.Event) -> None:
-    """Kill a worker in the middle of a batch; freeze the sleeper until its batch is done; again."""
-    while not stop.wait(TROUBLE_SECONDS):
+def _submit_and_report(
+    helix: HelixQueue, dsn: str, counts: DemoCounts, stop: threading.Event
+) -> None:
+    """Submit a sheet per second and print a status line every few; retries while errors last."""
+    run = f"{time.time():.0f}"[-6:]
+    first = 0
+    next_report = time.monotonic() + REPORT_SECONDS
+    while not stop.wait(SHEET_SECONDS):
+        try:
+            _submit(helix, counts, run, first)
+            first += SHEET_ROWS
+            if time.monotonic() >= next_report:
+                _report(dsn, counts)
+                next_report += REPORT_SECONDS
+        except (HelixError, psycopg.Error) as error:
+            _print(f"the demo waits for the database: {str(error).strip()}")
+
+
+def _submit(helix: HelixQueue, counts: DemoCounts, run: str, first: int) -> None:
+    """Submit new samples, one of them in two spellings, one old sample, at times an invalid one."""
+    new = [f"S\u00e4mple-{run}-{number:04}" for number in range(first, first + SHEET_ROWS)]
+    twin = new[0].replace("\u00e4", "a\u0308")
+    repeated = [f"S\u00e4mple-{run}-{first - 1:04}"] if first else []
+    invalid = [INVALID] if first % (5 * SHEET_ROWS) == 0 else []
+    identities = [*new, twin, *repeated, *invalid]
+    answers = helix.submit_many(
+        BASECALL,
+        [{"identity": identity, "payload": {"pod5": _file(identity)}} for identity in identities],
+    )
+    decisions = [answer.decision for answer in answers]
+    counts.submitted += len(identities)
+    counts.duplicates += decisions.count("duplicate")
+    counts.refused += decisions.count("refused")
+
+
+def _file(identity: str) -> str:
+    return f"{identity[-11:-5]}/{identity[-4:]}.pod5"
+
+
+def _inject_faults(
+    dsn: str, workers: DemoWorkers, counts: DemoCounts, stop: threading.Event
+) -> None:
+    """Kill a worker in the middle of a batch, then freeze another until its batch is completed."""
+    while not stop.wait(FAULT_SECONDS):
         try:
             with Database.connect(dsn) as database:
-                _kill(database, hands, seen, stop)
-                if not stop.wait(TROUBLE_SECONDS):
-                    _freeze(database, hands, stop)
+                _kill(database, workers, counts, stop)
+                if not stop.wait(FAULT_SECONDS):
+                    _freeze(database, workers, stop)
         except (HelixError, psycopg.Error) as error:
-            _say(f"the lab waits: {str(error).strip()}")
+            _print(f"the demo waits for the database: {str(error).strip()}")
 
 
-def _kill(database: Database, hands: Hands, seen: Seen, stop: threading.Event) -> None:
-    found = _await(database, stop, "running_beside", SLEEPER)
-    if found is None:
+def _kill(
+    database: Database, workers: DemoWorkers, counts: DemoCounts, stop: threading.Event
+) -> None:
+    row = _await_row(database, stop, "running_beside", worker=FROZEN)
+    if row is None:
         return
-    name = str(found[0]).rpartition("-")[0]
-    worker = hands.workers.pop(name)
-    worker.kill()
-    worker.communicate()
-    seen.killed += 1
-    hands.start()
-    _say(f"killed worker {name} in the middle of {found[1]}, and started another one")
-
-
-def _freeze(database: Database, hands: Hands, stop: threading.Event) -> None:
-    found = _await(database, stop, "running_by", SLEEPER)
-    if found is None:
+    name = _short_name(row[0])
+    if name not in workers.processes:  # of an earlier run on this directory
         return
-    hands.sleeper.send_signal(signal.SIGSTOP)
+    workers.kill(name)
+    counts.killed += 1
+    workers.start()
+    _print(f"killed worker {name} while it ran {row[1]}; started a replacement")
+
+
+def _freeze(database: Database, workers: DemoWorkers, stop: threading.Event) -> None:
+    row = _await_row(database, stop, "running_by", worker=FROZEN)
+    if row is None:
+        return
+    batch, sample = row
+    workers.frozen.send_signal(signal.SIGSTOP)
     try:
-        done = _await(database, stop, "completed", found[0])
+        completed = _await_row(database, stop, "completed", batch=batch)
     finally:
-        hands.sleeper.send_signal(signal.SIGCONT)
-    if done is not None and _await(database, stop, "refused", found[0]) is not None:
-        heir = str(done[0]).rpartition("-")[0]
-        _say(f"froze {SLEEPER} with {found[1]}; {heir} did it, and what {SLEEPER} wrote "
-             "afterwards was refused")  # fmt: skip
+        workers.frozen.send_signal(signal.SIGCONT)
+    if completed is None or _await_row(database, stop, "refused", batch=batch) is None:
+        return
+    _print(
+        f"froze worker {FROZEN} while it ran {sample}; {_short_name(completed[0])} completed it, "
+        f"and the late write of {FROZEN} was refused"
+    )
 
 
-def _await(
-    database: Database, stop: threading.Event, statement: str, *args: object
+def _short_name(worker: object) -> str:
+    """The name that the demo gave the worker, without the suffix of its process."""
+    return str(worker).rpartition("-")[0] or str(worker)
+
+
+def _await_row(
+    database: Database, stop: threading.Event, statement: str, **arguments: object
 ) -> tuple[Any, ...] | None:
-    """The first answer; None when it is time to stop."""
+    """The first row that the statement returns; None when the demo stops."""
     while not stop.wait(0.02):
-        row = database.connection.execute(_sql(statement), args).fetchone()
+        row = database.connection.execute(_sql(statement), MINE | arguments).fetchone()
         if row is not None:
             return tuple(row)
     return None
 
 
-def _tell(dsn: str, seen: Seen) -> bool:
-    """The line that shows it: what came in, what was done, and that the ledger says the same."""
+def _report(dsn: str, counts: DemoCounts) -> bool:
+    """Print one status line; True when every sample took effect once and the ledger replays."""
     with Database.connect(dsn) as database:
         connection = database.connection
-        connection.execute(_sql("old_effects"))
+        connection.execute(_sql("delete_old_effects"))
         replayed = replay(connection)
-        mine = {"tenant": TENANT, "queue": BASECALL.name}
-        row = connection.execute(_sql("lab"), mine).fetchone()
-    standing = Standing(*(row or ()))
-    _say(standing.line(seen, clean=replayed.clean))
-    return replayed.clean and not standing.wrong
+        batches = [violation.batch for violation in replayed.violations]
+        row = connection.execute(_sql("status"), MINE).fetchone()
+        mine = connection.execute(_sql("own_batches"), MINE | {"batches": batches}).fetchall()
+    status = DemoStatus(*(row or ()))
+    _print(status.line(counts, replay_ok=not mine))
+    return not mine and not status.wrong
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {message}\n")
     sys.stderr.flush()
 

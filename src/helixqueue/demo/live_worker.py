@@ -1,4 +1,4 @@
-"""One worker of the live lab: the sequencer's work, its row and the completion in one commit."""
+"""One worker of `helixq up --demo`: the effect and the completion in one transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.client.sync import HelixQueue
-from helixqueue.demo.sheet import BASECALL, TENANT
+from helixqueue.demo.sample_sheet import BASECALL, TENANT
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
@@ -28,6 +28,6 @@ def basecall(lease: Lease[Any, Any]) -> object:
 
 
 if __name__ == "__main__":
-    logging.getLogger("helixqueue").setLevel(logging.CRITICAL)  # the lab itself tells what happens
+    logging.getLogger("helixqueue").setLevel(logging.CRITICAL)  # `live` reports what happens
     with HelixQueue(os.environ["HELIX_DSN"], TENANT) as helix:
         helix.work(BASECALL, slots=2, name=sys.argv[1], grace_seconds=2)

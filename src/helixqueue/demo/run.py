@@ -1,4 +1,4 @@
-"""The demo's course: submit, compete, kill one worker, freeze another, wait, prove."""
+"""The course of `helixq demo`: submit, compete, kill one worker, freeze another, wait, prove."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from helixqueue.client.sync import HelixQueue
-from helixqueue.demo.sheet import TENANT, Row, submit_sheet
+from helixqueue.demo.sample_sheet import QUEUE, TENANT, SheetRow, submit_sheet
 from helixqueue.engine import reads
 from helixqueue.errors import HelixError
 from helixqueue.ledger.replay import ReplayResult, replay
@@ -29,91 +29,90 @@ if TYPE_CHECKING:
 
 KILLED, FROZEN = "ada", "bo"
 WORKERS = (KILLED, FROZEN, "cem", "dita")
-PATIENCE_SECONDS = 45.0
+WAIT_SECONDS = 45.0
 POLL_SECONDS = 0.02
+MINE = {"tenant": TENANT, "queue": QUEUE}
 
 
 @dataclass(frozen=True)
-class Sample:
-    name: str
+class DemoSample:
+    identity: str
     state: str
-    tries: int
+    attempts: int
     effects: int
     workers: list[str]
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedWrite:
     sample: str
-    worker: str  # who came too late
-    owner: str  # who had the batch next
+    worker: str  # the worker that wrote too late
+    owner: str  # the worker that held the batch next
     why: str
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Everything the demo can show at its end."""
-
-    sheet: list[Row]
-    samples: list[Sample]
-    refusals: list[Refusal]
-    story: BatchDetail  # of the frozen worker's batch
+class DemoResult:
+    sheet: list[SheetRow]
+    samples: list[DemoSample]
+    refusals: list[RefusedWrite]
+    frozen_batch: BatchDetail  # the batch that the frozen worker lost
     replayed: ReplayResult
     checked: list[CheckResult]
 
     @property
-    def once(self) -> bool:
-        return all(one.effects == 1 and one.state == "COMPLETED" for one in self.samples)
+    def each_once(self) -> bool:
+        return all(sample.effects == 1 and sample.state == "COMPLETED" for sample in self.samples)
 
     @property
     def proven(self) -> bool:
         return (
-            self.once
-            and any(one.worker == FROZEN for one in self.refusals)
+            self.each_once
+            and any(refusal.worker == FROZEN for refusal in self.refusals)
             and self.replayed.clean
             and all(result.holds for result in self.checked)
         )
 
 
-def run(postgres: Postgres, say: Callable[[str], None]) -> Shown:
+def run(postgres: Postgres, progress: Callable[[str], None]) -> DemoResult:
     create_effects(postgres)
     with (
         HelixQueue(postgres.dsn, TENANT, actor="sheet") as helix,
         Database.connect(postgres.dsn) as database,
     ):
         with _workers(postgres.dsn) as workers:
-            say(f"{len(workers)} workers wait for samples: {', '.join(workers)}")
+            progress(f"started {len(workers)} workers: {', '.join(workers)}")
             rows = submit_sheet(helix)
-            say(f"submitted a sheet of {len(rows)} rows, and the workers compete for it")
-            batch = _break_things(database, workers[KILLED], workers[FROZEN], say)
-            _await(database, "all_done")
-        return _look(postgres, database, rows, batch)
+            progress(f"submitted a sheet of {len(rows)} rows; the workers compete for them")
+            batch = _inject_faults(database, workers[KILLED], workers[FROZEN], progress)
+            _await_rows(database, "all_done")
+        return _collect(postgres, database, rows, batch)
 
 
-def _break_things(
+def _inject_faults(
     database: Database,
     killed: subprocess.Popen[bytes],
     frozen: subprocess.Popen[bytes],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> int:
-    """Kill one in the middle of a batch and freeze another; gives the frozen one's batch."""
-    [(_, sample)] = _await(database, "running_by", KILLED)
+    """Kill one worker in the middle of a batch and freeze another; return the latter's batch."""
+    [(_, sample)] = _await_rows(database, "running_by", worker=KILLED)
     killed.kill()
-    say(f"killed worker {KILLED} in the middle of {sample}")
-    [(batch, sample)] = _await(database, "running_by", FROZEN)
+    progress(f"killed worker {KILLED} while it ran {sample}")
+    [(batch, sample)] = _await_rows(database, "running_by", worker=FROZEN)
     frozen.send_signal(signal.SIGSTOP)
-    say(f"froze worker {FROZEN} in the middle of {sample}")
-    [(heir,)] = _await(database, "completed", batch)
-    say(f"{heir} took {sample} over and completed it")
+    progress(f"froze worker {FROZEN} while it ran {sample}")
+    [(successor,)] = _await_rows(database, "completed", batch=batch)
+    progress(f"worker {successor} took over {sample} and completed it")
     frozen.send_signal(signal.SIGCONT)
-    say(f"woke worker {FROZEN} up, which now tries to complete {sample} as well")
-    _await(database, "refused", batch)
-    say(f"the database refused what {FROZEN} wrote")
+    progress(f"resumed worker {FROZEN}, which now tries to complete {sample} as well")
+    _await_rows(database, "refused", batch=batch)
+    progress(f"the database refused the write of {FROZEN}")
     return int(batch)
 
 
 def create_effects(postgres: Postgres) -> None:
-    """Where the demo's workers write; what the engine protects, and nothing else does."""
+    """Create the table that the demo's workers write to; only leases protect it."""
     with psycopg.connect(postgres.migrator_dsn) as connection:
         connection.execute(_sql("create_effects"))
 
@@ -124,9 +123,9 @@ def _workers(dsn: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     workers = {name: subprocess.Popen([*command, name], stdout=subprocess.PIPE) for name in WORKERS}
     try:
         for name, worker in workers.items():
-            # All are there before the sheet is, so that each gets its share.
+            # Every worker is ready before the sheet is submitted, so that each gets some batches.
             if worker.stdout is None or not worker.stdout.readline():
-                raise HelixError(f"worker {name} of the demo did not start; its words are above")
+                raise HelixError(f"worker {name} of the demo did not start; see its output above")
         yield workers
     finally:
         for worker in workers.values():
@@ -134,33 +133,35 @@ def _workers(dsn: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
             worker.communicate()
 
 
-def _await(database: Database, statement: str, *args: object) -> list[tuple[Any, ...]]:
-    """Ask until there is an answer."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _await_rows(database: Database, statement: str, **arguments: object) -> list[tuple[Any, ...]]:
+    """Run the statement until it returns rows."""
+    deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        rows = database.connection.execute(_sql(statement), args).fetchall()
+        rows = database.connection.execute(_sql(statement), MINE | arguments).fetchall()
         if rows:
             return rows
         time.sleep(POLL_SECONDS)
     raise HelixError(
-        f"the demo waited {PATIENCE_SECONDS:.0f} s for {statement!r} in vain; is the machine very "
-        "busy? Run it again"
+        f"the demo waited {WAIT_SECONDS:.0f} s for {statement!r}; the machine may be overloaded: "
+        "run the demo again"
     )
 
 
-def _look(postgres: Postgres, database: Database, rows: list[Row], batch: int) -> Shown:
-    ask = database.connection.execute
-    samples = [Sample(*row) for row in ask(_sql("samples")).fetchall()]
-    refusals = [Refusal(*row) for row in ask(_sql("refusals")).fetchall()]
-    [(batch_id,)] = ask(_sql("public_id"), (batch,)).fetchall()
-    story = database.run(reads.batch_detail(batch_id))
-    if story is None:  # pragma: no cover - it was completed a moment ago
-        raise AssertionError(f"batch {batch_id} has no story")
-    # The role that migrates sees what checking needs to see.
+def _collect(
+    postgres: Postgres, database: Database, rows: list[SheetRow], batch: int
+) -> DemoResult:
+    execute = database.connection.execute
+    samples = [DemoSample(*row) for row in execute(_sql("samples"), MINE).fetchall()]
+    refusals = [RefusedWrite(*row) for row in execute(_sql("refusals"), MINE).fetchall()]
+    [(batch_id,)] = execute(_sql("public_id"), {"batch": batch}).fetchall()
+    detail = database.run(reads.batch_detail(batch_id))
+    if detail is None:  # pragma: no cover - it was completed a moment ago
+        raise AssertionError(f"batch {batch_id} does not exist")
+    # Only the owner of the schema may read everything that `check` needs.
     with psycopg.connect(postgres.migrator_dsn) as connection:
         replayed = replay(connection)
         checked = check(connection)
-    return Shown(rows, samples, refusals, story, replayed, checked)
+    return DemoResult(rows, samples, refusals, detail, replayed, checked)
 
 
 def _sql(name: str) -> str:

@@ -1,8 +1,8 @@
 """One competing worker of the demo: `python -m helixqueue.demo.worker DSN NAME`.
 
-It says `ready`, claims, works for a moment, and then writes its effect (a row of `demo.reads`,
-which nothing but the lease protects) and the completion in one transaction. A refused completion
-undoes the effect.
+The worker prints `ready`, claims a batch, works for a moment, and then writes its effect (a row of
+`demo.reads`) and the completion in one transaction. Only the lease protects `demo.reads`: a refused
+completion rolls the effect back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from helixqueue.client.sync import HelixQueue
-from helixqueue.demo.sheet import BASECALL, TENANT
+from helixqueue.demo.sample_sheet import BASECALL, TENANT
 from helixqueue.errors import LeaseLost
 from helixqueue.postgres.statements import statements
 from helixqueue.records.lease import Settlement
@@ -33,26 +33,26 @@ def main(dsn: str, name: str) -> None:
         while True:
             leases = helix.claim(name, [BASECALL], start=True)
             for lease in leases:
-                time.sleep(WORK_SECONDS)  # the sequencer's work
-                _finish(helix, connection, name, lease)
+                time.sleep(WORK_SECONDS)  # stands for the sequencer's work
+                _complete(helix, connection, name, lease)
             if not leases:
                 time.sleep(IDLE_SECONDS)
 
 
-def _finish(
+def _complete(
     helix: HelixQueue, connection: psycopg.Connection[Any], name: str, lease: LeaseRow
 ) -> None:
-    done = Settlement(lease.batch, lease.token, "completed", result='{"reads":42}')
+    settlement = Settlement(lease.batch, lease.token, "completed", result='{"reads":42}')
     effect = statements("helixqueue.demo", "demo.sql")["write_effect"].sql
     try:
         with connection.transaction():
             connection.execute(effect, (lease.identity, name, lease.attempt))
-            [answer] = helix.settle(name, [done], within=connection)
+            [answer] = helix.settle(name, [settlement], within=connection)
             if answer.answer not in {"ok", "repeat"}:
-                raise LeaseLost(f"{name} came too late with {lease.identity}", owner=answer.owner)
+                raise LeaseLost(f"{name} lost the lease of {lease.identity}", owner=answer.owner)
     except LeaseLost:
-        # The refusal was rolled back with the effect: say it again, alone, so that it stays.
-        helix.settle(name, [done])
+        # The rollback also removed the refusal row; settling again on its own keeps one.
+        helix.settle(name, [settlement])
 
 
 if __name__ == "__main__":

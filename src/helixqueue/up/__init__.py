@@ -1,5 +1,5 @@
-"""`helixq up`: one command from nothing to a running service, and cleanly back.
+"""`helixq up`: databases, service and local workers in one process tree.
 
-`place` lets one run in a directory, `home` has the databases, `children` keeps workers running,
-`run` puts them together.
+`directory_lock` allows one `helixq up` per data directory, `databases` starts or reaches the
+databases, `processes` supervises workers, `run` runs service and workers until a signal.
 """

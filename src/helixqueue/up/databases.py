@@ -1,4 +1,4 @@
-"""The databases behind a service: embedded in a directory, or servers that others run."""
+"""The databases behind a service: embedded in a data directory, or external servers."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Databases:
-    dsn: str = field(repr=False)  # of the service's login, bound by setting alone
+    dsn: str = field(repr=False)  # the service's login, which names a tenant in each transaction
     redis: str | None
-    work_dsn: str | None = field(repr=False)  # of local workers
-    data: Path | None  # where the embedded servers are
-    postgres: Postgres | None  # the embedded one
+    work_dsn: str | None = field(repr=False)  # the login of local workers
+    data: Path | None  # directory of the embedded servers
+    postgres: Postgres | None
 
 
 @contextmanager
-def embedded(directory: Path, redis: str | None, say: Callable[[str], None]) -> Iterator[Databases]:
-    """Servers in `directory`: created, started or joined, migrated, and left at the end."""
+def embedded(
+    directory: Path, redis: str | None, progress: Callable[[str], None]
+) -> Iterator[Databases]:
+    """Create, start or join the servers in `directory` and migrate the database."""
     servers = Servers(directory)
     with ExitStack() as stack:
-        postgres = stack.enter_context(servers.postgres.start(say))
+        postgres = stack.enter_context(servers.postgres.start(progress))
         if redis is None:
-            redis = stack.enter_context(servers.valkey.start(say)).url
+            redis = stack.enter_context(servers.valkey.start(progress)).url
         set_up(postgres)
-        admit(postgres.migrator_dsn, _role(postgres.service_dsn), create=True)
+        grant_service(postgres.migrator_dsn, _role(postgres.service_dsn), create=True)
         yield Databases(postgres.service_dsn, redis, postgres.dsn, directory, postgres)
 
 
 @contextmanager
-def given(
+def external(
     dsn: str,
     *,
     redis: str | None,
     owner_dsn: str | None,
     work_dsn: str | None,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Iterator[Databases]:
-    """A server that others run; with its owner's DSN it is migrated and the login let in."""
+    """Use an existing server; with the owner's DSN, migrate it and grant the login its role."""
     if owner_dsn is not None:
-        migrate(owner_dsn, report=say)
-        admit(owner_dsn, _role(dsn))
+        migrate(owner_dsn, report=progress)
+        grant_service(owner_dsn, _role(dsn))
     yield Databases(dsn, redis, work_dsn, None, None)
 
 
-def admit(owner_dsn: str, role: str, *, create: bool = False) -> None:
-    """Let a login serve: it may call the engine, for the tenant that each transaction names."""
+def grant_service(owner_dsn: str, role: str, *, create: bool = False) -> None:
+    """Allow a login to run the service for the tenant that each transaction names."""
     name = sql.Identifier(role)
     with psycopg.connect(owner_dsn) as connection:
-        # Two that grant at once would fail with "tuple concurrently updated".
+        # Concurrent grants fail with "tuple concurrently updated".
         connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
         known = connection.execute("select from pg_roles where rolname = %s", (role,)).fetchone()
         if known is None and create:
@@ -80,5 +82,5 @@ def admit(owner_dsn: str, role: str, *, create: bool = False) -> None:
 def _role(dsn: str) -> str:
     role = parse_dsn(dsn).get("user")
     if not role:
-        raise Refused("expected a DSN that names its user, got one without: it is let in by name")
+        raise Refused("expected a DSN with a user name, got one without; add user=... to the DSN")
     return str(role)

@@ -1,4 +1,4 @@
-"""Processes that run beside the service: started, started again when they die, stopped together."""
+"""Supervised processes beside the service: started, restarted when they end, stopped together."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 STOP_SECONDS: Final = 15.0
-SETTLED_SECONDS: Final = 10.0  # one that lived so long is started again at once
-SLOWEST_SECONDS: Final = 30.0
+SETTLED_SECONDS: Final = 10.0  # a process that ran this long restarts without extra delay
+MAX_PAUSE_SECONDS: Final = 30.0
 
 
 @dataclass
 class SupervisedProcess:
-    """One process of ours; `module` is run by `helixqueue.parent_watch`."""
+    """A child process; `helixqueue.parent_watch` runs `module` and ends it with its parent."""
 
     name: str
     module: str
     arguments: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a password
-    code: int | None = None  # what it last ended with
+    environment: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # may contain a password
+    code: int | None = None  # exit code of the last run
     _process: asyncio.subprocess.Process | None = field(default=None, repr=False)
 
-    async def keep(self, say: Callable[[str], None]) -> None:
-        """Run it for ever; ever more slowly if it does not live."""
+    async def supervise(self, progress: Callable[[str], None]) -> None:
+        """Run the process until cancelled; restart it with increasing pauses."""
         pause = 0.5
         while True:
-            began = time.monotonic()
-            what = await self._run()
-            if time.monotonic() - began > SETTLED_SECONDS:
+            started = time.monotonic()
+            outcome = await self._run()
+            if time.monotonic() - started > SETTLED_SECONDS:
                 pause = 0.5
-            say(f"{self.name} {what}; starting it again in {pause:g} s")
+            progress(f"{self.name} {outcome}; restarting in {pause:g} s")
             await asyncio.sleep(pause)
-            pause = min(pause * 2, SLOWEST_SECONDS)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     async def _run(self) -> str:
-        """Once, from its start to its end; what is to be said of that."""
+        """Run the process once and describe how it ended."""
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "helixqueue.parent_watch", self.module, *self.arguments),
                 stdin=asyncio.subprocess.PIPE,
                 env={**os.environ, **self.environment},
-                # Ctrl-C is for us: we stop them in order, while the database is there.
+                # Ctrl-C must reach this process only: it stops children while the database runs.
                 start_new_session=True,
             )
-        except OSError as error:  # no process, no memory, no file left: there may be one later
+        except OSError as error:  # no process, memory or file handle left: a retry may work
             return f"did not start ({(error.strerror or str(error)).lower()})"
         self.code = await process.wait()
-        return f"ended with {self.code}"
+        return f"exited with code {self.code}"
 
     async def stop(self) -> None:
-        """Ask it to finish; past its time, end it and all that it started."""
+        """Send SIGTERM; after `STOP_SECONDS`, kill the process and its children."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -73,18 +75,22 @@ class SupervisedProcess:
 
 
 class Processes:
-    """All of them."""
+    """The supervised processes, started and stopped together."""
 
-    def __init__(self, children: Sequence[SupervisedProcess], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, children: Sequence[SupervisedProcess], progress: Callable[[str], None]
+    ) -> None:
         self._children = children
-        self._say = say
-        self._keepers: list[asyncio.Task[None]] = []
+        self._progress = progress
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._keepers = [asyncio.create_task(child.keep(self._say)) for child in self._children]
+        self._tasks = [
+            asyncio.create_task(child.supervise(self._progress)) for child in self._children
+        ]
 
     async def stop(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in self._children))

@@ -1,4 +1,4 @@
-"""Service, duties and children in one event loop, from ready to the signal that ends it."""
+"""Runs service, background duties and child processes in one event loop until a signal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Server(HttpServer):
-    """One whose signals are ours: children stop before it, and the databases after it."""
+class _UpServer(HttpServer):
+    """A server without signal handlers: `run` stops the children first, then the server."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.answers = asyncio.Event()
+        self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.answers.set()
+        self.ready.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,18 +47,18 @@ async def run(
     stopping: Callable[[], None],
     seconds: float | None = None,
 ) -> None:
-    """Serve until a signal, or for so long; `ready` is called when requests are answered."""
+    """Serve until a signal or for `seconds`; call `ready` when the service accepts requests."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for one in SIGNALS:
-        loop.add_signal_handler(one, stop.set)
-    server = _Server(config_of(settings))
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    server = _UpServer(config_of(settings))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    # Also if it ends by itself, be it before it began.
-    serving.add_done_callback(lambda _: server.answers.set())
+    # The server may also end on its own, even before it is ready.
+    serving.add_done_callback(lambda _: server.ready.set())
     serving.add_done_callback(lambda _: stop.set())
     try:
-        await server.answers.wait()
+        await server.ready.wait()
         if server.started:
             ready()
             children.start()
@@ -69,7 +69,7 @@ async def run(
         server.should_exit = True
         await serving
     if not server.started:
-        raise HelixError("the service did not start; its words are above")
+        raise HelixError("the service did not start; see its messages above")
 
 
 async def _until(stop: asyncio.Event, seconds: float | None) -> None:
