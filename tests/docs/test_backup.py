@@ -37,7 +37,8 @@ def test_tokens_issued_before_a_restore_are_refused_after_it(database, restored,
         programs = Path(database.server.program("pg_dump")).parent
         environment = os.environ | {
             "ADMIN_DSN": database.dsn("helix_bootstrap"),
-            "RESTORED_DSN": restored.dsn("helix_bootstrap"),
+            "RESTORED_ADMIN_DSN": restored.dsn("helix_bootstrap"),
+            "RESTORED_OWNER_DSN": restored.dsn("helix_migrator"),
             "PATH": f"{programs}:{Path(HELIXQ).parent}:{os.environ['PATH']}",
         }
         for block in re.findall(r"```sh\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL):
