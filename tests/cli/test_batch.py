@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
-from helixqueue.cli.exits import Exit
+from helixqueue.cli import batch_ref, pages
+from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.engine import calls
 from tests.support.lab import completed
 
@@ -25,7 +27,7 @@ def zombie(lab, identity=NFD):
     return str(one.receipt.batch_id)
 
 
-def test_the_list_and_its_pages(helixq, lab):
+def test_batch_list_continues_after_its_cursor(helixq, lab):
     lab.submit_many(5)
     first = helixq("batch", "list", "--queue", lab.q, "--limit", "3", "--json")
     assert first.code == Exit.OK
@@ -39,7 +41,7 @@ def test_the_list_and_its_pages(helixq, lab):
     assert f"more: --after {first.json['next']}" in told.err
 
 
-def test_the_shape_of_a_batch_in_a_list(helixq, lab):
+def test_batch_list_json_has_stable_members(helixq, lab):
     lab.submit(("plate", "A01"))
     lab.claim()
     [row] = helixq("batch", "list", "--queue", lab.q, "--json").json["batches"]
@@ -51,7 +53,7 @@ def test_the_shape_of_a_batch_in_a_list(helixq, lab):
     assert (row["identity"], row["state"], row["worker"]) == (["plate", "A01"], "RUNNING", "w1")
 
 
-def test_filters(helixq, lab):
+def test_batch_list_applies_filters(helixq, lab):
     zombie(lab)
     lab.submit_many(2)
     lab.claim(worker="ann")
@@ -81,20 +83,22 @@ def test_filters(helixq, lab):
         (["--tenant", "B!"], Exit.REFUSED),
     ],
 )
-def test_a_list_that_makes_no_sense(helixq, arguments, code):
+def test_invalid_list_filters_are_rejected(helixq, arguments, code):
     done = helixq("batch", "list", *arguments)
     assert (done.code, done.out) == (code, "")
     assert done.err
 
 
 @pytest.mark.parametrize("spelling", [NFC, NFD])
-def test_the_story_names_both_workers_and_both_spellings(helixq, lab, spelling):
+def test_batch_show_names_both_workers_and_both_spellings(helixq, lab, spelling):
     batch_id = zombie(lab)
     done = helixq("batch", "show", spelling, "--queue", lab.q)
     assert done.code == Exit.OK, done.err
     text = done.out
     assert batch_id in text
-    assert "at 1: U+0061 LATIN SMALL LETTER A, U+0308 COMBINING DIAERESIS is kept as U+00E4" in text
+    assert (
+        "at offset 1: U+0061 LATIN SMALL LETTER A, U+0308 COMBINING DIAERESIS is stored as" in text
+    )
     assert [done_line(done, "bo")[0], done_line(done, "bo")[-1]] == ["1", "lost, by reaper"]
     refused = text.partition("Refused writes\n")[2].splitlines()[1].split("\t")
     assert (refused[1], refused[2], refused[4]) == ("bo", "settle", "ada")
@@ -105,12 +109,12 @@ def test_the_story_names_both_workers_and_both_spellings(helixq, lab, spelling):
 
 def done_line(done, worker):
     """The line of a worker's lease."""
-    leases = done.out.partition("Attempts and their leases\n")[2].partition("\n\n")[0]
+    leases = done.out.partition("Attempts\n")[2].partition("\n\n")[0]
     [line] = [line.split("\t") for line in leases.splitlines() if line.split("\t")[2] == worker]
     return line
 
 
-def test_the_shape_of_a_story(helixq, lab):
+def test_batch_show_json_has_stable_members(helixq, lab):
     story = helixq("batch", "show", zombie(lab), "--json").json
     assert [event["reason"] for event in story["events"]] == [
         *("submitted", "claimed", "started", "lost"),
@@ -134,22 +138,76 @@ def test_the_shape_of_a_story(helixq, lab):
 
 @pytest.mark.parametrize("name", ["nobody", str(uuid.UUID(int=7)), "v1:" + "0" * 64])
 @pytest.mark.parametrize("verb", [("show",), ("cancel", "--reason", "x")])
-def test_an_unknown_batch_is_no(helixq, verb, name):
+def test_unknown_batch_exits_with_no(helixq, verb, name):
     done = helixq("batch", *verb, name)
     assert done.code == Exit.NO
-    assert "no batch" in done.err or "none goes by" in done.err or "no such batch" in done.out
+    assert (
+        "no batch that" in done.err or "no batch matches" in done.err or "no such batch" in done.out
+    )
 
 
-def test_an_identity_of_several_batches_is_not_guessed(helixq, lab):
+def test_ambiguous_identity_is_refused(helixq, lab):
     lab.submit("twice")
     lab.submit("twice", revision="2")
     done = helixq("batch", "show", "twice", "--queue", lab.q)
     assert done.code == Exit.NO
-    assert "stands for 2 batches" in done.err
+    assert "matches 2 batches" in done.err
     assert helixq("batch", "show", "twice", "--queue", lab.q, "--revision", "2").code == Exit.OK
 
 
-def test_another_tenant_sees_nothing_and_is_told_so(helixq, lab):
+def test_short_id_names_a_batch_in_every_command(helixq, lab):
+    lab.queue(max_attempts=1)
+    [row] = lab.submit("x")
+    short = str(row.receipt.batch_id)[:8]
+    assert helixq("batch", "show", short, "--json").json["identity"] == "x"
+    for verb, state in (("release", "PENDING"), ("retry", "PENDING"), ("cancel", "CANCELLED")):
+        if verb == "release":
+            lab.claim()
+        if verb == "retry":
+            lab.fail(*lab.claim())
+        done = helixq("batch", verb, short, "--reason", "x", "--json")
+        assert done.json["verdicts"][0]["state"] == state, done.err
+    assert helixq("batch", "erase", short.upper(), "--reason", "x").code == Exit.OK
+    assert helixq("batch", "show", short[:7]).code == Exit.NO
+
+
+def test_short_id_of_several_batches_is_refused(monkeypatch):
+    first, second = (uuid.UUID(f"deadbeef-0000-8000-8000-00000000000{n}") for n in (1, 2))
+    rows = [batch_row(first), batch_row(second)]
+    monkeypatch.setattr("helixqueue.cli.pages.read_all", lambda *_: iter(rows))
+    empty = SimpleNamespace(rows=[])
+    target = SimpleNamespace(run=lambda _: empty, reads=SimpleNamespace(batches=lambda **_: None))
+    with pytest.raises(NoSuchBatch, match="matches 2 batches"):
+        batch_ref.find(target, "deadbeef", tenant=None, queue=None)
+    rows.pop()
+    assert batch_ref.find(target, "deadbeef", tenant=None, queue=None) == first
+
+
+def batch_row(batch_id):
+    return SimpleNamespace(
+        batch_id=batch_id, tenant="a", queue="q", raw=("x",), revision="", state="PENDING"
+    )
+
+
+def test_identity_that_looks_like_a_short_id_wins_over_ids(helixq, lab):
+    [row] = lab.submit("deadbeef")
+    shown = helixq("batch", "show", "deadbeef", "--queue", lab.q, "--json").json
+    assert shown["batch_id"] == str(row.receipt.batch_id)
+
+
+def test_list_reads_on_after_short_and_empty_pages():
+    pages_by_cursor = {None: ([], "1"), "1": (["a"], "2"), "2": ([], "3"), "3": (["b", "c"], None)}
+    target = SimpleNamespace(run=lambda page: page)
+
+    def read(after, limit):
+        rows, cursor = pages_by_cursor[after]
+        return SimpleNamespace(rows=rows[:limit], next=cursor)
+
+    assert pages.read_rows(target, read, 50, None) == (["a", "b", "c"], None)
+    assert pages.read_rows(target, read, 1, None) == (["a"], "2")
+
+
+def test_login_of_another_tenant_sees_nothing(helixq, lab):
     batch_id = zombie(lab)
     asked = {"role": "app_b", "HELIX_TENANT": ""}
     assert helixq("batch", "show", batch_id, **asked).code == Exit.NO
@@ -161,7 +219,7 @@ def test_another_tenant_sees_nothing_and_is_told_so(helixq, lab):
         assert "may not act for tenant 'a'" in done.err
 
 
-def test_decisions_have_a_reason_and_an_actor(helixq, lab):
+def test_batch_actions_record_reason_and_actor(helixq, lab):
     lab.queue(max_attempts=1)
     [one] = lab.submit("x")
     lab.fail(*lab.claim())
@@ -182,7 +240,7 @@ def test_decisions_have_a_reason_and_an_actor(helixq, lab):
     assert told == [("retried", "ann", "new flow cell"), ("cancelled", "ann", "new flow cell")]
 
 
-def test_what_cannot_be_done_is_no(helixq, lab):
+def test_illegal_batch_actions_exit_with_no(helixq, lab):
     [one, two] = (row.receipt.batch_id for row in lab.submit("1", "2"))
     done = helixq("batch", "retry", one, "--reason", "x")
     assert (done.code, done.lines[0][2]) == (Exit.NO, "illegal")
@@ -196,5 +254,5 @@ def test_what_cannot_be_done_is_no(helixq, lab):
 
 @pytest.mark.parametrize("verb", ["retry", "cancel", "erase"])
 @pytest.mark.parametrize("reason", [(), ("--reason", " ")])
-def test_a_decision_demands_a_reason(helixq, verb, reason):
+def test_batch_actions_require_a_reason(helixq, verb, reason):
     assert helixq("batch", verb, uuid.uuid4(), *reason).code == Exit.USAGE

@@ -17,7 +17,7 @@ def environment(tmp_path):
     return kept | {"TMPDIR": str(tmp_path)}
 
 
-def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(tmp_path):
+def test_ctrl_c_ends_the_demo_silently_and_removes_its_files(tmp_path):
     with subprocess.Popen(
         # A suite in a shell's background has Ctrl-C switched off, and children inherit that.
         ["env", "--default-signal=INT", HELIXQ, "demo"],
@@ -34,7 +34,7 @@ def test_ctrl_c_ends_it_without_a_word_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.timeout(240)
-def test_each_sample_takes_effect_once_though_workers_are_killed_and_frozen(tmp_path):
+def test_each_demo_sample_takes_effect_once_although_workers_die(tmp_path):
     done = subprocess.run(
         [HELIXQ, "demo", "--json"],
         env=environment(tmp_path),

@@ -118,7 +118,7 @@ def work(database):
 
 
 @pytest.mark.usefixtures("durable")
-def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path):
+def test_cli_examples_print_what_the_document_shows(database, helixq, tmp_path):
     environment = helixq.environment(HELIX_TENANT="lab", COLUMNS=str(COLUMNS))
     environment |= {
         "OWNER_DSN": database.dsn("helix_migrator"),
@@ -142,7 +142,7 @@ def test_every_example_prints_what_the_document_shows(database, helixq, tmp_path
     assert squeezed(written) == squeezed(text)
 
 
-def test_the_document_has_an_example_of_every_command():
+def test_cli_document_has_an_example_of_every_command():
     text = DOCUMENT.read_text(encoding="utf-8")
     nouns = {
         "batch": "list show retry cancel erase",

@@ -56,7 +56,7 @@ def units(helixq, tmp_path):
     return {name: (tmp_path / name).read_text() for name in UNITS}
 
 
-def test_units_have_only_what_systemd_knows(units):
+def test_units_contain_only_known_settings(units):
     for name, text in units.items():
         sections = parsed(text)
         assert "@{" not in text
@@ -69,7 +69,7 @@ def test_units_have_only_what_systemd_knows(units):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="apt-get install systemd")
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_itself_has_nothing_to_say_against_a_unit(units, name, tmp_path):
+def test_systemd_analyze_accepts_every_unit(units, name, tmp_path):
     assert units
     path = tmp_path / name.replace("@.", "@basecall.")
     path.write_text(units[name])
@@ -88,7 +88,7 @@ def manifests(helixq, *options):
     return list(yaml.safe_load_all(done.out))
 
 
-def test_manifests_fit_the_schemas_of_kubernetes(helixq):
+def test_manifests_match_the_kubernetes_schemas(helixq):
     made = manifests(helixq, "--queue", "basecall", "--queue", "a_b.c", "--exec", "run 'a b' \"c\"")
     assert [one["kind"] for one in made] == [
         "Job", "Deployment", "Service", "PodDisruptionBudget", "Deployment", "Deployment",
@@ -102,7 +102,7 @@ def test_manifests_fit_the_schemas_of_kubernetes(helixq):
     assert made[-1]["metadata"]["name"].startswith("helixq-worker-a-b-c-")
 
 
-def test_no_two_queues_share_a_deployment(helixq):
+def test_queues_get_distinct_deployment_names(helixq):
     """The second would take the first one's place, without a word."""
     queues = [
         "a-b",
@@ -123,7 +123,7 @@ def test_no_two_queues_share_a_deployment(helixq):
 
 
 @pytest.mark.parametrize("program", ["a 'b", "", "  "])
-def test_a_command_that_no_shell_would_take(helixq, program):
+def test_invalid_exec_command_is_a_usage_error(helixq, program):
     made = helixq("generate", "kubernetes", "--image", "x", "--exec", program)
     worked = helixq("work", "q", "--exec", program)
     for done in (made, worked):
@@ -131,14 +131,14 @@ def test_a_command_that_no_shell_would_take(helixq, program):
         assert "expected a command" in done.err
 
 
-def test_a_manifest_that_does_not_fit_is_found(helixq):
+def test_validator_rejects_an_invalid_manifest(helixq):
     deployment = manifests(helixq)[1]
     deployment["spec"]["replica"] = 2
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_no_pod_may_more_than_it_must_and_no_secret_is_in_the_text(helixq):
+def test_pods_are_restricted_and_manifests_contain_no_secret(helixq):
     for one in manifests(helixq, "--queue", "q"):
         if one["kind"] in {"Job", "Deployment"}:
             pod = one["spec"]["template"]["spec"]
@@ -162,17 +162,17 @@ def test_no_pod_may_more_than_it_must_and_no_secret_is_in_the_text(helixq):
         ["kubernetes", "--image", "x", "--queue", "a: b"],
     ],
 )
-def test_no_option_can_smuggle_a_line_into_a_file(helixq, options):
+def test_options_cannot_inject_lines_into_files(helixq, options):
     done = helixq("generate", *options)
     assert (done.code, done.out) == (Exit.REFUSED, "")
 
 
-def test_programs_get_the_files_as_json(helixq):
+def test_generate_prints_files_as_json(helixq):
     told = helixq("generate", "systemd", "--json").json
     assert [one["name"] for one in told["files"]] == list(UNITS)
 
 
-def test_the_guides_show_commands_that_exist(helixq):
+def test_deployment_guides_use_existing_commands_and_options(helixq):
     """Each `helixq` line of the guides: its verb is there, and so is every option."""
     shown = set()
     for path in DEPLOY.glob("*.md"):

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 import uuid
+from datetime import timedelta
 
 import pytest
 
 from helixqueue import HelixQueue
-from helixqueue.cli import pages
+from helixqueue.cli import pages, worker
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
@@ -44,7 +45,7 @@ def over_http(site, database):
     return run
 
 
-def test_a_list_is_as_long_at_a_service_as_at_a_database(over_http, monkeypatch):
+def test_queue_list_reads_every_page_of_service_and_database(over_http, monkeypatch):
     monkeypatch.setattr(pages, "PAGE_ROWS", 2)
     for number in range(5):
         assert over_http("queue", "set", f"{over_http.q}-{number}", "--reason", "x").code == Exit.OK
@@ -54,7 +55,7 @@ def test_a_list_is_as_long_at_a_service_as_at_a_database(over_http, monkeypatch)
     assert {f"{over_http.q}-{number}" for number in range(5)} <= set(names[0])
 
 
-def test_workers_are_listed_by_whoever_may_see_them(over_http, site, monkeypatch):
+def test_worker_list_shows_status_slots_and_own_workers(over_http, site, monkeypatch):
     monkeypatch.setattr(pages, "PAGE_ROWS", 2)
     said = {f"gpu-{number}-{over_http.q}" for number in range(3)}
     with site.client() as http:
@@ -66,6 +67,14 @@ def test_workers_are_listed_by_whoever_may_see_them(over_http, site, monkeypatch
     assert (one["role"], one["free"]["gpus"], one["leases"]) == (None, 2, 0)
     assert over_http("worker", "list", "--since", "+1h", "--json").json == {"workers": []}
     assert "gpus 2" in over_http("worker", "list").out
+    with site.client() as http:
+        hello = {"worker": f"gpu-0-{over_http.q}", "health": {"slots": 4, "busy": 3}}
+        assert http.post("/v1/work/hello", json=hello).status_code == 204
+    rows = {line[0]: line[1:3] for line in over_http("worker", "list").lines}
+    assert rows[f"gpu-0-{over_http.q}"] == ["alive", "3/4"]
+    monkeypatch.setattr(worker, "GONE_AFTER", timedelta(0))
+    rows = {line[0]: line[1] for line in over_http("worker", "list").lines}
+    assert rows[f"gpu-1-{over_http.q}"] == "gone"
     # The database keeps them by the login of the service, which is not this one.
     assert not said & {
         one["name"].removeprefix("a/")
@@ -73,7 +82,7 @@ def test_workers_are_listed_by_whoever_may_see_them(over_http, site, monkeypatch
     }
 
 
-def test_a_service_gives_as_many_rows_as_are_asked_for(over_http, database):
+def test_list_returns_the_requested_number_of_rows_over_http(over_http, database):
     """More than one of its pages."""
     with Lab(database, q=over_http.q) as lab:
         lab.queue(max_attempts=1)
@@ -91,7 +100,7 @@ def test_a_service_gives_as_many_rows_as_are_asked_for(over_http, database):
         assert told == direct
 
 
-def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
+def test_batch_can_be_submitted_shown_and_cancelled_over_http(over_http, tmp_path):
     q = over_http.q
     assert over_http("submit", q, "S-1").code == Exit.REFUSED
     assert over_http("queue", "set", q, "--reason", "x", "--max-attempts", "2").code == Exit.OK
@@ -116,7 +125,7 @@ def test_a_batch_is_submitted_looked_at_and_decided_about(over_http, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["service", "database"])
-def test_a_batch_is_taken_back_from_a_worker_that_is_gone(over_http, database, way):
+def test_operator_releases_a_batch_of_a_lost_worker(over_http, database, way):
     run = over_http if way == "service" else over_http.direct
     with Lab(database, q=over_http.q, worker="gone") as lab:
         lab.queue()
@@ -131,7 +140,7 @@ def test_a_batch_is_taken_back_from_a_worker_that_is_gone(over_http, database, w
     assert run(*words).code == Exit.NO
 
 
-def test_a_queue_that_is_not_there_is_declared_in_words_of_the_command_line(over_http):
+def test_error_for_a_missing_queue_shows_the_command_to_create_it(over_http):
     there = {**NOWHERE, "HELIX_URL": over_http.url, "HELIX_TOKEN": over_http.token}
     for environment in (there, {}):
         words = ("work", "nowhere", "--exec", "true", "--until-idle")
@@ -140,16 +149,16 @@ def test_a_queue_that_is_not_there_is_declared_in_words_of_the_command_line(over
         assert "`helixq queue set nowhere --reason ...`" in done.err
 
 
-def test_what_a_token_may_not_check_is_not_counted_as_broken(over_http):
+def test_skipped_checks_do_not_count_as_broken(over_http):
     done = over_http("check")
     held, asked = re.search(r"(\d+) of (\d+) invariants hold", done.err).groups()
     found = [line[0] for line in done.lines]
     assert int(asked) - int(held) == found.count("BROKEN")
-    assert f"{found.count('skipped')} more were not asked" in done.err
+    assert f"{found.count('skipped')} more were skipped" in done.err
     assert "skipped" in found
 
 
-def test_what_is_answered_is_the_same_both_ways(over_http):
+def test_json_is_equal_over_http_and_dsn(over_http):
     q = over_http.q
     over_http("queue", "set", q, "--reason", "x", "--lease", "60")
     over_http("submit", q, "S-1", '{"n": 1}')
@@ -161,7 +170,7 @@ def test_what_is_answered_is_the_same_both_ways(over_http):
         assert over_http(*words, "--json").json == over_http.direct(*words, "--json").json
 
 
-def test_queues_are_paused_and_listed(over_http):
+def test_queue_can_be_paused_and_resumed_over_http(over_http):
     q = over_http.q
     assert over_http("queue", "pause", q, "--reason", "x").code == Exit.NO
     over_http("queue", "set", q, "--reason", "x")
@@ -172,7 +181,7 @@ def test_queues_are_paused_and_listed(over_http):
 
 
 @pytest.mark.parametrize("way", ["service", "database"])
-def test_what_people_decide_about_a_queue_is_kept_with_their_reason(over_http, database, way):
+def test_queue_changes_are_recorded_with_their_reason(over_http, database, way):
     run = over_http if way == "service" else over_http.direct
     q = over_http.q
     for verb in ("set", "pause", "resume"):
@@ -183,7 +192,7 @@ def test_what_people_decide_about_a_queue_is_kept_with_their_reason(over_http, d
     assert database.rows(kept, q) == [("to set it",), ("to pause it",), ("to resume it",)]
 
 
-def test_tokens_are_made_rotated_and_revoked(over_http):
+def test_tokens_can_be_created_rotated_and_revoked_over_http(over_http):
     name = f"t-{over_http.q}"
     made = over_http("token", "create", name, "--scope", "read", "--json")
     assert tokens.TOKEN.fullmatch(made.json["token"])
@@ -204,20 +213,20 @@ def test_tokens_are_made_rotated_and_revoked(over_http):
     [("doctor",), ("migrate",), ("recover", "--reason", "x")],
     ids=lambda words: words[0],
 )
-def test_what_needs_the_database_says_so_kindly(over_http, words):
+def test_commands_that_need_a_database_explain_why(over_http, words):
     done = over_http(*words, "--url", over_http.url)
     assert done.code == Exit.USAGE
     assert "run it with" in done.err
     assert over_http(*words).code == Exit.USAGE
-    assert "a service is all that is set" in over_http(*words).err
+    assert "only a service is configured" in over_http(*words).err
 
 
-def test_a_url_that_is_only_set_does_not_keep_a_command_from_its_database(over_http, database):
+def test_dsn_option_overrides_a_configured_url(over_http, database):
     done = over_http("replay", "--dsn", database.dsn("helix_bootstrap"))
     assert done.code == Exit.OK, done.err
 
 
-def test_what_is_typed_wins_and_two_places_are_none(over_http, database):
+def test_options_override_environment_and_exclude_each_other(over_http, database):
     done = over_http("queue", "list", "--dsn", database.dsn("pool"), HELIX_TENANT="a")
     assert "database: " in done.err
     assert "service" not in done.err
@@ -227,7 +236,7 @@ def test_what_is_typed_wins_and_two_places_are_none(over_http, database):
     assert over_http("queue", "set", "x", "--reason", "x", "--actor", "ann").code == Exit.USAGE
 
 
-def test_a_file_says_where_it_is_when_nobody_else_does(over_http, database, tmp_path):
+def test_configuration_file_applies_without_options_and_environment(over_http, database, tmp_path):
     file = tmp_path / "helixq.toml"
     file.write_text(f'url = "{over_http.url}"\ntoken = "{over_http.token}"\n')
     environment = {**NOWHERE, "HELIX_URL": "", "HELIX_TOKEN": "", "HELIX_CONFIG": str(file)}
@@ -240,19 +249,19 @@ def test_a_file_says_where_it_is_when_nobody_else_does(over_http, database, tmp_
     assert "expected a file" in over_http.direct("queue", "list", **environment).err
 
 
-def test_a_service_that_is_away_is_no_bug(over_http):
+def test_unreachable_service_exits_with_unavailable(over_http):
     done = over_http("queue", "list", "--url", "http://127.0.0.1:9")
     assert done.code == Exit.UNAVAILABLE
     assert over_http.token not in done.out + done.err
 
 
-def test_a_missing_file_is_told_before_anything_is_started(over_http, tmp_path):
+def test_missing_file_is_reported_before_connecting(over_http, tmp_path):
     done = over_http("submit", "q", "--from", tmp_path / "none.csv", "--url", "http://127.0.0.1:9")
     assert done.code == Exit.USAGE
     assert "No such file" in done.err
 
 
-def test_nothing_that_takes_time_is_loaded_before_ctrl_c_is_looked_after():
+def test_ctrl_c_is_handled_before_slow_imports():
     code = (
         "import _signal, re, sys\nsys.argv = ['helixq']\nbefore = set(sys.modules)\n"
         # A suite in the background of a shell ignores Ctrl-C, and so would this.
@@ -281,7 +290,7 @@ entry.main()
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.08, 0.2])
-def test_ctrl_c_while_it_loads_shows_no_traceback(seconds):
+def test_ctrl_c_during_imports_shows_no_traceback(seconds):
     with subprocess.Popen(
         [sys.executable, "-c", BEGINS, "queue", "list", "--dsn", "host=192.0.2.1"],
         stdout=subprocess.PIPE,
@@ -296,10 +305,10 @@ def test_ctrl_c_while_it_loads_shows_no_traceback(seconds):
     assert process.returncode == Exit.INTERRUPTED
 
 
-def test_a_table_in_a_pipe_names_its_columns(over_http):
+def test_piped_table_has_a_header(over_http):
     over_http("queue", "set", over_http.q, "--reason", "x")
     first = over_http("queue", "list").out.splitlines()[0].split("\t")
-    assert first[:3] == ["tenant", "queue", "open"]
+    assert first[:3] == ["tenant", "queue", "status"]
 
 
 @pytest.fixture
@@ -318,7 +327,7 @@ def doubted(database, over_http):
     return name, key_text(row.key)
 
 
-def test_fences_are_told_of_the_same_both_ways(over_http, doubted):
+def test_fence_commands_give_equal_results_over_http_and_dsn(over_http, doubted):
     name, key = doubted
     for words in (
         ("list", "--name", name, "--state", "in_doubt"),
@@ -332,7 +341,7 @@ def test_fences_are_told_of_the_same_both_ways(over_http, doubted):
     assert over_http("fence", "show", key[:-2] + "00").code == Exit.NO
 
 
-def test_a_doubt_is_decided_by_the_token_and_its_name_is_kept(over_http, site, doubted, tmp_path):
+def test_resolve_over_http_records_the_token_name(over_http, site, doubted, tmp_path):
     _, key = doubted
     said = ["--applied", "--effect", "re_1", "--result", '{"id": 1}', "--reason", "looked"]
     reader = site.token("read", "payloads")
@@ -356,20 +365,20 @@ def test_a_doubt_is_decided_by_the_token_and_its_name_is_kept(over_http, site, d
     assert over_http(*verify, "--url", over_http.url).code == Exit.USAGE
     stranger = site.token(tenant="b")
     unseen = over_http(*verify, "--recorded", "--token", stranger)
-    assert (unseen.code, unseen.out[:25]) == (Exit.NO, "no fence has this key, am")
+    assert (unseen.code, unseen.out[:26]) == (Exit.NO, "no fence with this key is ")
     # Whoever may not read payloads is told of the receipt, and not what proves the answer.
     hidden = over_http("fence", "show", key, "--json", "--token", site.token("read"))
     assert (hidden.json["receipt"], hidden.json["state"]) == (None, "SEALED")
     assert "scope payloads" in hidden.err
 
 
-def test_what_was_not_applied_is_done_by_the_next_call(over_http, doubted):
+def test_resolve_not_applied_releases_the_fence(over_http, doubted):
     _, key = doubted
     done = over_http("fence", "resolve", key, "--not-applied", "--reason", "looked", "--json")
     assert (done.code, done.json["state"]) == (Exit.OK, "RELEASED")
 
 
-def test_a_rehearsal_says_the_same_both_ways(over_http, doubted, tmp_path, site):
+def test_rehearse_gives_equal_results_over_http_and_dsn(over_http, doubted, tmp_path, site):
     name, _ = doubted
     new = [{"name": name, "key": f"new-{n % 600}", "payload": {"cents": n}} for n in range(1200)]
     calls = [
@@ -390,7 +399,7 @@ def test_a_rehearsal_says_the_same_both_ways(over_http, doubted, tmp_path, site)
 
 
 @pytest.mark.parametrize("way", ["service", "database"])
-def test_no_secret_is_in_what_a_worker_says_and_logs(over_http, database, tmp_path, way):
+def test_worker_output_and_logs_contain_no_secret(over_http, database, tmp_path, way):
     """Token, password, payload, result and what proves a lease; also when nothing is reached."""
     helixq = over_http.direct
     dsn = database.dsn("pool", direct=True).replace("pool@", "pool:canary-password@")
@@ -418,7 +427,7 @@ def test_no_secret_is_in_what_a_worker_says_and_logs(over_http, database, tmp_pa
     assert not any("token" in line or "nonce" in line for line in lines)
 
 
-def test_fences_are_listed_page_by_page_the_same_both_ways(over_http, database):
+def test_fence_pages_are_equal_over_http_and_dsn(over_http, database):
     name = f"paged-{over_http.q}"
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         for number in range(5):
@@ -434,7 +443,7 @@ def test_fences_are_listed_page_by_page_the_same_both_ways(over_http, database):
         assert run(*words, "--after", "nowhere").code == Exit.REFUSED
 
 
-def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):
+def test_tenant_option_must_match_the_token(over_http, database):
     assert over_http("queue", "list", "--tenant", "a").code == Exit.OK
     for words in (
         ("queue", "list"),
@@ -445,12 +454,12 @@ def test_a_tenant_beside_a_url_must_be_the_tokens(over_http, database):
     ):
         done = over_http(*words, "--tenant", "b")
         assert done.code == Exit.REFUSED, done.err
-        assert "the token is of tenant 'a'" in done.err
+        assert "the token belongs to tenant 'a'" in done.err
     assert over_http("queue", "list", HELIX_TENANT="b").code == Exit.REFUSED
     assert database.value("select count(*) from helix.queue where name = %s", over_http.q) == 0
 
 
-def test_tokens_are_listed_page_by_page(over_http, monkeypatch):
+def test_token_list_reads_every_page(over_http, monkeypatch):
     monkeypatch.setattr(pages, "PAGE_ROWS", 2)
     for n in range(5):
         over_http("token", "create", f"page-{over_http.q}-{n}", "--scope", "read")
@@ -461,14 +470,14 @@ def test_tokens_are_listed_page_by_page(over_http, monkeypatch):
         assert len([name for _, name, _ in listed if name.startswith(f"page-{over_http.q}-")]) == 5
 
 
-def test_a_login_link_is_made_over_http(over_http, site):
+def test_login_link_can_be_created_over_http(over_http, site):
     told = over_http("token", "link", "--json").json
     assert told["tenant"] == "a"
     assert told["login"].startswith(f"{over_http.url}/login?code=hl_")
     assert over_http("token", "link", "--token", site.token("operate")).code == Exit.REFUSED
 
 
-def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, site):
+def test_check_and_replay_give_equal_results_over_http_and_dsn(over_http, site):
     over_http("queue", "set", over_http.q, "--reason", "x")
     over_http("submit", over_http.q, "S-1")
     told = over_http("check", "--json").json
@@ -489,7 +498,7 @@ def test_invariants_and_the_ledger_are_looked_at_the_same_both_ways(over_http, s
 
 
 @pytest.mark.parametrize("free", ['{"gpu": 1}', '{"gpus": 1.5}', '{"labels": {"site": 7}}'])
-def test_what_a_worker_has_free_is_said_in_known_words(over_http, site, free):
+def test_unknown_resources_are_refused(over_http, site, free):
     over_http("queue", "set", over_http.q, "--reason", "x")
     words = ("work", over_http.q, "--exec", "true", "--until-idle", "--free", free)
     over, direct = over_http(*words), over_http.direct(*words)
@@ -506,7 +515,7 @@ def test_what_a_worker_has_free_is_said_in_known_words(over_http, site, free):
             assert said in told.json()["detail"]
 
 
-def test_a_worker_gets_what_fits_what_it_has_free(over_http):
+def test_worker_claims_only_batches_that_fit_its_resources(over_http):
     over_http("queue", "set", over_http.q, "--reason", "x", "--requires", '{"gpus": 1}')
     over_http("submit", over_http.q, "S-1")
     words = ("work", over_http.q, "--exec", "true", "--until-idle", "--json")

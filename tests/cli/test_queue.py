@@ -8,7 +8,7 @@ from helixqueue.cli import shapes
 from helixqueue.cli.exits import Exit
 
 
-def test_declare_change_and_show(helixq):
+def test_queue_can_be_created_changed_and_shown(helixq):
     name = helixq.q
     made = helixq(
         "queue", "set", name, "--reason", "x", "--lease", "30", "--profile", "lab-id-v1", "--json"
@@ -25,7 +25,7 @@ def test_declare_change_and_show(helixq):
     assert ["max_attempts", "2"] in helixq("queue", "show", name).lines
 
 
-def test_counts(helixq, lab):
+def test_queue_show_and_list_count_batches_by_state(helixq, lab):
     lab.submit_many(4)
     lab.complete(*lab.claim())
     lab.claim()
@@ -35,10 +35,10 @@ def test_counts(helixq, lab):
     assert list(numbers) == list(shapes.COUNTS)
     assert not any(count["more"] for count in shown["counts"].values())
     [line] = [line for line in helixq("queue", "list").lines if line[1] == lab.q]
-    assert line == ["a", lab.q, "yes", "2", "0", "0", "1", "1", "0", "0"]
+    assert line == ["a", lab.q, "open", "2", "0", "0", "1", "1", "0", "0"]
 
 
-def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(helixq, lab):
+def test_paused_queue_assigns_nothing_until_resumed(helixq, lab):
     lab.submit("x")
     assert (
         helixq("queue", "pause", lab.q, "--reason", "x").out
@@ -51,7 +51,7 @@ def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(helixq, lab):
     assert helixq("queue", "show", lab.q).code == Exit.OK
 
 
-def test_a_closed_queue_takes_no_new_work(helixq, lab):
+def test_closed_queue_refuses_submissions(helixq, lab):
     helixq("queue", "set", lab.q, "--reason", "x", "--closed")
     done = helixq("submit", lab.q, "x", "--json")
     assert (done.code, done.json["error"]["kind"]) == (Exit.REFUSED, "QueueClosed")
@@ -59,7 +59,7 @@ def test_a_closed_queue_takes_no_new_work(helixq, lab):
     assert helixq("submit", lab.q, "x").code == Exit.OK
 
 
-def test_a_queue_that_is_not_there(helixq):
+def test_missing_queue_is_reported(helixq):
     assert helixq("queue", "show", "nowhere").code == Exit.NO
     assert helixq("queue", "show", "nowhere", "--json").json == {"queues": []}
     for verb in ("pause", "resume"):
@@ -82,14 +82,14 @@ def test_a_queue_that_is_not_there(helixq):
         (["--requires", '{"gpu": 1}'], Exit.REFUSED),
     ],
 )
-def test_settings_that_make_no_sense(helixq, arguments, code):
+def test_invalid_queue_settings_are_rejected(helixq, arguments, code):
     done = helixq("queue", "set", helixq.q, "--reason", "x", *arguments)
     assert (done.code, done.out) == (code, "")
 
 
-def test_a_role_of_one_tenant_need_not_name_it(helixq):
+def test_login_of_one_tenant_needs_no_tenant_option(helixq):
     done = helixq("queue", "set", helixq.q, "--reason", "x", role="app_b", HELIX_TENANT="")
-    assert done.out == f"queue {helixq.q} of tenant b: declared\n"
+    assert done.out == f"queue {helixq.q} of tenant b: created\n"
     assert "tenant: b" in done.err
     everybody = helixq("queue", "set", helixq.q, "--reason", "x", HELIX_TENANT="")
     assert "of tenant default" in everybody.out

@@ -15,7 +15,7 @@ def counted(done):
     return {word: done.json[word] for word in ("rows", "new", "duplicate", "bad")}
 
 
-def test_one_batch_and_its_twin(helixq, lab):
+def test_twin_submission_is_a_duplicate(helixq, lab):
     one = helixq("submit", lab.q, NFC, '{"pod5": "a"}', "--json")
     assert one.code == Exit.OK, one.err
     assert set(one.json) == {"decision", "batch_id", "key", "fingerprint", "state", "differs"}
@@ -27,7 +27,7 @@ def test_one_batch_and_its_twin(helixq, lab):
     assert "priority" in told.err
 
 
-def test_another_payload_is_a_conflict_with_its_difference(helixq, lab):
+def test_conflicting_payload_is_refused_with_a_diff(helixq, lab):
     helixq("submit", lab.q, "s", '{"pod5": "a"}')
     done = helixq("submit", lab.q, "s", '{"pod5": "b"}', "--json")
     assert done.code == Exit.REFUSED
@@ -36,7 +36,7 @@ def test_another_payload_is_a_conflict_with_its_difference(helixq, lab):
     assert (change["path"], change["value"]) == ("/pod5", "b")
 
 
-def test_every_option_reaches_the_batch(helixq, lab):
+def test_submit_options_are_stored_with_the_batch(helixq, lab):
     options = ("--revision", "2", "--priority", "1", "--limit-key", "k", "--run-at", "+1h")
     more = ("--expires-at", "+2h", "--requires", '{"gpus": 1}', "--part", "A01", "--actor", "ann")
     one = helixq("submit", lab.q, "plate", "{}", *options, *more, "--json")
@@ -47,7 +47,7 @@ def test_every_option_reaches_the_batch(helixq, lab):
     assert story["expires_at"] > story["run_at"] > story["created_at"]
 
 
-def test_a_queue_is_declared_only_when_asked_for(helixq):
+def test_submit_creates_a_queue_only_with_create(helixq):
     refused = helixq("submit", helixq.q, "s")
     assert refused.code == Exit.REFUSED
     assert f"no queue '{helixq.q}'" in refused.err
@@ -68,26 +68,26 @@ def test_a_queue_is_declared_only_when_asked_for(helixq):
         ([], "expected an identity"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_is_a_usage_error(helixq, lab, arguments, why):
+def test_invalid_submit_arguments_are_a_usage_error(helixq, lab, arguments, why):
     done = helixq("submit", lab.q, *arguments)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert why in done.err
 
 
 @pytest.mark.parametrize("queue", ["Queue", "a b", "", "ö"])
-def test_a_name_that_no_queue_can_have_is_refused(helixq, queue):
+def test_invalid_queue_name_is_refused(helixq, queue):
     assert helixq("submit", queue, "s").code == Exit.REFUSED
 
 
 @pytest.mark.parametrize("identity", ["Sample\u200b-9", " ", "x" * 300])
-def test_a_broken_identity_is_refused_with_the_place(helixq, lab, identity):
+def test_invalid_identity_is_refused_with_its_offset(helixq, lab, identity):
     done = helixq("submit", lab.q, identity, "--json")
     assert done.code == Exit.REFUSED
     assert done.json["error"]["kind"] == "InvalidIdentity"
     assert {"code", "code_point", "offset", "suggestion"} <= set(done.json["error"])
 
 
-def test_csv_from_a_spreadsheet(helixq, lab, tmp_path):
+def test_csv_of_a_spreadsheet_is_parsed(helixq, lab, tmp_path):
     """With a byte order mark, Windows line ends, quotes, a line break in a cell, an empty line."""
     file = tmp_path / "run.csv"
     file.write_bytes(
@@ -102,7 +102,7 @@ def test_csv_from_a_spreadsheet(helixq, lab, tmp_path):
     assert story["payload"] == {"pod5": "two\r\nlines"}
 
 
-def test_csv_with_a_column_of_json(helixq, lab):
+def test_csv_payload_column_contains_json(helixq, lab):
     sheet = b'identity,payload,revision\ns,"{""n"": 1}",2\n'
     assert helixq("submit", lab.q, "--from", "-", stdin=sheet).code == Exit.OK
     story = helixq("batch", "show", "s", "--queue", lab.q, "--payload", "--json").json
@@ -118,11 +118,11 @@ def test_csv_with_a_column_of_json(helixq, lab):
         (b"identity,identity\na,b\n", "twice"),
         (b"identity,payload,payload.x\na,1,2\n", "got both"),
         ("identity\ns\n".encode("utf-16"), "UTF-16"),
-        ("identity,payload.Größe\ns,1\n".encode("latin-1"), "UTF-8, got the byte 0xF6 behind"),
+        ("identity,payload.Größe\ns,1\n".encode("latin-1"), "UTF-8, got the byte 0xF6 after"),
         (b"PK\x03\x04\x00\x00\n", "save a workbook as CSV"),
     ],
 )
-def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, why):
+def test_invalid_file_is_refused_as_a_whole(helixq, lab, sheet, why):
     done = helixq("submit", lab.q, "--from", "-", "--format", "csv", "--json", stdin=sheet)
     assert done.code == Exit.NO
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 1}
@@ -130,7 +130,7 @@ def test_a_sheet_that_makes_no_sense_is_refused_as_a_whole(helixq, lab, sheet, w
 
 
 @pytest.mark.parametrize("between", [";", "\t"])
-def test_columns_are_parted_as_the_spreadsheet_does_it(helixq, lab, between):
+def test_semicolons_and_tabs_separate_columns(helixq, lab, between):
     sheet = between.join(["identity", "payload.a", "payload.b\nS-1", "1,5", "x\n"]).encode()
     assert helixq("submit", lab.q, "--from", "-", stdin=sheet).code == Exit.OK
     story = helixq("batch", "show", "S-1", "--queue", lab.q, "--payload", "--json").json
@@ -138,7 +138,7 @@ def test_columns_are_parted_as_the_spreadsheet_does_it(helixq, lab, between):
 
 
 @pytest.mark.parametrize("row", [b"S\xe4mple,b", b'S,"two\nl\xe4nes"'])
-def test_another_encoding_is_named_and_never_guessed(helixq, lab, row):
+def test_row_in_another_encoding_is_reported_with_its_byte(helixq, lab, row):
     """Also where it stands in a later line of a cell."""
     sheet = b"identity,payload.a\nfirst,a\n" + row + b"\nlast,c\n"
     done = helixq("submit", lab.q, "--from", "-", "--json", stdin=sheet)
@@ -149,14 +149,14 @@ def test_another_encoding_is_named_and_never_guessed(helixq, lab, row):
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", None])
 @pytest.mark.parametrize("sheet", [b"", b"\n \n", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_no_work(helixq, lab, form, sheet):
+def test_empty_file_submits_nothing(helixq, lab, form, sheet):
     chosen = () if form is None else ("--format", form)
     done = helixq("submit", lab.q, "--from", "-", *chosen, "--json", stdin=sheet)
     assert done.code == Exit.OK
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 0}
 
 
-def test_a_pipe_of_twenty_thousand_rows_and_again(helixq, lab):
+def test_submit_reads_twenty_thousand_rows_from_a_pipe(helixq, lab):
     rows = "".join(
         json.dumps({"identity": f"p-{n}", "payload": {"n": n}}) + "\n" for n in range(20_000)
     )
@@ -168,7 +168,7 @@ def test_a_pipe_of_twenty_thousand_rows_and_again(helixq, lab):
     assert [count for _, count in again.lines[2:]] == ["0"] * 3
 
 
-def test_broken_json_in_line_seven_hinders_no_other(helixq, lab):
+def test_invalid_json_line_does_not_affect_other_rows(helixq, lab):
     rows = [json.dumps({"identity": f"b-{n}"}) for n in range(1, 11)]
     rows[6] = '{"identity": "b-7", '
     sheet = "\n".join(rows).encode()
@@ -206,7 +206,7 @@ ODD_ROWS = [
 ]
 
 
-def test_whatever_is_wrong_with_a_row_is_told_with_its_line(helixq, lab):
+def test_every_invalid_row_is_reported_with_its_line(helixq, lab):
     sheet = "\n".join([*ODD_ROWS, '{"identity": "good"}']).encode() + b'\n{"identity": "\xff"}'
     done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", stdin=sheet)
     assert done.code == Exit.NO
@@ -216,7 +216,7 @@ def test_whatever_is_wrong_with_a_row_is_told_with_its_line(helixq, lab):
     assert all(told.values())
 
 
-def test_an_array_of_json_says_where_it_broke(helixq, lab):
+def test_invalid_json_array_is_reported_with_its_line(helixq, lab):
     rows = (
         b'[\n {"identity": "j-1"},\n {"identity": "j-1", "payload": 2},\n {"identity": "j-3",}\n]'
     )
@@ -228,12 +228,12 @@ def test_an_array_of_json_says_where_it_broke(helixq, lab):
     assert one.lines[0] == ["new", "1"]
 
 
-def test_a_line_without_end_is_skipped_and_the_next_is_read(helixq, lab):
+def test_overlong_line_is_skipped_and_the_next_is_read(helixq, lab):
     sheet = b'{"identity": "' + b"x" * 5_000_000 + b'"}\n{"identity": "after"}\n'
     done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", stdin=sheet)
     assert counted(done) == {"rows": 2, "new": 1, "duplicate": 0, "bad": 1}
 
 
-def test_a_database_that_is_away_is_no_bug(helixq, lab):
+def test_unreachable_database_exits_with_unavailable(helixq, lab):
     done = helixq("submit", lab.q, "s", "--dsn", "host=/nowhere dbname=x user=y")
     assert done.code == Exit.UNAVAILABLE

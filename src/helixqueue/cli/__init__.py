@@ -1,4 +1,4 @@
-"""The command `helixq`: one module per verb, each with `register(app)`."""
+"""The command `helixq`: one module per verb or noun, each with `register(app)`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 
 
 def leave_quietly(*_: object) -> None:
-    """Whoever changes his mind while the program loads sees nothing, and a shell sees 130.
+    """Exit with 130 on Ctrl-C while modules load.
 
-    A KeyboardInterrupt in the middle of an import is a screen full of lines that mean nothing, and
-    some import may take it for something else. There is nothing to clean up yet.
+    A KeyboardInterrupt during an import would print a long traceback, or be swallowed. There is
+    nothing to clean up yet.
     """
     os._exit(130)
 
 
-# The first thing that the program does, so nothing is loaded before that takes time. Only in the
-# program itself; whoever imports us has ways of his own.
+# This runs before any slow import, and only in the program itself: a program that imports this
+# package keeps its own signal handlers.
 if (
-    os.path.basename(sys.argv[0] if sys.argv else "") == "helixq"  # noqa: PTH119 - quicker
+    os.path.basename(sys.argv[0] if sys.argv else "") == "helixq"  # noqa: PTH119 - faster
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):
     signal.signal(signal.SIGINT, leave_quietly)

@@ -1,4 +1,4 @@
-"""`helixq batch list | show | retry | cancel | erase`."""
+"""`helixq batch list | show | retry | cancel | release | erase`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from helixqueue.cli import (
     batch_ref,
     batch_report,
     connection,
+    options,
     pages,
     shapes,
     show,
@@ -18,6 +19,7 @@ from helixqueue.cli import (
     unicode_diff,
 )
 from helixqueue.cli.batch_selection import Selection, act, show_results
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import NoSuchBatch
 from helixqueue.states import State
 
@@ -28,17 +30,25 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
 
-Ref = Annotated[str, typer.Argument(metavar="BATCH", help="Its id, its key, or its identity.")]
+Ref = Annotated[
+    str, typer.Argument(metavar="BATCH", help="Id (at least 8 characters), key or identity.")
+]
 Refs = Annotated[
-    list[str], typer.Argument(metavar="BATCH...", help="Ids, keys, or identities of batches.")
+    list[str],
+    typer.Argument(metavar="BATCH", help="Ids (at least 8 characters), keys or identities."),
 ]
 InQueue = Annotated[
     str | None,
-    typer.Option("--queue", metavar="NAME", help="Only in this queue.", show_default=False),
+    typer.Option("--queue", metavar="NAME", help="Only batches of this queue.", show_default=False),
 ]
 Revision = Annotated[
     str | None,
-    typer.Option("--revision", help="Of the identity, when it has several.", show_default=False),
+    typer.Option(
+        "--revision",
+        metavar="TEXT",
+        help="Revision, if the identity has several.",
+        show_default=False,
+    ),
 ]
 Failure = Annotated[
     str | None,
@@ -50,29 +60,32 @@ Failure = Annotated[
     ),
 ]
 InIdentity = Annotated[
-    str | None, typer.Option("--identity", help="In any spelling.", show_default=False)
+    str | None,
+    typer.Option(
+        "--identity",
+        metavar="TEXT",
+        help="Only batches of this identity, in any spelling.",
+        show_default=False,
+    ),
 ]
 ByWorker = Annotated[
     str | None,
     typer.Option(
         "--worker",
-        help="The worker that holds the batch; with a finished state, that finished it.",
+        metavar="NAME",
+        help="Only batches that this worker holds; with a finished state, that it finished.",
         show_default=False,
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="2026-03-01T08:00, or 2h.", show_default=False),
+    typer.Option(
+        "--since", metavar="TIME", help=f"From this time, {options.TIME_HELP}.", show_default=False
+    ),
 ]
 Until = Annotated[
     str | None,
     typer.Option("--until", metavar="TIME", help="Before this time.", show_default=False),
-]
-After = Annotated[
-    str | None,
-    typer.Option(
-        "--after", metavar="CURSOR", help="Continue after this cursor.", show_default=False
-    ),
 ]
 
 
@@ -80,41 +93,54 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="batch")
 
 
-@app.command("list")
+@command(app, "list", example="helixq batch list --state failed --since 2h")
 @connection.over_http
 def _list(
     *,
     queue: InQueue = None,
     state: Annotated[
-        State | None, typer.Option("--state", case_sensitive=False, show_default=False)
+        State | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            case_sensitive=False,
+            help=f"{', '.join(State)}.",
+            show_default=False,
+        ),
     ] = None,
     failure: Failure = None,
     identity: InIdentity = None,
     worker: ByWorker = None,
     run: Annotated[
         int | None,
-        typer.Option("--run", min=1, max=2**63 - 1, help="Only of this run.", show_default=False),
+        typer.Option(
+            "--run",
+            metavar="N",
+            min=1,
+            max=2**63 - 1,
+            help="Only batches of this run.",
+            show_default=False,
+        ),
     ] = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="Maximum number of rows.")
-    ] = 50,
-    after: After = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    limit: options.Limit = 50,
+    after: options.After = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """List batches, newest first.
 
-    Finished states are ordered by when the batch finished, all else by when it was submitted;
-    --since and --until mean that time. A page ends with the cursor of the next.
+    With a finished state, order, --since and --until refer to the time when the batch finished,
+    else to the time of submission. If there are more rows, the last line shows the cursor for
+    --after.
     """
-    with connection.reached(dsn, data) as there:
+    with connection.open_target(dsn, data) as target:
         read = partial(
-            there.reads.batches,
-            tenant=connection.tenant_to_read(there, tenant),
+            target.reads.batches,
+            tenant=connection.tenant_to_read(target, tenant),
             queue=queue,
             state=state,
             failure=failure,
@@ -124,37 +150,38 @@ def _list(
             since=None if since is None else times.moment(since),
             until=None if until is None else times.moment(until),
         )
-        rows, onward = pages.as_many(there, read, limit, after)
+        rows, cursor = pages.read_rows(target, read, limit, after)
     if as_json:
-        show.as_json({"batches": [shapes.batch(row) for row in rows], "next": onward})
+        show.as_json({"batches": [shapes.batch(row) for row in rows], "next": cursor})
         return
     show.table(
-        ("batch", "queue", "identity", "state", "try", "submitted", "what"),
+        ("batch", "queue", "identity", "state", "attempt", "submitted", "detail"),
         [_row(row) for row in rows],
         [show.STYLES[row.state] for row in rows],
+        empty="no batches",
     )
-    pages.tell_more(onward)
+    pages.print_next(cursor)
 
 
 def _row(row: BatchRow) -> tuple[str, ...]:
-    what = ""
+    detail = ""
     if row.worker is not None:
-        what = f"leased to {row.worker} until {times.seconds(row.deadline)}"
+        detail = f"leased to {row.worker} until {times.to_seconds(row.deadline)}"
     elif row.cause is not None:
-        what = f"{row.cause}{' until ' + times.seconds(row.due) if row.due else ''}"
+        detail = f"{row.cause}{' until ' + times.to_seconds(row.due) if row.due else ''}"
     elif row.finished_at is not None:
         failure = " ".join(part for part in (row.failure, row.detail) if part)
-        what = f"{times.seconds(row.finished_at)} by {row.finished_by}"
+        detail = f"{times.to_seconds(row.finished_at)} by {row.finished_by}"
         if row.state == State.FAILED and row.last_worker not in {None, row.finished_by}:
-            what += f", last held by {row.last_worker}"
-        what += failure and f": {failure}"
+            detail += f", last held by {row.last_worker}"
+        detail += failure and f": {failure}"
     return (
-        str(row.batch_id), row.queue, unicode_diff.shown(row.raw, row.revision), row.state,
-        str(row.attempt), times.seconds(row.created_at), what,
+        str(row.batch_id), row.queue, unicode_diff.identity_text(row.raw, row.revision), row.state,
+        str(row.attempt), times.to_seconds(row.created_at), detail,
     )  # fmt: skip
 
 
-@app.command("show")
+@command(app, "show", example="helixq batch show 6ead468e")
 @connection.over_http
 def _show(
     batch: Ref,
@@ -162,89 +189,93 @@ def _show(
     queue: InQueue = None,
     revision: Revision = None,
     payload: Annotated[
-        bool, typer.Option("--payload", help="Also the payload and the result.")
+        bool, typer.Option("--payload", help="Also show payload and result.")
     ] = False,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Tell everything on record about one batch.
+    """Show one batch with its attempts and events.
 
-    Attempts and leases, events with their reasons and actors, refused writes with both workers,
-    duplicates, and the identity in both spellings. Ends with 1 when there is no such batch.
+    Also shows refused writes with both workers, duplicate submissions, and both spellings of the
+    identity. Exit code 1: no such batch.
     """
-    with connection.reached(dsn, data) as there:
-        found = _found(there, batch, tenant, queue, revision)
-        told = there.run(there.reads.batch_detail(found, payload=payload))
-    if told is None:
-        raise NoSuchBatch(f"no batch has the id {found}, among those this role may see")
+    with connection.open_target(dsn, data) as target:
+        batch_id = _find(target, batch, tenant, queue, revision)
+        detail = target.run(target.reads.batch_detail(batch_id, payload=payload))
+    if detail is None:
+        raise NoSuchBatch(f"no batch that this login may see has the id {batch_id}")
     if as_json:
-        show.as_json(shapes.story(told, payload=payload))
+        show.as_json(shapes.batch_detail(detail, payload=payload))
     else:
-        batch_report.tell(told)
+        batch_report.print_batch(detail)
 
 
-def _found(
-    there: connection.Reached, ref: str, tenant: str | None, queue: str | None, revision: str | None
+def _find(
+    target: connection.Target,
+    ref: str,
+    tenant: str | None,
+    queue: str | None,
+    revision: str | None = None,
 ) -> uuid.UUID:
-    of = connection.tenant_to_read(there, tenant)
-    return batch_ref.find(there, ref, tenant=of, queue=queue, revision=revision)
+    tenant = connection.tenant_to_read(target, tenant)
+    return batch_ref.find(target, ref, tenant=tenant, queue=queue, revision=revision)
 
 
-SomeRefs = Annotated[
+OptionalRefs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[BATCH...]", help="Ids, keys, or identities; none: use filters."),
+    typer.Argument(metavar="BATCH", help="Ids, keys or identities; omit them to use filters."),
 ]
-Most = Annotated[
+ActionLimit = Annotated[
     int | None,
     typer.Option(
         "--limit",
+        metavar="N",
         min=1,
-        max=pages.LIMIT_MAX,
-        help="Maximum number of batches that filters take; all by default.",
+        max=options.LIMIT_MAX,
+        help="Maximum number of batches that filters select. [default: all]",
         show_default=False,
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="List the batches and answers, change nothing.")
+    bool, typer.Option("--dry-run", help="Show what would happen without changing anything.")
 ]
 
 
-@app.command("retry")
+@command(app, "retry", example='helixq batch retry --failure executor --reason "disk replaced"')
 @connection.over_http
 def _retry(
-    batches: SomeRefs = None,
+    batches: OptionalRefs = None,
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
+    reason: options.Reason,
+    actor: options.Actor = None,
     queue: InQueue = None,
     failure: Failure = None,
     identity: InIdentity = None,
     worker: ByWorker = None,
     since: Since = None,
     until: Until = None,
-    limit: Most = None,
-    after: After = None,
+    limit: ActionLimit = None,
+    after: options.After = None,
     dry_run: DryRun = False,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Retry failed batches, by name or by filter.
+    """Retry failed batches, with all their attempts again.
 
-    They get all their attempts again. Filters take the latest failures first; --since and
-    --until refer to the time of failure.
-    Exits with 1 if a batch is not FAILED or does not exist.
+    Name the batches, or select them by filters: the latest failures come first, and --since and
+    --until refer to the time of failure. Exit code 1: a batch is not FAILED or does not exist.
     """
     filters = {
         "failure": failure, "identity": identity, "worker": worker, "since": since, "until": until,
     }  # fmt: skip
     selection = Selection(batches, queue, filters, limit, after)
-    with connection.reached(dsn, data) as there:
+    with connection.open_target(dsn, data) as target:
         act(
-            there,
+            target,
             "retry",
             selection,
             tenant=tenant,
@@ -255,18 +286,19 @@ def _retry(
         )
 
 
-@app.command("cancel")
+@command(app, "cancel", example='helixq batch cancel Sample-11 --reason "wrong flow cell"')
 @connection.over_http
 def _cancel(
-    batches: SomeRefs = None,
+    batches: OptionalRefs = None,
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
+    reason: options.Reason,
+    actor: options.Actor = None,
     queue: InQueue = None,
     state: Annotated[
         State | None,
         typer.Option(
             "--state",
+            metavar="STATE",
             case_sensitive=False,
             help="PENDING, ASSIGNED or RUNNING; required with filters.",
             show_default=False,
@@ -276,26 +308,26 @@ def _cancel(
     worker: ByWorker = None,
     since: Since = None,
     until: Until = None,
-    limit: Most = None,
-    after: After = None,
+    limit: ActionLimit = None,
+    after: options.After = None,
     dry_run: DryRun = False,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Cancel batches that have not finished, by name or by filter.
+    """Cancel batches that have not finished.
 
-    The writes of a worker that holds one are refused from then on. Exits with 1 if a batch has
-    finished already or does not exist.
+    Name the batches, or select them by filters. Later writes of a worker that holds one are
+    refused. Exit code 1: a batch has already finished or does not exist.
     """
     filters = {
         "state": state, "identity": identity, "worker": worker, "since": since, "until": until,
     }  # fmt: skip
     selection = Selection(batches, queue, filters, limit, after)
-    with connection.reached(dsn, data) as there:
+    with connection.open_target(dsn, data) as target:
         act(
-            there,
+            target,
             "cancel",
             selection,
             tenant=tenant,
@@ -306,48 +338,52 @@ def _cancel(
         )
 
 
-def _decision(name: str, told: str, *, call: str | None = None) -> None:
-    """A command by which a person decides about batches; all of them take the same options."""
+def _add_action(name: str, call: str, *, text: str, example: str) -> None:
+    """Register a command that changes the named batches with the engine call `call`."""
 
-    @app.command(name, help=told)
+    @command(app, name, text=text, example=example)
     @connection.over_http
-    def decide(
+    def action(
         batches: Refs,
         *,
-        reason: connection.Reason,
-        actor: connection.Actor = None,
+        reason: options.Reason,
+        actor: options.Actor = None,
         queue: InQueue = None,
-        tenant: connection.Tenant = None,
-        dsn: connection.Dsn = None,
-        data: connection.Data = None,
-        as_json: connection.AsJson = False,
+        tenant: options.Tenant = None,
+        dsn: options.Dsn = None,
+        data: options.Data = None,
+        as_json: options.AsJson = False,
     ) -> None:
-        with connection.reached(dsn, data) as there:
-            ids = [_found(there, ref, tenant, queue, None) for ref in batches]
-            build = getattr(there.calls, call or name)
-            # A service is asked about one batch at a time; a database about all at once.
-            several = [[one] for one in ids] if there.is_service else [ids]
-            verdicts = [
-                verdict
-                for some in several
-                for verdict in there.run(build(ids=some, reason=reason, actor=actor))
+        with connection.open_target(dsn, data) as target:
+            ids = [_find(target, ref, tenant, queue) for ref in batches]
+            build = getattr(target.calls, call)
+            # A service takes one batch per request; a database takes all at once.
+            chunks = [[batch_id] for batch_id in ids] if target.is_service else [ids]
+            results = [
+                result
+                for chunk in chunks
+                for result in target.run(build(ids=chunk, reason=reason, actor=actor))
             ]
-        show_results(verdicts, as_json=as_json)
+        show_results(results, as_json=as_json)
 
 
-_decision(
+_add_action(
     "release",
-    """Take batches back from workers that are gone.
+    "release_by_id",
+    text="""Return batches of lost workers to their queue.
 
-    They go back to their queue at no cost of an attempt, and whoever held them is refused from then
-    on. Ends with 1 when nobody holds one of them, or there is no such batch.
+    This costs no attempt, and later writes of those workers are refused. Exit code 1: a batch is
+    not leased or does not exist.
     """,
-    call="release_by_id",
+    example='helixq batch release Sample-11 --reason "the node is down"',
 )
-_decision(
+_add_action(
     "erase",
-    """Empty payload and result of finished batches, for good.
+    "erase",
+    text="""Delete payload and result of finished batches.
 
-    The ledger stays. Ends with 1 when one of them has not finished, or there is no such batch.
+    This cannot be undone; the ledger keeps the events. Exit code 1: a batch has not finished or
+    does not exist.
     """,
+    example='helixq batch erase Sample-07 --reason "consent withdrawn"',
 )

@@ -1,68 +1,98 @@
-"""How a person names a batch: by its id, by its key, or by its identity in any spelling."""
+"""Finds the batch that a user names by id, short id, key or identity."""
 
 from __future__ import annotations
 
+import re
 import uuid
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-from helixqueue.cli import unicode_diff
+from helixqueue.cli import pages, unicode_diff
 from helixqueue.cli.exits import NoSuchBatch
+from helixqueue.errors import Refused
 from helixqueue.identity import canonical_revision, stored_public_id
 
 if TYPE_CHECKING:
-    from helixqueue.cli.connection import Reached
+    from collections.abc import Iterable, Sequence
 
-_NAMED_MAX = 20
+    from helixqueue.cli.connection import Target
+    from helixqueue.records.batch import BatchRow
+
+_MATCHES_MAX: Final = 20
+# A short id has no index: this many of the newest batches are searched for it.
+SHORT_ID_ROWS: Final = 10_000
+_SHORT_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?", re.IGNORECASE)
 
 
 def find(
-    there: Reached,
+    target: Target,
     ref: str,
     *,
     tenant: str | None,
     queue: str | None,
     revision: str | None = None,
 ) -> uuid.UUID:
-    """The id of the one batch that `ref` means."""
+    """The id of the batch that `ref` names; raises NoSuchBatch for none or several."""
     if ref.startswith("v1:"):
-        return _of_key(ref)
+        return _id_of_key(ref)
     try:
         return uuid.UUID(ref)
     except ValueError:
-        return _of_identity(there, ref, tenant=tenant, queue=queue, revision=revision)
+        pass
+    is_short_id = revision is None and _SHORT_ID.fullmatch(ref) is not None
+    try:
+        rows = _rows_of_identity(target, ref, tenant, queue, revision)
+    except Refused:
+        if not is_short_id:
+            raise
+        rows = []
+    if not rows and is_short_id:
+        rows = _rows_of_short_id(target, ref.lower(), tenant, queue)
+    return _single(rows, ref, queue)
 
 
-def _of_key(ref: str) -> uuid.UUID:
+def _id_of_key(ref: str) -> uuid.UUID:
     try:
         digest = bytes.fromhex(ref.removeprefix("v1:"))
     except ValueError:
         digest = b""
     if len(digest) != 32:
-        raise NoSuchBatch(f"expected a key such as v1: and 64 hex digits, got {ref!a}")
+        raise NoSuchBatch(f"expected a key (v1: and 64 hex digits), got {ref!a}")
     return stored_public_id(b"\x01" + digest)
 
 
-def _of_identity(
-    there: Reached, ref: str, *, tenant: str | None, queue: str | None, revision: str | None
-) -> uuid.UUID:
-    page = there.run(
-        there.reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_NAMED_MAX)
+def _rows_of_identity(
+    target: Target, ref: str, tenant: str | None, queue: str | None, revision: str | None
+) -> list[BatchRow]:
+    page = target.run(
+        target.reads.batches(identity=ref, tenant=tenant, queue=queue, limit=_MATCHES_MAX)
     )
-    rows = page.rows
-    if revision is not None:
-        rows = tuple(row for row in rows if row.revision == canonical_revision(revision))
+    if revision is None:
+        return list(page.rows)
+    return [row for row in page.rows if row.revision == canonical_revision(revision)]
+
+
+def _rows_of_short_id(
+    target: Target, prefix: str, tenant: str | None, queue: str | None
+) -> list[BatchRow]:
+    read = partial(target.reads.batches, tenant=tenant, queue=queue)
+    newest: Iterable[BatchRow] = islice(pages.read_all(target, read), SHORT_ID_ROWS)
+    return [row for row in newest if str(row.batch_id).startswith(prefix)][:_MATCHES_MAX]
+
+
+def _single(rows: Sequence[BatchRow], ref: str, queue: str | None) -> uuid.UUID:
     if len(rows) == 1:
-        found: uuid.UUID = rows[0].batch_id
-        return found
+        return rows[0].batch_id
     if not rows:
         where = f" in queue {queue}" if queue else ""
         raise NoSuchBatch(
-            f"expected the id, the key or the identity of a batch, and none goes by {ref!a}{where} "
-            "among those this role may see"
+            f"expected the id, key or identity of a batch, got {ref!a}: no batch matches{where} "
+            "among those this login may see"
         )
-    several = "; ".join(
+    matches = "; ".join(
         f"{row.batch_id} (tenant {row.tenant}, queue {row.queue}, "
-        f"{unicode_diff.shown(row.raw, row.revision)}, {row.state})"
+        f"{unicode_diff.identity_text(row.raw, row.revision)}, {row.state})"
         for row in rows
     )
-    raise NoSuchBatch(f"{ref!a} stands for {len(rows)} batches; name one by its id: {several}")
+    raise NoSuchBatch(f"{ref!a} matches {len(rows)} batches; use the full id of one: {matches}")

@@ -1,4 +1,4 @@
-"""One batch's story as people read it: `helixq batch show`, and the end of `helixq demo`."""
+"""Prints one batch in full: `helixq batch show`, and the end of `helixq demo`."""
 
 from __future__ import annotations
 
@@ -12,100 +12,105 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import AttemptRow, BatchDetail, EventRow, RefusalRow
 
 
-def tell(story: BatchDetail) -> None:
-    _head(story)
-    if story.leases:
-        show.line("\nAttempts and their leases", "bold")
+def print_batch(batch: BatchDetail) -> None:
+    _print_summary(batch)
+    if batch.leases:
+        show.line("\nAttempts", "bold")
         show.table(
-            ("attempt", "token", "worker", "claimed", "started", "ended", "how it ended"),
-            [_lease(lease) for lease in story.leases],
+            ("attempt", "token", "worker", "claimed", "started", "ended", "outcome"),
+            [_attempt_row(lease) for lease in batch.leases],
         )
-    if story.events:
+    if batch.events:
         show.line("\nEvents", "bold")
         show.table(
-            ("step", "at", "from", "to", "reason", "actor", "detail"),
-            [_event(event) for event in story.events],
-            [show.STYLES[event.to_state] for event in story.events],
+            ("version", "time", "from", "to", "reason", "actor", "detail"),
+            [_event_row(event) for event in batch.events],
+            [show.STYLES[event.to_state] for event in batch.events],
         )
-    if story.refusals:
+    if batch.refusals:
         show.line("\nRefused writes", "bold")
         show.table(
-            ("at", "who tried", "what", "with token", "who had it next", "why", "times"),
-            [_refusal(refusal) for refusal in story.refusals],
-            ["bold red"] * len(story.refusals),
+            ("time", "worker", "operation", "token", "next owner", "reason", "count"),
+            [_refusal_row(refusal) for refusal in batch.refusals],
+            ["bold red"] * len(batch.refusals),
         )
-    if story.decisions:
-        show.line("\nDecisions that changed no state", "bold")
+    if batch.decisions:
+        show.line("\nDecisions without a state change", "bold")
         show.table(
-            ("at", "what", "actor", "detail"),
-            [(times.shown(d.at), d.kind, d.actor, d.detail or "") for d in story.decisions],
+            ("time", "decision", "actor", "detail"),
+            [
+                (times.to_milliseconds(row.at), row.kind, row.actor, row.detail or "")
+                for row in batch.decisions
+            ],
         )
 
 
-def _head(story: BatchDetail) -> None:
+def _print_summary(batch: BatchDetail) -> None:
     facts = {
-        "batch": str(story.batch_id),
-        "key": story.key,
-        "state": _state(story),
-        "tenant": story.tenant,
-        "queue": story.queue or "",
-        "identity": unicode_diff.shown(story.identity) if story.queue else "",
+        "batch": str(batch.batch_id),
+        "key": batch.key,
+        "state": _state(batch),
+        "tenant": batch.tenant,
+        "queue": batch.queue or "",
+        "identity": unicode_diff.identity_text(batch.identity) if batch.queue else "",
     }
-    if story.raw != story.identity:
-        facts["as it came"] = unicode_diff.shown(story.raw)
+    if batch.raw != batch.identity:
+        facts["submitted as"] = unicode_diff.identity_text(batch.raw)
     facts |= {
-        "revision": story.revision or "",
-        "submitted": f"{times.full(story.created_at)} by {story.actor}" if story.actor else "",
-        "finished": _by(story.finished_at, story.finished_by),
-        "retired": times.full(story.retired_at),
-        "failure": " ".join(part for part in (story.failure, story.detail) if part),
-        "payload": story.payload or ("(erased)" if story.erased and story.queue else ""),
-        "result": story.result or "",
+        "revision": batch.revision or "",
+        "submitted": f"{times.with_zone(batch.created_at)} by {batch.actor}" if batch.actor else "",
+        "finished": _time_and_actor(batch.finished_at, batch.finished_by),
+        "retired": times.with_zone(batch.retired_at),
+        "failure": " ".join(part for part in (batch.failure, batch.detail) if part),
+        "payload": batch.payload or ("(erased)" if batch.erased and batch.queue else ""),
+        "result": batch.result or "",
     }
     for name, value in facts.items():
         if value:
-            show.line(f"{name:<11} {value}", show.STYLES[story.state] if name == "state" else "")
-    for difference in unicode_diff.differences(story.raw, story.identity):
-        show.line(f"{'spelling':<11} {unicode_diff.told(difference)}")
+            show.line(f"{name:<12} {value}", show.STYLES[batch.state] if name == "state" else "")
+    for difference in unicode_diff.differences(batch.raw, batch.identity):
+        show.line(f"{'spelling':<12} {unicode_diff.difference_text(difference)}")
 
 
-def _state(story: BatchDetail) -> str:
-    if story.worker is not None:
-        return f"{story.state}, leased to {story.worker} until {times.full(story.deadline)}"
-    if story.cause is not None:
-        due = f" until {times.full(story.due)}" if story.due else ""
-        return f"{story.state}, waiting: {story.cause}{due}"
-    return f"{story.state}{' (retired)' if story.retired_at else ''}"
+def _state(batch: BatchDetail) -> str:
+    if batch.worker is not None:
+        return f"{batch.state}, leased to {batch.worker} until {times.with_zone(batch.deadline)}"
+    if batch.cause is not None:
+        due = f" until {times.with_zone(batch.due)}" if batch.due else ""
+        return f"{batch.state}, waiting: {batch.cause}{due}"
+    return f"{batch.state}{' (retired)' if batch.retired_at else ''}"
 
 
-def _by(when: datetime | None, who: str | None) -> str:
-    return times.full(when) + (f" by {who}" if who else "")
+def _time_and_actor(time: datetime | None, actor: str | None) -> str:
+    return times.with_zone(time) + (f" by {actor}" if actor else "")
 
 
-def _lease(lease: AttemptRow) -> tuple[str, ...]:
-    end = "held now" if lease.end is None else lease.end
+def _attempt_row(lease: AttemptRow) -> tuple[str, ...]:
+    outcome = "active" if lease.end is None else lease.end
     if lease.ended_by not in {None, lease.worker}:
-        end += f", by {lease.ended_by}"
+        outcome += f", by {lease.ended_by}"
     if lease.late:
-        end += ", late"
+        outcome += ", late"
     return (
         str(lease.attempt), f"{lease.epoch}.{lease.number}", lease.worker,
-        times.shown(lease.claimed_at), times.clock(lease.started_at, lease.claimed_at),
-        times.clock(lease.ended_at, lease.claimed_at),
-        end,
+        times.to_milliseconds(lease.claimed_at),
+        times.without_date(lease.started_at, lease.claimed_at),
+        times.without_date(lease.ended_at, lease.claimed_at),
+        outcome,
     )  # fmt: skip
 
 
-def _event(event: EventRow) -> tuple[str, ...]:
+def _event_row(event: EventRow) -> tuple[str, ...]:
     return (
-        str(event.version), times.shown(event.at), event.from_state or "(new)", event.to_state,
-        f"{event.reason}{', late' if event.late else ''}", event.actor, event.detail or "",
+        str(event.version), times.to_milliseconds(event.at), event.from_state or "(new)",
+        event.to_state, f"{event.reason}{', late' if event.late else ''}", event.actor,
+        event.detail or "",
     )  # fmt: skip
 
 
-def _refusal(refusal: RefusalRow) -> tuple[str, ...]:
+def _refusal_row(refusal: RefusalRow) -> tuple[str, ...]:
     return (
-        times.shown(refusal.last_at), refusal.worker, refusal.operation,
-        f"{refusal.epoch}.{refusal.number}", refusal.owner or "nobody", refusal.why,
+        times.to_milliseconds(refusal.last_at), refusal.worker, refusal.operation,
+        f"{refusal.epoch}.{refusal.number}", refusal.owner or "(none)", refusal.why,
         str(refusal.times),
     )  # fmt: skip

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
+    """Batches by name or by filter; exactly one of the two."""
+
     refs: list[str] | None
     queue: str | None  # with refs, the queue of identities
     filters: dict[str, Any]
@@ -37,7 +39,7 @@ class Selection:
 
 
 def act(
-    there: connection.Reached,
+    target: connection.Target,
     verb: str,
     selection: Selection,
     *,
@@ -48,28 +50,28 @@ def act(
     as_json: bool,
 ) -> NoReturn:
     """Retry or cancel the batches of a selection, in pages, and show the answer of each."""
-    build = getattr(there.calls, verb)
+    build = getattr(target.calls, verb)
     results: list[ActionResult] = []
     cursor: str | None = None
-    tenant = connection.tenant_to_read(there, tenant)
-    for ids, onward in _pages(there, verb, selection, tenant):
-        cursor = onward
+    tenant = connection.tenant_to_read(target, tenant)
+    for ids, following in _pages(target, verb, selection, tenant):
+        cursor = following
         if ids:
-            results += there.run(build(ids=ids, reason=reason, actor=actor, dry_run=dry_run))
+            results += target.run(build(ids=ids, reason=reason, actor=actor, dry_run=dry_run))
     if dry_run:
         show.progress("dry run: nothing was changed")
     if not as_json:
-        pages.tell_more(cursor)
+        pages.print_next(cursor)
     show_results(results, as_json=as_json, more={"next": cursor, "dry_run": dry_run})
 
 
 def _pages(
-    there: connection.Reached, verb: str, selection: Selection, tenant: str | None
+    target: connection.Target, verb: str, selection: Selection, tenant: str | None
 ) -> Iterator[tuple[list[uuid.UUID], str | None]]:
     """Batch ids of each page, and the cursor of the next page."""
     queue = selection.queue
     if selection.refs:
-        ids = [batch_ref.find(there, ref, tenant=tenant, queue=queue) for ref in selection.refs]
+        ids = [batch_ref.find(target, ref, tenant=tenant, queue=queue) for ref in selection.refs]
         ids = list(dict.fromkeys(ids))
         for start in range(0, len(ids), pages.PAGE_ROWS):
             yield ids[start : start + pages.PAGE_ROWS], None
@@ -82,8 +84,8 @@ def _pages(
     left, after = selection.limit, selection.after
     while left is None or left > 0:
         limit = pages.PAGE_ROWS if left is None else min(left, pages.PAGE_ROWS)
-        page = there.run(
-            there.reads.batches(tenant=tenant, queue=queue, after=after, limit=limit, **filters)
+        page = target.run(
+            target.reads.batches(tenant=tenant, queue=queue, after=after, limit=limit, **filters)
         )
         after = page.next
         yield [row.batch_id for row in page.rows], after
@@ -97,14 +99,16 @@ def show_results(
 ) -> NoReturn:
     """Print the answers and exit with their code; `more` is added to the JSON document."""
     if as_json:
-        show.as_json({"verdicts": [shapes.verdict(result) for result in results], **(more or {})})
+        show.as_json(
+            {"verdicts": [shapes.action_result(result) for result in results], **(more or {})}
+        )
     else:
         show.table(
             ("batch", "identity", "answer", "state", "note"),
             [
                 (
                     str(result.batch_id),
-                    unicode_diff.shown(result.identity, result.revision or ""),
+                    unicode_diff.identity_text(result.identity, result.revision or ""),
                     result.answer,
                     result.state or "",
                     _note(result),
@@ -112,6 +116,7 @@ def show_results(
                 for result in results
             ],
             ["green" if result.answer in {"ok", "repeat"} else "bold red" for result in results],
+            empty="no batches",
         )
     raise typer.Exit(_code({result.answer for result in results}))
 

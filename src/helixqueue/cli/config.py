@@ -1,7 +1,7 @@
-"""What a file says where neither the command line nor the environment does.
+"""The configuration file: HELIX_CONFIG, else ~/.config/helixq.toml.
 
-HELIX_CONFIG, else ~/.config/helixq.toml, in TOML: url and token, or dsn, or data; and nothing else,
-so that a misspelt name does not send a command to another database.
+TOML with url and token, or dsn, or data. Options and environment take precedence. Unknown names are
+rejected: ignoring a misspelled name would send a command to another database.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ def value(name: str) -> str | None:
 
 
 def _read() -> dict[str, str]:
-    named = os.environ.get("HELIX_CONFIG")
-    path = Path(named) if named else Path.home() / ".config" / "helixq.toml"
+    configured = os.environ.get("HELIX_CONFIG")
+    path = Path(configured) if configured else Path.home() / ".config" / "helixq.toml"
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if named:
-            raise Refused(f"HELIX_CONFIG: expected a file, and {path} is none") from None
+        if configured:
+            raise Refused(
+                f"HELIX_CONFIG: expected a file, got {path}, which does not exist"
+            ) from None
         return {}
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: expected TOML, got {error}") from None
-    wrong = [key for key, given in found.items() if key not in NAMES or not isinstance(given, str)]
+    wrong = [
+        name for name, value in values.items() if name not in NAMES or not isinstance(value, str)
+    ]
     if wrong:
-        raise Refused(f"{path}: expected texts called {', '.join(NAMES)}; got {wrong[0]!r}")
-    if len({"url", "dsn", "data"} & found.keys()) > 1:
-        raise Refused(f"{path}: expected url, dsn or data, one of them")
-    return found
+        raise Refused(f"{path}: expected strings named {', '.join(NAMES)}, got {wrong[0]!r}")
+    if len({"url", "dsn", "data"} & values.keys()) > 1:
+        raise Refused(f"{path}: expected one of url, dsn and data, got several")
+    return values

@@ -6,41 +6,43 @@ from dataclasses import asdict
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.operate.doctor import examine
 
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
-WHY = (
-    "doctor is about the settings of a database and of the login that programs use: run it with "
-    "--dsn or --data"
+NO_SERVICE = (
+    "doctor examines the settings of a database and of your program's login; "
+    "run it with --dsn or --data"
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(connection.without_service(WHY)(_doctor))
+    add = command(app, "doctor", example='helixq doctor --dsn "$PROGRAM_DSN"')
+    add(connection.without_service(NO_SERVICE)(_doctor))
 
 
 def _doctor(
     *,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Tell whether a database is set up so that the guarantees hold.
+    """Check that a database is set up for the guarantees.
 
-    Ask with the DSN that your programs use. Ends with 1 when anything is bad, warnings aside.
+    Use the DSN of your programs. Exit code 1: a setting breaks a guarantee; warnings do not count.
     """
-    with connection.target(dsn, data) as found:
-        findings = examine(found.dsn)
-    well = all(finding.verdict != "bad" for finding in findings)
+    with connection.database_target(dsn, data) as target:
+        findings = examine(target.dsn)
+    ok = all(finding.verdict != "bad" for finding in findings)
     if as_json:
-        show.as_json({"ok": well, "findings": [asdict(finding) for finding in findings]})
+        show.as_json({"ok": ok, "findings": [asdict(finding) for finding in findings]})
     else:
         show.table(
-            ("", "what", "found", "right would be", "to do"),
+            ("verdict", "setting", "found", "expected", "remedy"),
             [(f.verdict, f.name, f.found, f.right, f.remedy) for f in findings],
             [_STYLES[f.verdict] for f in findings],
         )
-    raise typer.Exit(Exit.OK if well else Exit.NO)
+    raise typer.Exit(Exit.OK if ok else Exit.NO)

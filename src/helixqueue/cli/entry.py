@@ -1,4 +1,4 @@
-"""Where `helixq` begins: loads nothing before it is ready for Ctrl-C."""
+"""The entry point of `helixq`: handles Ctrl-C before it imports anything."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import signal
 
 from helixqueue.cli import leave_quietly
 
-TYPE_CHECKING = False  # as `typing` has it, which takes a while to load
+TYPE_CHECKING = False  # `typing` itself takes long to import
 if TYPE_CHECKING:
     from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run `helixq`; from the moment when a command runs on, Ctrl-C lets it clean up (main.py)."""
+    """Run `helixq`; `main` changes the handler so that a running command can clean up."""
     signal.signal(signal.SIGINT, leave_quietly)
-    from helixqueue.cli.main import main as run  # noqa: PLC0415 - it takes a third of a second
+    from helixqueue.cli.main import main as run  # noqa: PLC0415 - a third of a second
 
     run()

@@ -1,4 +1,4 @@
-"""What `helixq` ends with: scripts branch on these numbers, so they never change their meaning."""
+"""Exit codes of `helixq`: scripts depend on them, so a code never changes its meaning."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from helixqueue.up.directory_lock import AlreadyUp
 
 class Exit(IntEnum):
     OK = 0
-    NO = 1  # the question was answered, and the answer is no
-    USAGE = 2  # Typer's own: the command line makes no sense
-    UNAVAILABLE = 3  # the database is away
-    SCHEMA = 4  # the database's schema does not fit this release: `helixq migrate`
-    REFUSED = 5  # not permitted, conflicting, illegal: asking again changes nothing
-    BUSY = 6  # somebody else is at it, or a deadlock: asking again later may do
-    IN_DOUBT = 7  # an outside effect may or may not have happened
-    FAILED = 8  # any other failure that HelixQueue explains
-    RUNNING = 9  # `helixq up` runs in that directory already
-    BUG = 70  # one that it does not; not 1, which is an answer (EX_SOFTWARE of sysexits.h)
-    INTERRUPTED = 130  # by Ctrl-C, as shells have it
+    NO = 1  # the command ran, and its answer is no: a failed check, an unknown batch
+    USAGE = 2  # invalid command line (Typer's own code)
+    UNAVAILABLE = 3  # the database or service cannot be reached
+    SCHEMA = 4  # the schema does not fit this release: run `helixq migrate`
+    REFUSED = 5  # not permitted, conflicting or invalid: a retry fails again
+    BUSY = 6  # in progress elsewhere, or a deadlock: retry later
+    IN_DOUBT = 7  # an external effect may or may not have happened
+    FAILED = 8  # another failure with an error message
+    RUNNING = 9  # another `helixq up` runs in that directory
+    BUG = 70  # an unexpected error (EX_SOFTWARE of sysexits.h)
+    INTERRUPTED = 130  # by Ctrl-C, as in shells
 
 
 class NoSuchBatch(Refused):
-    """A question was answered: no batch goes by that name, or several do."""
+    """No batch has that id, key or identity, or several have."""
 
 
-# The first that fits; the root comes last.
+# The first match decides; the root class comes last.
 _BY_ERROR: tuple[tuple[type[HelixError], Exit], ...] = (
     (NoSuchBatch, Exit.NO),
     (AlreadyUp, Exit.RUNNING),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, pages, show, times
+from helixqueue.cli import connection, options, pages, show, times
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.engine.fences import Times
@@ -36,205 +37,256 @@ _STYLES = {
     FenceState.CLAIMED: "blue",
     FenceState.RELEASED: "magenta",
 }
-# What the next call with the same key and the same request gets.
+# What happens to the next call with the same key and the same request.
 _NEXT = {
-    FenceState.CLAIMED: "waits for its holder; when the lease runs out, it does it itself",
-    FenceState.EFFECT_STARTED: "waits for its holder; when the lease runs out, it is in doubt",
-    FenceState.SEALED: "gets the kept answer, and after its time a receipt",
-    FenceState.RELEASED: "does it: it is certain that nothing happened",
-    FenceState.IN_DOUBT: "is told that nobody knows, until a probe or `fence resolve` decides; "
-    "what was declared replayable is driven again",
+    FenceState.CLAIMED: "waits for the current owner; after its lease expires, runs the effect",
+    FenceState.EFFECT_STARTED: "waits for the current owner; after its lease expires, the fence is "
+    "in doubt",
+    FenceState.SEALED: "returns the stored result, and after its retention a receipt",
+    FenceState.RELEASED: "runs the effect: it is certain that it did not happen before",
+    FenceState.IN_DOUBT: "fails with InDoubt until a probe or `fence resolve` decides; "
+    "an effect declared replayable runs again",
 }
 
-Fence = Annotated[
-    str, typer.Argument(metavar="FENCE", help="Its key v1:..., or with --name its identity.")
+Fence = Annotated[str, typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the fence.", show_default=False),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="What is fenced.", show_default=False)]
 
 
 class NoSuchFence(NoSuchBatch):
-    """A question was answered: no fence goes by that key."""
+    """No fence has that key."""
 
 
 def register(parent: typer.Typer) -> None:
-    app.command("rehearse")(rehearse)
+    command(app, "rehearse", example="helixq fence rehearse backlog.jsonl")(rehearse)
     parent.add_typer(app, name="fence")
 
 
-@app.command("list")
+@command(app, "list", example="helixq fence list --state IN_DOUBT")
 @connection.over_http
 def _list(
     *,
     name: Name = None,
     state: Annotated[
-        FenceState | None, typer.Option("--state", case_sensitive=False, show_default=False)
+        FenceState | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            case_sensitive=False,
+            help="CLAIMED, EFFECT_STARTED, SEALED, RELEASED or IN_DOUBT.",
+            show_default=False,
+        ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=pages.LIMIT_MAX, help="So many rows.")
-    ] = 50,
-    after: Annotated[
-        str | None,
-        typer.Option("--after", metavar="CURSOR", help="Go on behind a page.", show_default=False),
-    ] = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    limit: options.Limit = 50,
+    after: options.After = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """List fences, newest first.
 
-    `--state IN_DOUBT` shows what waits for a person. A page ends with the cursor of the next; it
-    may be short, or empty, and have one.
+    `--state IN_DOUBT` lists the fences that need a decision. If there are more rows, the last line
+    shows the cursor for --after.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_read(there, tenant)
-        read = partial(there.fences.list_fences, tenant=of, name=name, state=state)
-        rows, onward = pages.as_many(there, read, limit, after)
+    with connection.open_target(dsn, data) as target:
+        read = partial(
+            target.fences.list_fences,
+            tenant=connection.tenant_to_read(target, tenant),
+            name=name,
+            state=state,
+        )
+        rows, cursor = pages.read_rows(target, read, limit, after)
     if as_json:
-        show.as_json({"fences": [_facts(row) for row in rows], "next": onward})
+        show.as_json({"fences": [_facts(row) for row in rows], "next": cursor})
         return
     show.table(
-        ("fence", "name", "identity", "state", "try", "since", "by", "what"),
+        ("fence", "name", "identity", "state", "attempt", "since", "actor", "detail"),
         [_row(row) for row in rows],
         [_STYLES[row.state] for row in rows],
+        empty="no fences",
     )
-    pages.tell_more(onward)
+    pages.print_next(cursor)
 
 
-@app.command("show")
+@command(app, "show", example="helixq fence show order-7 --name refund")
 @connection.over_http
 def _show(
     fence: Fence,
     *,
     name: Name = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Tell everything on record about one fence, with its receipt.
+    """Show one fence with its history and its receipt.
 
-    Ends with 1 when there is no such fence.
+    Exit code 1: no such fence.
     """
-    with connection.reached(dsn, data) as there:
-        row = _found(there, fence, name, tenant)
-        story = there.run(there.fences.fence_history(row.key))
+    with connection.open_target(dsn, data) as target:
+        row = _find(target, fence, name, tenant)
+        history = target.run(target.fences.fence_history(row.key))
     if as_json:
-        show.as_json({**_facts(row), "story": [_step(told) for told in story]})
+        show.as_json({**_facts(row), "story": [_event(event) for event in history]})
     else:
-        _tell(row, story)
+        _print(row, history)
 
 
-@app.command("explain")
+@command(app, "explain", example="helixq fence explain order-7 --name refund")
 @connection.over_http
 def _explain(
     fence: Fence,
     *,
     name: Name = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Say why a fence stands where it does, and what comes next."""
-    with connection.reached(dsn, data) as there:
-        row = _found(there, fence, name, tenant)
-    told = {
+    """Explain the state of a fence and what its next call gets.
+
+    Exit code 1: no such fence.
+    """
+    with connection.open_target(dsn, data) as target:
+        row = _find(target, fence, name, tenant)
+    explanation = {
         "state": row.state,
         "because": f"{row.actor} ({row.reason}): {row.detail or row.reason}",
-        "since": times.full(row.changed_at),
+        "since": times.with_zone(row.changed_at),
         "next_call": _NEXT[row.state],
-        "another_request": "is refused with a difference: the key stands for its first request",
+        "another_request": "is refused with a diff: the key belongs to its first request",
         "clocks": _clocks(row),
     }
     if as_json:
-        show.as_json(told)
+        show.as_json(explanation)
     else:
-        show.table(("", ""), [(label.replace("_", " "), text) for label, text in told.items()])
+        show.table(
+            ("fact", "value"),
+            [(name.replace("_", " "), text) for name, text in explanation.items()],
+        )
 
 
-@app.command("resolve")
+@command(
+    app,
+    "resolve",
+    example='helixq fence resolve order-7 --name refund --not-applied --reason "not at the bank" '
+    "--actor ann",
+)
 @connection.over_http
 def _resolve(
     fence: Fence,
     *,
     applied: Annotated[
         bool,
-        typer.Option("--applied/--not-applied", help="Did it happen?", show_default=False),
+        typer.Option(
+            "--applied/--not-applied",
+            help="Whether the effect happened.",
+            show_default=False,
+        ),
     ],
-    reason: Annotated[str, typer.Option("--reason", help="How you know.", show_default=False)],
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="How you know, for the record.", show_default=False
+        ),
+    ],
     actor: Annotated[
         str | None,
-        typer.Option("--actor", help="Who decides; over HTTP it is the token.", show_default=False),
+        typer.Option(
+            "--actor",
+            metavar="NAME",
+            help="Who decides; required with --dsn or --data. A service records the token.",
+            show_default=False,
+        ),
     ] = None,
     effect: Annotated[
-        str | None, typer.Option("--effect", help="Its id where it happened.", show_default=False)
+        str | None,
+        typer.Option(
+            "--effect",
+            metavar="ID",
+            help="Id of the effect in the external system.",
+            show_default=False,
+        ),
     ] = None,
     result: Annotated[
         str | None,
-        typer.Option("--result", metavar="JSON", help="What repeats get.", show_default=False),
+        typer.Option(
+            "--result", metavar="JSON", help="Result for repeated calls.", show_default=False
+        ),
     ] = None,
     http_status: Annotated[
         int | None,
-        typer.Option("--http-status", min=200, max=499, help="Of a request.", show_default=False),
+        typer.Option(
+            "--http-status",
+            metavar="CODE",
+            min=200,
+            max=499,
+            help="HTTP status for repeated requests.",
+            show_default=False,
+        ),
     ] = None,
     name: Name = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Decide a doubt, by name and for a reason, which are kept.
+    """Resolve a fence in doubt; name and reason are recorded.
 
-    Look first where the effect would be. With --applied it is sealed, and repeats get --result (or
-    are told that it happened); with --not-applied the next call does it. Needs an operator's role,
-    or a token with the scope operate. Ends with 1 when the fence is not in doubt.
+    First look into the external system. With --applied the fence is sealed, and repeated calls get
+    --result; with --not-applied the next call runs the effect. Needs an operator's login or a token
+    with the scope operate. Exit code 1: the fence is not in doubt.
     """
     if not applied and (effect or result or http_status):
-        raise typer.BadParameter("--effect, --result and --http-status go with --applied")
+        raise typer.BadParameter("--effect, --result and --http-status require --applied")
     if not reason.strip() or (actor is not None and not actor.strip()):
-        raise typer.BadParameter("--reason and --actor must say something: they are kept")
-    if actor is None and connection.chosen_service() is None:
-        raise typer.BadParameter("--actor: expected who decides; it is kept")
+        raise typer.BadParameter(
+            "--reason and --actor: expected a text for the record, got an empty one"
+        )
+    if actor is None and connection.current_service() is None:
+        raise typer.BadParameter("--actor: expected the name of the person who decides")
     text = None if result is None else canonical_text(loads(result))
-    said: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
-    with connection.reached(dsn, data, as_owner=True) as there:
-        row = _found(there, fence, name, tenant)
-        if there.is_service:
-            asked = there.fences.resolve(
-                row.key, row.version, reason=reason, applied=applied, **said
+    outcome: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
+    with connection.open_target(dsn, data, as_owner=True) as target:
+        row = _find(target, fence, name, tenant)
+        if target.is_service:
+            call = target.fences.resolve(
+                row.key, row.version, reason=reason, applied=applied, **outcome
             )
-            resolved = there.run(asked)
+            resolved = target.run(call)
         else:
-            answer = answer_of(**said) if applied else None
-            asked = there.fences.resolve(
+            answer = answer_of(**outcome) if applied else None
+            call = target.fences.resolve(
                 row.key, row.version, Times(), actor=actor, reason=reason, answer=answer
             )
-            resolved = there.run(asked).decision != "stale"
-        now = _found(there, fence, name, tenant)
+            resolved = target.run(call).decision != "stale"
+        now = _find(target, fence, name, tenant)
     if as_json:
         show.as_json({"resolved": resolved, **_facts(now)})
     elif resolved:
         show.line(f"{now.state}; the next call {_NEXT[now.state]}")
     else:
-        show.line(f"not in doubt: it is {now.state}; nothing was changed")
+        show.line(f"not in doubt: the fence is {now.state}; nothing changed")
     raise typer.Exit(Exit.OK if resolved else Exit.NO)
 
 
-def _found(there: connection.Reached, ref: str, name: str | None, tenant: str | None) -> FenceRow:
+def _find(target: connection.Target, ref: str, name: str | None, tenant: str | None) -> FenceRow:
     try:
         key = key_bytes(ref)
     except ValueError:
         if name is None:
             raise Refused(
-                f"expected a key such as v1:..., or --name with an identity; got {ref!r}"
+                f"expected a key such as v1:..., or an identity with --name, got {ref!r}"
             ) from None
-        of = connection.tenant_named(there, tenant)
-        key = fence_key(of, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
-    found: FenceRow | None = there.run(there.fences.find_fence(key))
-    if found is None:
-        raise NoSuchFence(f"no fence has the key {key_text(key)}, among those this role may see")
-    return found
+        owner = connection.tenant_name(target, tenant)
+        key = fence_key(owner, name, canonicalize(tuple(ref.split(PART_SEPARATOR))).canonical)
+    row: FenceRow | None = target.run(target.fences.find_fence(key))
+    if row is None:
+        raise NoSuchFence(f"no fence that this login may see has the key {key_text(key)}")
+    return row
 
 
 def _identity(row: FenceRow) -> str:
@@ -242,10 +294,10 @@ def _identity(row: FenceRow) -> str:
 
 
 def _row(row: FenceRow) -> tuple[str, ...]:
-    what = row.effect or "" if row.state is FenceState.SEALED else row.detail or row.reason
+    detail = row.effect or "" if row.state is FenceState.SEALED else row.detail or row.reason
     return (
         key_text(row.key), row.name, _identity(row), row.state, str(row.attempt),
-        times.seconds(row.changed_at), row.actor, what,
+        times.to_seconds(row.changed_at), row.actor, detail,
     )  # fmt: skip
 
 
@@ -274,42 +326,44 @@ def _receipt(row: FenceRow) -> dict[str, Any] | None:
     if row.state is not FenceState.SEALED:
         return None
     if row.digest is None:
-        show.progress("the receipt is for tokens with the scope payloads")
+        show.progress("the receipt requires a token with the scope payloads")
         return None
     return receipt_of(row).document()
 
 
-def _step(told: FenceEventRow) -> dict[str, Any]:
+def _event(event: FenceEventRow) -> dict[str, Any]:
     return {
-        "at": told.at,
-        "what": told.what,
-        "from": told.from_state,
-        "to": told.to_state,
-        "attempt": told.attempt,
-        "actor": told.actor,
-        "detail": told.detail,
+        "at": event.at,
+        "what": event.what,
+        "from": event.from_state,
+        "to": event.to_state,
+        "attempt": event.attempt,
+        "actor": event.actor,
+        "detail": event.detail,
     }
 
 
 def _clocks(row: FenceRow) -> str:
     if row.state is FenceState.SEALED:
-        return f"answer until {times.full(row.answer_until)}, key until {times.full(row.until)}"
+        result_until = times.with_zone(row.answer_until)
+        return f"result until {result_until}, key until {times.with_zone(row.until)}"
     if row.state is FenceState.RELEASED:
-        return f"key until {times.full(row.until)}"
-    return f"lease until {times.full(row.deadline)}, quiet {row.quiet_seconds:g} s more"
+        return f"key until {times.with_zone(row.until)}"
+    return f"lease until {times.with_zone(row.deadline)}, then {row.quiet_seconds:g} s of quiet"
 
 
-def _tell(row: FenceRow, story: list[FenceEventRow]) -> None:
+def _print(row: FenceRow, history: list[FenceEventRow]) -> None:
     show.line(f"{key_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
     receipt = "" if row.receipt is None else f"; receipt r1:{row.receipt.hex()}"
-    show.line(f"{row.state} since {times.shown(row.changed_at)}; {_clocks(row)}{receipt}")
+    show.line(f"{row.state} since {times.to_milliseconds(row.changed_at)}; {_clocks(row)}{receipt}")
     show.table(
-        ("at", "what", "from", "to", "try", "who", "detail"),
+        ("time", "event", "from", "to", "attempt", "actor", "detail"),
         [
             (
-                times.shown(told.at), told.what, told.from_state or "", told.to_state or "",
-                "" if told.attempt is None else str(told.attempt), told.actor, told.detail or "",
+                times.to_milliseconds(event.at), event.what, event.from_state or "",
+                event.to_state or "", "" if event.attempt is None else str(event.attempt),
+                event.actor, event.detail or "",
             )
-            for told in story
+            for event in history
         ],
     )  # fmt: skip

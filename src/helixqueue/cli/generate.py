@@ -1,4 +1,4 @@
-"""`helixq generate systemd | kubernetes`: text to look through, keep in a repository, and apply."""
+"""`helixq generate systemd | kubernetes`: files to review and apply."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Annotated, Any
 import typer
 
 from helixqueue import __version__
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 
-app = typer.Typer(no_args_is_help=True, help="Files for running it: systemd, kubernetes.")
+app = typer.Typer(no_args_is_help=True, help="Deployment files: systemd, kubernetes.")
 
 UNITS = ("helixq-migrate.service", "helixq-service.service", "helixq-worker@.service")
-# What stands in a unit or a manifest as a word of its own, and can be nothing else.
+# Values that are safe to insert into a unit or a manifest.
 _FORMS = {
     "user": r"[a-z_][a-z0-9_-]{0,30}",
     "host": r"[A-Za-z0-9.:-]{1,253}",
@@ -33,85 +33,134 @@ _FORMS = {
 
 Write = Annotated[
     Path | None,
-    typer.Option("--write", metavar="DIR", help="Write the files there.", show_default=False),
+    typer.Option(
+        "--write",
+        metavar="DIR",
+        help="Write the files to this directory instead of printing them.",
+        show_default=False,
+    ),
 ]
-Slots = Annotated[int, typer.Option("--slots", min=1, max=1000, help="Batches at a time.")]
+Slots = Annotated[
+    int,
+    typer.Option("--slots", metavar="N", min=1, max=1000, help="Concurrent batches per worker."),
+]
 Grace = Annotated[
-    int, typer.Option("--grace", min=0, max=86_400, help="Seconds for what runs when stopped.")
+    int,
+    typer.Option(
+        "--grace",
+        metavar="SECONDS",
+        min=0,
+        max=86_400,
+        help="Time for running batches to finish when the worker is stopped.",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="The files as JSON: name and text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print names and texts as JSON.")]
 
-WHY = "generate writes files, and asks no service and no database"
+NO_SERVICE = "generate writes files and uses no service or database"
 
 
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="generate")
 
 
-@app.command("systemd")
-@connection.without_service(WHY)
+@command(app, "systemd", example="helixq generate systemd --write /etc/systemd/system")
+@connection.without_service(NO_SERVICE)
 def _systemd(
     *,
     helixq: Annotated[
         str | None,
-        typer.Option("--helixq", metavar="PATH", help="The program, else this one."),
+        typer.Option(
+            "--helixq",
+            metavar="PATH",
+            help="Path of the helixq program. [default: this program]",
+            show_default=False,
+        ),
     ] = None,
-    user: Annotated[str, typer.Option("--user", help="Whom it runs as.")] = "helixq",
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="User of the units.")
+    ] = "helixq",
     config: Annotated[
-        str, typer.Option("--config", metavar="DIR", help="Where the .env files are.")
+        str, typer.Option("--config", metavar="DIR", help="Directory of the .env files.")
     ] = "/etc/helixq",
-    host: Annotated[str, typer.Option("--host", help="The service's address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address of the service.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port of the service.")
+    ] = 8080,
     slots: Slots = 4,
     grace: Grace = 60,
     write: Write = None,
     as_json: AsJson = False,
 ) -> None:
-    """Units for systemd: migrate, the service, and workers by queue.
+    """Generate systemd units: migration, service, workers per queue.
 
-    docs/deploy/systemd.md says what to do with them.
+    docs/deploy/systemd.md explains how to install them.
     """
     values = {
-        "helixq": _word("path", "--helixq", helixq or _this_program()),
-        "user": _word("user", "--user", user),
-        "config": _word("path", "--config", config),
-        "host": _word("host", "--host", host),
+        "helixq": _checked("path", "--helixq", helixq or _this_program()),
+        "user": _checked("user", "--user", user),
+        "config": _checked("path", "--config", config),
+        "host": _checked("host", "--host", host),
         "port": str(port),
         "slots": str(slots),
         "grace": str(grace),
         "stop": str(grace + 30),
     }
-    _give({name: _filled(name, values) for name in UNITS}, write, as_json=as_json)
+    _output({name: _filled(name, values) for name in UNITS}, write, as_json=as_json)
 
 
-@app.command("kubernetes")
-@connection.without_service(WHY)
+@command(
+    app,
+    "kubernetes",
+    example="helixq generate kubernetes --image registry.example/helixq:0.1.0 --queue basecall",
+)
+@connection.without_service(NO_SERVICE)
 def _kubernetes(
     *,
-    image: Annotated[str, typer.Option("--image", help="An image that has helixq in its PATH.")],
-    namespace: Annotated[str, typer.Option("--namespace", help="Where it runs.")] = "helixq",
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=100)] = 2,
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="IMAGE", help="Container image with helixq in its PATH."),
+    ],
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="Namespace.")
+    ] = "helixq",
+    replicas: Annotated[
+        int,
+        typer.Option("--replicas", metavar="N", min=1, max=100, help="Replicas of the service."),
+    ] = 2,
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", help="Workers for this queue; again for more.", show_default=False),
+        typer.Option(
+            "--queue",
+            metavar="NAME",
+            help="Add workers for this queue; repeat for several.",
+            show_default=False,
+        ),
     ] = None,
     program: Annotated[
-        str, typer.Option("--exec", metavar="COMMAND", parser=command, help="What the workers run.")
+        str,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            parser=options.shell_command,
+            help="Program that the workers run.",
+        ),
     ] = "/app/work",
     slots: Slots = 1,
     grace: Grace = 60,
     write: Write = None,
     as_json: AsJson = False,
 ) -> None:
-    """Manifests for Kubernetes: migrate, service, workers by queue.
+    """Generate Kubernetes manifests: migration, service, workers.
 
-    docs/deploy/kubernetes.md says what to do with them.
+    docs/deploy/kubernetes.md explains how to apply them.
     """
     values = {
         "version": __version__,
         "release": __version__.replace(".", "-").replace("+", "-"),
-        "image": _word("image", "--image", image),
-        "namespace": _word("namespace", "--namespace", namespace),
+        "image": _checked("image", "--image", image),
+        "namespace": _checked("namespace", "--namespace", namespace),
         "replicas": str(replicas),
         "program": json.dumps(program),
         "slots": str(slots),
@@ -122,47 +171,49 @@ def _kubernetes(
     for name in queue or []:
         worker = _label(check_name("queue", name))
         text += _filled("kubernetes-worker.yaml", values | {"queue": f'"{name}"', "worker": worker})
-    _give({"helixq.yaml": text}, write, as_json=as_json)
+    _output({"helixq.yaml": text}, write, as_json=as_json)
 
 
 def _label(queue: str) -> str:
-    """A queue's name as Kubernetes takes one; no two queues have the same."""
+    """A Kubernetes name for the queue; different queues get different names."""
     plain = re.sub(r"[^a-z0-9-]", "-", queue)[:30].strip("-")
     return plain if plain == queue else f"{plain}-{sha256(queue.encode()).hexdigest()[:8]}"
 
 
 def _filled(name: str, values: dict[str, str]) -> str:
     text = (files("helixqueue.cli") / "templates" / name).read_text(encoding="utf-8")
-    # Not string.Template: `$` and `%` mean something to systemd and to Kubernetes.
-    return re.sub(r"@\{([a-z]+)\}", lambda found: values[found[1]], text)
+    # Not string.Template: systemd and Kubernetes use `$` and `%`.
+    return re.sub(r"@\{([a-z]+)\}", lambda match: values[match[1]], text)
 
 
-def _give(made: dict[str, str], directory: Path | None, *, as_json: bool) -> None:
+def _output(generated: dict[str, str], directory: Path | None, *, as_json: bool) -> None:
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, text in made.items():
+        for name, text in generated.items():
             (directory / name).write_text(text, encoding="utf-8")
     if as_json:
-        told: list[dict[str, Any]] = [{"name": n, "text": text} for n, text in made.items()]
-        show.as_json({"files": told})
+        listed: list[dict[str, Any]] = [
+            {"name": name, "text": text} for name, text in generated.items()
+        ]
+        show.as_json({"files": listed})
     elif directory is not None:
-        for name in made:
+        for name in generated:
             show.line(str(directory / name))
     else:
-        heads = len(made) > 1
-        shown = [f"# {name}\n{text}" if heads else text for name, text in made.items()]
-        sys.stdout.write("\n".join(shown))
+        titled = len(generated) > 1
+        texts = [f"# {name}\n{text}" if titled else text for name, text in generated.items()]
+        sys.stdout.write("\n".join(texts))
 
 
-def _word(form: str, option: str, value: str) -> str:
+def _checked(form: str, option: str, value: str) -> str:
     if not re.fullmatch(_FORMS[form], value):
-        raise Refused(f"{option}: expected a {form} such as fits a file, got {value!a}")
+        raise Refused(f"{option}: expected a valid {form}, got {value!a}")
     return value
 
 
 def _this_program() -> str:
     beside = Path(sys.executable).with_name("helixq")  # where pip puts it
-    found = shutil.which(sys.argv[0]) or shutil.which("helixq") or shutil.which(beside)
-    if found is None:
-        raise Refused("expected helixq in the PATH; name it with --helixq")
-    return str(Path(found).absolute())
+    path = shutil.which(sys.argv[0]) or shutil.which("helixq") or shutil.which(beside)
+    if path is None:
+        raise Refused("expected helixq in the PATH; give its path with --helixq")
+    return str(Path(path).absolute())

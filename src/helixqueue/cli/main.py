@@ -1,7 +1,7 @@
-"""`helixq`: finds the verb, loads its module alone, and turns errors into a line and a number.
+"""`helixq`: loads the module of one verb, and turns errors into a message and an exit code.
 
-`helixq --help` loads no verb: importing what they need takes a second, and help is asked for often.
-So the table below has each verb's one-line help, and a test compares it with the verb's own.
+`helixq --help` loads no verb, because their imports take a second. So the table below repeats the
+first line of each verb's help, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-# Verb: the module that registers it, and its help.
+# Verb: the module that registers it, and the first line of its help.
 VERBS: dict[str, tuple[str, str]] = {
     "up": (
         "helixqueue.cli.up",
-        "Run everything until Ctrl-C: databases, service, workers.",
+        "Run databases, service and workers until Ctrl-C.",
     ),
     "demo": (
         "helixqueue.cli.demo",
-        "Watch a lab's samples take effect once, though workers die.",
+        "Show that samples take effect once although workers die.",
     ),
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
-    "work": ("helixqueue.cli.work", "Do the work of a queue, by Python handlers or any program."),
+    "work": ("helixqueue.cli.work", "Process batches with Python handlers or any program."),
     "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, release, erase."),
     "worker": ("helixqueue.cli.worker", "Workers: list."),
     "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
-    "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal ends it."),
+    "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal."),
     "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (
         "helixqueue.cli.generate",
-        "Files for running it: systemd, kubernetes.",
+        "Deployment files: systemd, kubernetes.",
     ),
     "migrate": (
         "helixqueue.cli.migrate",
-        "Bring a database to the schema this release needs.",
+        "Update a database to the schema of this release.",
     ),
     "doctor": (
         "helixqueue.cli.doctor",
-        "Tell whether a database is set up so that the guarantees hold.",
+        "Check that a database is set up for the guarantees.",
     ),
-    "check": ("helixqueue.cli.check", "Check every invariant, with witnesses."),
-    "replay": ("helixqueue.cli.replay", "Prove that the ledger gives the current state."),
-    "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split."),
+    "check": ("helixqueue.cli.check", "Check every invariant and show violating rows."),
+    "replay": ("helixqueue.cli.replay", "Prove that the ledger replays to the current state."),
+    "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split brain."),
 }
 
-# What to install for a verb that needs more than the core.
+# The extra to install for verbs that need more than the core.
 EXTRAS = {"up": "service,embedded", "demo": "embedded", "migrate": "migrate"}
 
 
-def build(wanted: str) -> typer.Typer:
-    """The application with the verb `wanted` loaded, and the others by name only."""
+def build(verb: str) -> typer.Typer:
+    """The application with `verb` loaded, and the other verbs by name only."""
     app = typer.Typer(
         name="helixq",
         help="HelixQueue: every piece of work takes effect once, and you can prove it.",
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
-        # Plain help: rich would double its time. Answers are rich.
+        # Plain help: rich would double the time it takes.
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for verb, (module, summary) in VERBS.items():
-        if wanted == verb:
-            _loaded(verb, module).register(app)
+    for name, (module, summary) in VERBS.items():
+        if name == verb:
+            _load(name, module).register(app)
         else:
-            app.command(verb, help=summary)(_not_loaded)
+            app.command(name, help=summary)(_not_loaded)
     return app
 
 
-def _loaded(verb: str, module: str) -> ModuleType:
+def _load(verb: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -99,21 +99,21 @@ def _loaded(verb: str, module: str) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and end the process with its exit code."""
+    """Run one command and exit with its code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What a terminal cannot write is shown by number; it is no reason to fail.
+            # Characters that the terminal cannot encode are printed as escapes.
             stream.reconfigure(errors="backslashreplace")
-    _demand_text(args)
-    sys.exit(_flushed(_ended(args)))
+    _require_utf_8(args)
+    sys.exit(_flush(_run(args)))
 
 
-def _ended(args: Sequence[str]) -> int:
-    """What the command ends with; whatever goes wrong, people read a line and scripts a number."""
+def _run(args: Sequence[str]) -> int:
+    """Run the command and return its exit code; errors become one line on standard error."""
     try:
-        _heed_interrupts()
-        build(_wanted(args))(args, prog_name="helixq")
+        _handle_interrupts()
+        build(_verb(args))(args, prog_name="helixq")
     except SystemExit as ended:
         return int(ended.code or 0)
     except KeyboardInterrupt:
@@ -122,18 +122,18 @@ def _ended(args: Sequence[str]) -> int:
         _report(error, as_json="--json" in args)
         return exit_for(error)
     except OSError as error:
-        # A full disk, a file that may not be read: the machine's matter, and no bug.
+        # Such as a full disk or an unreadable file.
         sys.stderr.write(f"helixq: {plain(str(error))}\n")
         return Exit.FAILED
     except Exception:  # noqa: BLE001 - the last handler of the process
         traceback.print_exc()
-        sys.stderr.write("helixq: this is a bug; please report it with the lines above\n")
+        sys.stderr.write("helixq: unexpected error; please report it with the lines above\n")
         return Exit.BUG
     return Exit.OK
 
 
-def _heed_interrupts() -> None:
-    """From here on Ctrl-C is an exception, which lets a command clean up (see `cli/__init__`)."""
+def _handle_interrupts() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt, so that a command can clean up (see `cli/__init__`)."""
     if (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is leave_quietly
@@ -141,30 +141,30 @@ def _heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _flushed(code: int) -> int:
-    """An answer that could not be written down was not given."""
+def _flush(code: int) -> int:
+    """Fail when the output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # whoever reads has had enough
-            sys.stderr.write(f"helixq: the answer could not be written: {error.strerror}\n")
-        # Or the interpreter would try again when it ends, and complain.
+        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe
+            sys.stderr.write(f"helixq: the output could not be written: {error.strerror}\n")
+        # Else the interpreter would flush again at its exit, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code or Exit.FAILED
     return code
 
 
-def _wanted(args: Sequence[str]) -> str:
-    """The verb on the command line, or on the one that a shell completes; "" for none."""
+def _verb(args: Sequence[str]) -> str:
+    """The verb of the command line, or of the line that a shell completes; "" for none."""
     if "_HELIXQ_COMPLETE" in os.environ:
-        # Bash hands it over in the first of these, zsh and fish in the second.
+        # Bash uses the first variable, zsh and fish the second.
         line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         args = line.split()[1:]
     return next((word for word in args if not word.startswith("-")), "")
 
 
-def _demand_text(args: Sequence[str]) -> None:
-    """Bytes that are no UTF-8 have no place in the database."""
+def _require_utf_8(args: Sequence[str]) -> None:
+    """The database stores UTF-8 only."""
     for word in args:
         if any("\ud800" <= char <= "\udfff" for char in word):
             sys.stderr.write(f"helixq: expected arguments in UTF-8, got {word!a}\n")
@@ -172,18 +172,18 @@ def _demand_text(args: Sequence[str]) -> None:
 
 
 def _report(error: HelixError, *, as_json: bool) -> None:
-    """Programs read standard output, people the other; a shell that completes words, neither."""
+    """Print the error; as JSON to standard output, too. Nothing during shell completion."""
     if "_HELIXQ_COMPLETE" in os.environ:
         return
     if as_json:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-        told = {"kind": type(error).__name__, "message": str(error), **facts}
-        sys.stdout.write(json.dumps({"error": told}, ensure_ascii=False, default=str) + "\n")
+        document = {"kind": type(error).__name__, "message": str(error), **facts}
+        sys.stdout.write(json.dumps({"error": document}, ensure_ascii=False, default=str) + "\n")
     sys.stderr.write(f"helixq: {plain(str(error))}\n")
 
 
-def _version(asked: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag
-    if asked:
+def _version(requested: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag
+    if requested:
         typer.echo(f"helixq {__version__}")
         raise typer.Exit
 
@@ -191,14 +191,17 @@ def _version(asked: bool) -> None:  # noqa: FBT001 - Typer calls it with the fla
 def _common(
     *,
     version: Annotated[
-        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
+        bool | None,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = None,
 ) -> None:
     """Options before the verb."""
 
 
 def _not_loaded() -> None:
-    raise AssertionError("a verb was called by a name that was not on the command line")
+    raise AssertionError("the verb of the command line was not loaded")
 
 
 if __name__ == "__main__":

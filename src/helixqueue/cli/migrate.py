@@ -6,36 +6,47 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.engine.migrate import migrate, print_sql
 
-WHY = "migrate changes the schema of a database, as its owner: run it with --dsn or --data"
+NO_SERVICE = "migrate changes the schema as the owner of the database; run it with --dsn or --data"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("migrate")(connection.without_service(WHY)(_migrate))
+    add = command(app, "migrate", example='helixq migrate --dsn "$OWNER_DSN"')
+    add(connection.without_service(NO_SERVICE)(_migrate))
 
 
 def _migrate(
     *,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
     sql: Annotated[
-        bool, typer.Option("--print-sql", help="Print the script for psql; needs no database.")
+        bool,
+        typer.Option("--print-sql", help="Print the SQL script for psql; uses no database."),
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="REVISION", help="With --print-sql: start from there."),
+        typer.Option(
+            "--since",
+            metavar="REVISION",
+            help="With --print-sql: only changes after this revision.",
+            show_default=False,
+        ),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for another migration.")
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Maximum wait for another migration."
+        ),
     ] = 120.0,
-    as_json: connection.AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Bring a database to the schema this release needs.
+    """Update a database to the schema of this release.
 
-    Needs a direct connection (no pgbouncer) as the owner of the database; no superuser.
+    Needs a direct connection (not pgbouncer) as the owner of the database, not as a superuser.
     """
     if sql:
         script = print_sql(since)
@@ -45,13 +56,13 @@ def _migrate(
             typer.echo(script, nl=False)
         return
     if since is not None:
-        raise typer.BadParameter("--since goes with --print-sql")
-    with connection.target(dsn, data, create=True) as found:
-        if found.postgres is None:
-            done = migrate(found.owner_dsn, report=show.progress, wait_s=wait)
+        raise typer.BadParameter("--since requires --print-sql")
+    with connection.database_target(dsn, data, create=True) as target:
+        if target.postgres is None:
+            done = migrate(target.owner_dsn, report=show.progress, wait_s=wait)
         else:
-            # An embedded database serves its run-time role at once.
-            done = set_up(found.postgres, show.progress, wait_s=wait)
+            # Also grants the run-time login its role, so that programs can connect at once.
+            done = set_up(target.postgres, show.progress, wait_s=wait)
     if as_json:
         changed = done.before != done.after
         show.as_json({"before": done.before, "after": done.after, "changed": changed})

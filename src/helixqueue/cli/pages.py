@@ -1,4 +1,4 @@
-"""Lists that are longer than a page: a service gives at most 500 rows at a time."""
+"""Reads lists page by page: a service returns at most 500 rows per page."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from helixqueue.cli import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from helixqueue.cli.connection import Reached
+    from helixqueue.cli.connection import Target
 
 PAGE_ROWS: Final = 500
-LIMIT_MAX: Final = 100_000
 
 
-def every(there: Reached, read: Callable[..., Any]) -> Iterator[Any]:
-    """All rows there are."""
+def read_all(target: Target, read: Callable[..., Any]) -> Iterator[Any]:
+    """Every row."""
     after = None
     while True:
-        page = there.run(read(after=after, limit=PAGE_ROWS))
+        page = target.run(read(after=after, limit=PAGE_ROWS))
         yield from page.rows
         after = page.next
         if after is None:
             return
 
 
-def as_many(
-    there: Reached, read: Callable[..., Any], limit: int, after: str | None
+def read_rows(
+    target: Target, read: Callable[..., Any], limit: int, after: str | None
 ) -> tuple[list[Any], str | None]:
-    """So many rows behind a cursor, and the cursor of the next.
+    """Up to `limit` rows after a cursor, and the cursor of the next row.
 
-    Fewer, where a page looked at all that a page looks at: the cursor says that there may be more.
+    A page may be short or empty although more rows match, because one read examines a bounded
+    number of rows. So this reads on until it has `limit` rows or reaches the end.
     """
     rows: list[Any] = []
     while True:
-        asked = min(limit - len(rows), PAGE_ROWS)
-        page = there.run(read(after=after, limit=asked))
+        page = target.run(read(after=after, limit=min(limit - len(rows), PAGE_ROWS)))
         rows += page.rows
         after = page.next
-        if after is None or len(page.rows) < asked or len(rows) == limit:
+        if after is None or len(rows) == limit:
             return rows, after
 
 
-def tell_more(onward: str | None) -> None:
-    if onward is not None:
-        show.progress(f"more: --after {onward}")
+def print_next(cursor: str | None) -> None:
+    if cursor is not None:
+        show.progress(f"more: --after {cursor}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, pages, shapes, show, times
+from helixqueue.cli import connection, options, pages, shapes, show, times
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.cli.resources import resources
 from helixqueue.identity import PROFILES, check_name
 
 if TYPE_CHECKING:
@@ -19,23 +19,44 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume.")
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Profile = Annotated[
-    str | None, typer.Option("--profile", help="Rules of identities.", show_default=False)
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help=f"Identity rules: {' or '.join(PROFILES)}.",
+        show_default=False,
+    ),
 ]
 Lease = Annotated[
     float | None,
-    typer.Option("--lease", help="Seconds of a lease.", min=0.05, max=86400, show_default=False),
+    typer.Option(
+        "--lease",
+        metavar="SECONDS",
+        help="Length of a lease.",
+        min=0.05,
+        max=86400,
+        show_default=False,
+    ),
 ]
 MaxAttempts = Annotated[
     int | None,
-    typer.Option("--max-attempts", help="Tries in all.", min=1, max=1000, show_default=False),
+    typer.Option(
+        "--max-attempts",
+        metavar="N",
+        help="Maximum number of attempts per batch.",
+        min=1,
+        max=1000,
+        show_default=False,
+    ),
 ]
 Backoff = Annotated[
     float | None,
     typer.Option(
         "--backoff",
-        help="Seconds after the first failed try; they double.",
+        metavar="SECONDS",
+        help="Wait after the first failed attempt; doubles after each further one.",
         min=0,
         max=86400,
         show_default=False,
@@ -43,13 +64,21 @@ Backoff = Annotated[
 ]
 BackoffMax = Annotated[
     float | None,
-    typer.Option("--backoff-max", help="The longest wait.", min=0, max=604800, show_default=False),
+    typer.Option(
+        "--backoff-max",
+        metavar="SECONDS",
+        help="Maximum wait between attempts.",
+        min=0,
+        max=604800,
+        show_default=False,
+    ),
 ]
 KeyLimit = Annotated[
     int | None,
     typer.Option(
         "--key-limit",
-        help="Live leases of one limit key.",
+        metavar="N",
+        help="Maximum number of concurrent leases per limit key.",
         min=1,
         max=100000,
         show_default=False,
@@ -57,38 +86,43 @@ KeyLimit = Annotated[
 ]
 Unidentified = Annotated[
     str | None,
-    typer.Option("--unknown", help="Work without identity: refuse | accept.", show_default=False),
+    typer.Option(
+        "--unknown",
+        metavar="POLICY",
+        help="Work without identity: refuse or accept.",
+        show_default=False,
+    ),
 ]
 Closed = Annotated[
     bool | None,
-    typer.Option("--closed/--open", help="Take no new work, or do.", show_default=False),
+    typer.Option("--closed/--open", help="Refuse or accept new submissions.", show_default=False),
 ]
 Requires = Annotated[
     str | None,
     typer.Option(
         "--requires",
         metavar="JSON",
-        help='What a worker must have: {"gpus": 1}.',
+        help='Resources that a worker must have, such as {"gpus": 1}.',
         show_default=False,
     ),
 ]
 
 
-def _kept(name: str, what: str) -> Any:  # noqa: ANN401 - an option
+def _retention(state: str, rows: str) -> Any:  # noqa: ANN401 - an option
     return typer.Option(
-        f"--keep-{name}",
-        metavar="SPAN",
+        f"--keep-{state}",
+        metavar="DURATION",
         parser=times.span,
-        help=f"How long {what} stay: 30d, ever.",
+        help=f"How long to keep {rows}: 30d, or forever.",
         show_default=False,
     )
 
 
-KeepCompleted = Annotated[float | None, _kept("completed", "completed batches")]
-KeepFailed = Annotated[float | None, _kept("failed", "failed batches")]
-KeepCancelled = Annotated[float | None, _kept("cancelled", "cancelled batches")]
+KeepCompleted = Annotated[float | None, _retention("completed", "completed batches")]
+KeepFailed = Annotated[float | None, _retention("failed", "failed batches")]
+KeepCancelled = Annotated[float | None, _retention("cancelled", "cancelled batches")]
 KeepDecisions = Annotated[
-    float | None, _kept("decisions", "answers to duplicates, conflicts and refused submissions")
+    float | None, _retention("decisions", "records of duplicates, conflicts and refusals")
 ]
 
 
@@ -96,77 +130,81 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="queue")
 
 
-@app.command("list")
+@command(app, "list", example="helixq queue list")
 @connection.over_http
 def _list(
     *,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """List queues, and how much of their work stands where.
+    """List queues with the number of batches in each state.
 
-    Nothing is counted past 10,000.
+    Counts stop at 10,000.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_read(there, tenant)
-        sights = list(pages.every(there, partial(there.reads.queues, tenant=of)))
+    with connection.open_target(dsn, data) as target:
+        read = partial(target.reads.queues, tenant=connection.tenant_to_read(target, tenant))
+        queues = list(pages.read_all(target, read))
     if as_json:
-        show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
+        show.as_json({"queues": [shapes.queue(summary) for summary in queues]})
         return
     show.table(
-        ("tenant", "queue", "open", *shapes.COUNTS),
+        ("tenant", "queue", "status", *shapes.COUNTS),
         [
             (
                 s.settings.tenant,
                 s.settings.name,
-                _open(s),
+                _status(s),
                 *(str(getattr(s, n)) for n in shapes.COUNTS),
             )
-            for s in sights
+            for s in queues
         ],
-        ["yellow" if s.settings.paused or s.settings.closed else "" for s in sights],
+        ["yellow" if s.settings.paused or s.settings.closed else "" for s in queues],
+        empty="no queues",
     )
 
 
-def _open(sight: QueueSummary) -> str:
-    words = [word for word in ("paused", "closed") if getattr(sight.settings, word)]
-    return ", ".join(words) or "yes"
+def _status(summary: QueueSummary) -> str:
+    flags = [flag for flag in ("paused", "closed") if getattr(summary.settings, flag)]
+    return ", ".join(flags) or "open"
 
 
-@app.command("show")
+@command(app, "show", example="helixq queue show basecall")
 @connection.over_http
 def _show(
     queue: Name,
     *,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Show a queue's settings and how much stands where.
+    """Show the settings and counts of a queue.
 
-    Without a tenant, every tenant's queue of that name. Ends with 1 when there is none.
+    Without a tenant: the queues of that name of all tenants that the login may see. Exit code 1: no
+    such queue.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_read(there, tenant)
-        sights = list(pages.every(there, partial(there.reads.queues, tenant=of, queue=queue)))
+    with connection.open_target(dsn, data) as target:
+        read = partial(
+            target.reads.queues, tenant=connection.tenant_to_read(target, tenant), queue=queue
+        )
+        queues = list(pages.read_all(target, read))
     if as_json:
-        show.as_json({"queues": [shapes.queue(sight) for sight in sights]})
-    elif not sights:
-        show.progress(f"no queue is called {queue!a}, among those this role may see")
+        show.as_json({"queues": [shapes.queue(summary) for summary in queues]})
+    elif not queues:
+        show.progress(f"no queue that this login may see has the name {queue!a}")
     else:
-        for sight in sights:
-            _tell(sight)
-    raise typer.Exit(Exit.OK if sights else Exit.NO)
+        for summary in queues:
+            _print(summary)
+    raise typer.Exit(Exit.OK if queues else Exit.NO)
 
 
-def _tell(sight: QueueSummary) -> None:
-    facts = shapes.settings(sight.settings) | {
-        name: str(getattr(sight, name)) for name in shapes.COUNTS
+def _print(summary: QueueSummary) -> None:
+    facts = shapes.settings(summary.settings) | {
+        name: str(getattr(summary, name)) for name in shapes.COUNTS
     }
-    show.table(("what", "value"), [(name, _value(value)) for name, value in facts.items()])
+    show.table(("setting", "value"), [(name, _value(value)) for name, value in facts.items()])
 
 
 def _value(value: object) -> str:
@@ -175,7 +213,7 @@ def _value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-@app.command("set")
+@command(app, "set", example='helixq queue set basecall --lease 120 --reason "a new assay"')
 @connection.over_http
 def _set(
     queue: Name,
@@ -193,19 +231,19 @@ def _set(
     keep_failed: KeepFailed = None,
     keep_cancelled: KeepCancelled = None,
     keep_decisions: KeepDecisions = None,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Declare a queue, or change the settings that are named.
+    """Create a queue, or change the given settings.
 
-    The change is kept on record, with its reason.
+    The change is recorded with its reason.
     """
     if profile is not None and profile not in PROFILES:
-        raise typer.BadParameter(f"--profile: expected one of {', '.join(PROFILES)}")
+        raise typer.BadParameter(f"--profile: expected {' or '.join(PROFILES)}, got {profile!r}")
     if unknown not in {None, "refuse", "accept"}:
         raise typer.BadParameter(f"--unknown: expected refuse or accept, got {unknown!r}")
     settings = {
@@ -217,7 +255,7 @@ def _set(
         "key_limit": key_limit,
         "unknown": unknown,
         "closed": closed,
-        "requires": None if requires is None else resources("requires", requires),
+        "requires": None if requires is None else options.parse_resources("requires", requires),
         "keep_completed_seconds": keep_completed,
         "keep_failed_seconds": keep_failed,
         "keep_cancelled_seconds": keep_cancelled,
@@ -229,38 +267,38 @@ def _set(
     )  # fmt: skip
 
 
-@app.command("pause")
+@command(app, "pause", example='helixq queue pause basecall --reason "flow cells are late"')
 @connection.over_http
 def _pause(
     queue: Name,
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Hand out no more work of a queue; what is leased goes on."""
+    """Stop assigning batches of a queue; running batches continue."""
     _change(
         queue, {"paused": True}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
         as_json=as_json,
     )  # fmt: skip
 
 
-@app.command("resume")
+@command(app, "resume", example='helixq queue resume basecall --reason "flow cells arrived"')
 @connection.over_http
 def _resume(
     queue: Name,
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Hand out a paused queue's work again."""
+    """Assign batches of a paused queue again."""
     _change(
         queue, {"paused": False}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
         as_json=as_json,
@@ -279,17 +317,22 @@ def _change(
     as_json: bool,
 ) -> None:
     check_name("queue", queue)
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_change(there, tenant)
-        # Pausing is of a queue that is there; `set` is what declares one.
-        if "paused" in settings and there.run(there.calls.queue(tenant=of, queue=queue)) is None:
+    with connection.open_target(dsn, data) as target:
+        owner = connection.tenant_to_change(target, tenant)
+        # Only `set` creates a queue.
+        if (
+            "paused" in settings
+            and target.run(target.calls.queue(tenant=owner, queue=queue)) is None
+        ):
             show.progress(
-                f"{f'tenant {of}' if of else 'the tenant'} has no queue {queue}; "
-                f"declare it with `helixq queue set {queue} --reason ...`"
+                f"{f'tenant {owner}' if owner else 'the tenant'} has no queue {queue}; "
+                f"create it with `helixq queue set {queue} --reason ...`"
             )
             raise typer.Exit(Exit.NO)
-        row = there.run(
-            there.calls.set_queue(tenant=of, queue=queue, actor=actor, reason=reason, **settings)
+        row = target.run(
+            target.calls.set_queue(
+                tenant=owner, queue=queue, actor=actor, reason=reason, **settings
+            )
         )
     if as_json:
         show.as_json(shapes.settings(row))
@@ -299,8 +342,5 @@ def _change(
         }
         show.line(
             f"queue {row.name} of tenant {row.tenant}: "
-            + (
-                ", ".join(f"{name} {_value(value)}" for name, value in changed.items())
-                or "declared"
-            )
+            + (", ".join(f"{name} {_value(value)}" for name, value in changed.items()) or "created")
         )

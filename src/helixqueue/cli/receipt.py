@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.errors import NotInstalled, Refused
 from helixqueue.fence.receipt import HmacSigner, verify
@@ -31,47 +32,64 @@ def _receipts() -> None:
     """Receipts: verify."""
 
 
-@app.command("verify")
+@command(app, "verify", example="helixq receipt verify receipt.json")
 def _verify(
     receipt: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="JSON of a receipt or of `fence show`; - for stdin."),
+        typer.Argument(
+            metavar="FILE", help="JSON of a receipt or of `fence show`; - is standard input."
+        ),
     ],
     *,
     answer: Annotated[
         Path | None,
-        typer.Option("--answer", metavar="FILE", help="The sealed bytes.", show_default=False),
+        typer.Option(
+            "--answer",
+            metavar="FILE",
+            help="The sealed result, to verify its digest.",
+            show_default=False,
+        ),
     ] = None,
     public_key: Annotated[
         Path | None,
         typer.Option(
-            "--public-key", metavar="FILE", help="Ed25519, 32 bytes or hex.", show_default=False
+            "--public-key",
+            metavar="FILE",
+            help="Ed25519 public key: 32 bytes, raw or in hex.",
+            show_default=False,
         ),
     ] = None,
     secret: Annotated[
         Path | None,
-        typer.Option("--secret", metavar="FILE", help="HMAC secret, bytes.", show_default=False),
+        typer.Option(
+            "--secret", metavar="FILE", help="HMAC secret, raw bytes.", show_default=False
+        ),
     ] = None,
-    key_id: Annotated[str, typer.Option("--key-id", help="Of the signature's key.")] = "1",
+    key_id: Annotated[
+        str, typer.Option("--key-id", metavar="ID", help="Id of the signing key.")
+    ] = "1",
     recorded: Annotated[
         bool,
-        typer.Option("--recorded", help="Also look whether it is on record, at --url or another."),
+        typer.Option(
+            "--recorded",
+            help="Also compare with the record of --url, --dsn or --data.",
+        ),
     ] = False,
-    url: connection.Url = None,
-    token: connection.Token = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    url: options.Url = None,
+    token: options.Token = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Verify that a receipt proves what it says.
+    """Verify a receipt.
 
-    Offline, unless --recorded. Ends with 1 when it does not.
+    Works offline; with --recorded, also asks a service or database. Exit code 1: not valid.
     """
     if public_key is not None and secret is not None:
-        raise typer.BadParameter("give --public-key or --secret, not both")
+        raise typer.BadParameter("expected --public-key or --secret, got both")
     if not recorded and (url or token or dsn or data):
         raise typer.BadParameter(
-            "a receipt is verified offline; add --recorded to look at --url, --dsn or --data, too"
+            "a receipt is verified offline; add --recorded to compare with --url, --dsn or --data"
         )
     document = _document(receipt)
     faults = verify(
@@ -80,8 +98,8 @@ def _verify(
         answer=None if answer is None else answer.read_bytes(),
     )
     if recorded and not faults:
-        with connection.use(connection.service(url, token, dsn, data)):
-            faults = _not_on_record(document, dsn, data)
+        with connection.using_service(connection.select_service(url, token, dsn, data)):
+            faults = _compare_with_record(document, dsn, data)
     if as_json:
         show.as_json({"ok": not faults, "id": document.get("id"), "faults": faults})
     elif faults:
@@ -92,16 +110,16 @@ def _verify(
     raise typer.Exit(Exit.NO if faults else Exit.OK)
 
 
-def _not_on_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
-    """What a database or a service says of the fence that the receipt is about."""
-    with connection.reached(dsn, data) as there:
-        row = there.run(there.fences.find_fence(key_bytes(document["key"])))
+def _compare_with_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
+    """How the recorded fence differs from the receipt."""
+    with connection.open_target(dsn, data) as target:
+        row = target.run(target.fences.find_fence(key_bytes(document["key"])))
     if row is None:
-        return ["no fence has this key, among those that may be seen there: forgotten, or never"]
+        return ["no fence with this key is visible: it was deleted by retention, or never existed"]
     if row.state is not FenceState.SEALED or row.receipt is None:
-        return [f"on record the fence is {row.state}, and has no receipt"]
+        return [f"the recorded fence is {row.state} and has no receipt"]
     if f"r1:{row.receipt.hex()}" != document["id"]:
-        return ["on record the fence has another receipt"]
+        return ["the recorded fence has another receipt"]
     return []
 
 
@@ -119,7 +137,7 @@ def _document(receipt: str) -> dict[str, Any]:
 
 
 def _read(name: str) -> str:
-    with open(name, encoding="utf-8") as file:  # noqa: PTH123 - as it was typed
+    with open(name, encoding="utf-8") as file:  # noqa: PTH123 - the name as typed
         return file.read()
 
 

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import typer
+from typing import TYPE_CHECKING
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
 from helixqueue.operate.recover import recover
 
-WHY = "recover ends the leases of every tenant, which no token may: run it with --dsn or --data"
+if TYPE_CHECKING:
+    import typer
+
+NO_SERVICE = (
+    "recover ends the leases of every tenant, which no token permits; run it with --dsn or --data"
+)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("recover")(connection.without_service(WHY)(_recover))
+    add = command(app, "recover", example='helixq recover --reason "restored the backup of 03:00"')
+    add(connection.without_service(NO_SERVICE)(_recover))
 
 
 def _recover(
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """End every lease after a restore or a split.
+    """End every lease after a restore or a split brain.
 
-    Begins a new epoch: whoever still holds a token from before is refused from now on, and the
-    work goes back to its queue. Needs an operator's role.
+    Starts a new epoch: tokens from before are refused, and leased batches return to their queue.
+    Needs an operator's login or the owner's.
     """
-    with connection.opened(dsn, data, as_owner=True) as database:
+    with connection.open_database(dsn, data, as_owner=True) as database:
         recovered = recover(database.connection, reason=reason, actor=actor)
     if as_json:
         show.as_json(recovered._asdict())
     else:
-        typer.echo(
-            f"epoch {recovered.epoch}; {recovered.ended} leases ended, "
+        show.line(
+            f"epoch {recovered.epoch}: {recovered.ended} leases ended, "
             f"{recovered.doubted} effects in doubt"
         )

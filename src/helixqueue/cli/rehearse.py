@@ -1,4 +1,4 @@
-"""`helixq fence rehearse`: what would happen if these calls came again. Nothing does."""
+"""`helixq fence rehearse`: previews repeated calls without executing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.submission_files import MAX_LINE_BYTES
 from helixqueue.errors import Refused
@@ -22,13 +22,13 @@ from helixqueue.records.fence import FencePreview
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SHOWN_MAX: Final = 1000
-# Asked at a time; a request takes no more.
+UNSAFE_MAX: Final = 1000
+# Limits of one request.
 CHUNK_LINES: Final = 500
 CHUNK_BYTES: Final = 256 * 1024
 
 
-class Rehearsed(NamedTuple):
+class CallPreview(NamedTuple):
     line: int
     what: str
     name: str | None
@@ -37,70 +37,72 @@ class Rehearsed(NamedTuple):
 
 
 class Rehearsal:
-    """Calls in the order of the file: what one would do counts for those behind it."""
+    """Previews calls in file order: a call that would run affects later calls with its key."""
 
-    def __init__(self, there: connection.Reached, tenant: str) -> None:
-        self._there = there
+    def __init__(self, target: connection.Target, tenant: str) -> None:
+        self._target = target
         self._tenant = tenant
-        # Keys that would run, and what they would stand for then; digests, for files may be long.
+        # Keys of calls that would run, with digests of their payloads to bound memory.
         self._would_run: dict[bytes, bytes | None] = {}
 
-    def of(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Rehearsed]:
-        """Asks for many at a time; the answers come in the order of the lines."""
+    def preview(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[CallPreview]:
+        """Preview the calls in chunks; results come in the order of the lines."""
         chunk: list[tuple[int, FencePreview | Refused]] = []
         weight = 0
         for number, line in lines:
             try:
-                one: FencePreview | Refused = _call(line)
+                call: FencePreview | Refused = _parse(line)
             except Refused as error:
-                one = error
+                call = error
             if chunk and (len(chunk) == CHUNK_LINES or weight + len(line) > CHUNK_BYTES):
-                yield from self._told(chunk)
+                yield from self._preview_chunk(chunk)
                 chunk, weight = [], 0
-            chunk.append((number, one))
+            chunk.append((number, call))
             weight += len(line)
-        yield from self._told(chunk)
+        yield from self._preview_chunk(chunk)
 
-    def _told(self, chunk: list[tuple[int, FencePreview | Refused]]) -> Iterator[Rehearsed]:
-        asked = [one for _, one in chunk if isinstance(one, FencePreview)]
-        told = iter(
-            self._there.run(self._there.fences.preview(tenant=self._tenant, calls=asked))
-            if asked
+    def _preview_chunk(
+        self, chunk: list[tuple[int, FencePreview | Refused]]
+    ) -> Iterator[CallPreview]:
+        calls = [call for _, call in chunk if isinstance(call, FencePreview)]
+        decisions = iter(
+            self._target.run(self._target.fences.preview(tenant=self._tenant, calls=calls))
+            if calls
             else ()
         )
-        for number, one in chunk:
-            if isinstance(one, Refused):
-                yield Rehearsed(number, "unreadable", None, None, str(one))
+        for number, call in chunk:
+            if isinstance(call, Refused):
+                yield CallPreview(number, "unreadable", None, None, str(call))
                 continue
-            key, decision = next(told)
+            key, decision = next(decisions)
             what = WORDS[decision]
             if what == "runs":
-                what = self._after_those_before(key, one.request)
-            yield Rehearsed(number, what, one.name, key_text(key), MEANS[what])
+                what = self._after_earlier_lines(key, call.request)
+            yield CallPreview(number, what, call.name, key_text(key), MEANS[what])
 
-    def _after_those_before(self, key: bytes, request: str | None) -> str:
-        asked = None if request is None else hashlib.sha256(request.encode()).digest()
+    def _after_earlier_lines(self, key: bytes, request: str | None) -> str:
+        digest = None if request is None else hashlib.sha256(request.encode()).digest()
         if key not in self._would_run:
-            self._would_run[key] = asked
+            self._would_run[key] = digest
             return "runs"
         first = self._would_run[key]
-        return "refused" if None not in {first, asked} and first != asked else "repeats"
+        return "refused" if None not in {first, digest} and first != digest else "repeats"
 
 
-def _call(line: bytes) -> FencePreview:
+def _parse(line: bytes) -> FencePreview:
     if len(line) > MAX_LINE_BYTES:
-        raise Refused(f"expected at most {MAX_LINE_BYTES} bytes a line, got more")
+        raise Refused(f"expected at most {MAX_LINE_BYTES:,} bytes per line, got more")
     return call_of(loads(line))
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[IO[bytes]]:
+def _open(file: str) -> Iterator[IO[bytes]]:
     if file == "-":
         yield sys.stdin.buffer
         return
     try:
-        with Path(file).open("rb") as opened:
-            yield opened
+        with Path(file).open("rb") as stream:
+            yield stream
     except OSError as error:
         raise Refused(f"expected a file of calls, got {error}") from error
 
@@ -110,44 +112,44 @@ def rehearse(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help='JSON lines {"name", "key", "payload"}; - for standard input.'
+            metavar="FILE", help='JSON lines {"name", "key", "payload"}; - is standard input.'
         ),
     ],
     *,
     may_run: Annotated[
-        bool, typer.Option("--may-run", help="Calls that nothing is known of are fine, too.")
+        bool, typer.Option("--may-run", help="Accept calls that would run for the first time.")
     ] = False,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Say what would happen if these calls came again.
+    """Preview what repeated calls would do, without executing them.
 
-    To ask before a backlog is let loose. Nothing is claimed, run or written. `key` is a text, a
-    number or a list of them; without `payload`, none is compared. Ends with 0 when nothing would
-    take effect a second time or in doubt: every call was done (or, with --may-run, may be new).
-    Ends with 1 otherwise, and shows the lines that are not safe.
+    Use it before you send a backlog again: nothing is claimed, run or written. `key` is a string, a
+    number or a list of them; without `payload`, payloads are not compared. Exit code 0: every call
+    has already taken effect (with --may-run: or would run for the first time); 1: some calls are
+    not safe, and their lines are shown.
     """
     safe = {"repeats", "done", *(["runs"] if may_run else [])}
     counts: Counter[str] = Counter()
-    unsafe: list[Rehearsed] = []
-    with connection.reached(dsn, data) as there, _opened(file) as stream:
-        rehearsal = Rehearsal(there, connection.tenant_to_change(there, tenant))
-        read = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
-        for told in rehearsal.of(line for line in read if line[1].strip()):
-            counts[told.what] += 1
-            if told.what not in safe and len(unsafe) < SHOWN_MAX:
-                unsafe.append(told)
+    unsafe: list[CallPreview] = []
+    with connection.open_target(dsn, data) as target, _open(file) as stream:
+        rehearsal = Rehearsal(target, connection.tenant_to_change(target, tenant))
+        lines = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 2), b""), 1)
+        for call in rehearsal.preview(line for line in lines if line[1].strip()):
+            counts[call.what] += 1
+            if call.what not in safe and len(unsafe) < UNSAFE_MAX:
+                unsafe.append(call)
     ok = safe.issuperset(counts)
     if as_json:
-        calls = [one._asdict() for one in unsafe]
+        calls = [call._asdict() for call in unsafe]
         show.as_json({"safe": ok, "counts": dict(counts), "unsafe": calls})
     else:
-        show.table(("calls", "would", "meaning"),
+        show.table(("calls", "outcome", "meaning"),
                    [(str(n), what, MEANS[what]) for what, n in sorted(counts.items())])  # fmt: skip
-        rows = [(str(one.line), one.what, one.name or "", one.fence or "", one.why)
-                for one in unsafe]  # fmt: skip
+        rows = [(str(call.line), call.what, call.name or "", call.fence or "", call.why)
+                for call in unsafe]  # fmt: skip
         if rows:
-            show.table(("line", "would", "name", "fence", "why"), rows)
+            show.table(("line", "outcome", "name", "fence", "reason"), rows)
     raise typer.Exit(Exit.OK if ok else Exit.NO)

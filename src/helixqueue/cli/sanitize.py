@@ -1,7 +1,7 @@
-"""Text from elsewhere, made harmless for a terminal.
+r"""Makes text from other sources safe to print.
 
-What workers, sheets and databases wrote may hold escape sequences that repaint a screen, or
-characters that turn the reading direction. They are shown by their numbers, as identities are.
+Texts of workers, files and databases may contain escape sequences that repaint the terminal, or
+characters that change the reading direction. They are printed as escapes such as \u{1b}.
 """
 
 from __future__ import annotations

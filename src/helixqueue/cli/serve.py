@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from helixqueue.cli import connection, show
+from helixqueue.cli.command import command
 from helixqueue.errors import NotInstalled
 
-WHY = "serve is a service itself, and is about the database behind it: run it with --dsn"
-
+NO_SERVICE = "serve starts a service on a database; run it with --dsn"
 
 ListenDsn = Annotated[
     str | None,
@@ -22,14 +22,15 @@ ListenDsn = Annotated[
         metavar="DSN",
         envvar="HELIX_LISTEN_DSN",
         show_envvar=False,
-        help="The same past pgbouncer, one connection that wakes waiting workers.",
+        help="Direct connection past pgbouncer that wakes waiting workers. [env: HELIX_LISTEN_DSN]",
         show_default=False,
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve")(connection.without_service(WHY)(_serve))
+    add = command(app, "serve", example='helixq serve --dsn "$SERVICE_DSN" --port 8080')
+    add(connection.without_service(NO_SERVICE)(_serve))
 
 
 def _serve(
@@ -38,41 +39,75 @@ def _serve(
         str | None,
         typer.Option(
             "--dsn",
+            metavar="DSN",
             envvar="HELIX_DSN",
             show_envvar=False,
-            help="The database, as the service's own role; else HELIX_DSN.",
+            help="The database, with the service's login. [env: HELIX_DSN]",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free one.")] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port to listen on; 0 selects a free one.",
+        ),
+    ] = 8080,
     pooled: Annotated[
-        bool, typer.Option("--pooled", help="The DSN leads through pgbouncer, transaction mode.")
+        bool, typer.Option("--pooled", help="The DSN is a pgbouncer in transaction mode.")
     ] = False,
     listen_dsn: ListenDsn = None,
     connections: Annotated[
-        int, typer.Option("--connections", min=1, max=1000, help="To the database, at most.")
+        int,
+        typer.Option(
+            "--connections", metavar="N", min=1, max=1000, help="Maximum database connections."
+        ),
     ] = 10,
     max_pending: Annotated[
-        int, typer.Option("--max-pending", min=1, max=100000, help="Of one queue; then 429.")
+        int,
+        typer.Option(
+            "--max-pending",
+            metavar="N",
+            min=1,
+            max=100000,
+            help="Maximum pending batches per queue; more are refused with 429.",
+        ),
     ] = 100_000,
     rate: Annotated[
-        float, typer.Option("--rate", min=1, help="Requests a second of one token; then 429.")
+        float,
+        typer.Option(
+            "--rate",
+            metavar="N",
+            min=1,
+            help="Maximum requests per second and token; more are refused with 429.",
+        ),
     ] = 500.0,
     policy: Annotated[
         Path | None,
-        typer.Option("--policy", help="An idempotency.yml for the writes.", show_default=False),
+        typer.Option(
+            "--policy",
+            metavar="FILE",
+            help="idempotency.yml for the service's own writes.",
+            show_default=False,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Say the address in JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")] = False,
 ) -> None:
-    """Serve the HTTP API until a signal ends it.
+    """Serve the HTTP API until a signal.
 
-    The DSN's role must be bound by setting, so that each request sees its token's tenant alone.
+    The login must be bound with `helix.bind_v1(login, '*', true)`, so that each request sees only
+    the tenant of its token.
     """
     if dsn is None:
         raise typer.BadParameter(
-            "--dsn or HELIX_DSN: expected the database of the service, as the service's own role; "
-            "`helixq up` makes one if there is none"
+            "expected --dsn or HELIX_DSN with the service's login, got neither; "
+            "`helixq up` runs a service on embedded servers"
         )
     try:
         from helixqueue.fence.policy_file import read_policy  # noqa: PLC0415 - not in every

@@ -1,4 +1,4 @@
-"""The shapes of `--json`: scripts rest on them, so a name never changes its meaning.
+"""The JSON of `--json`: scripts depend on it, so a name never changes its meaning.
 
 An identity is a string, a list of strings when it has several parts, or null. A time is ISO 8601.
 """
@@ -29,11 +29,11 @@ def batch(row: BatchRow) -> dict[str, Any]:
     }
 
 
-def story(told: BatchDetail, *, payload: bool) -> dict[str, Any]:
-    shape = _plain_members(asdict(told)) | {
-        "identity": identity(told.identity),
-        "raw": identity(told.raw),
-        "differences": differences(told.raw, told.identity),
+def batch_detail(detail: BatchDetail, *, payload: bool) -> dict[str, Any]:
+    shape = _plain_members(asdict(detail)) | {
+        "identity": identity(detail.identity),
+        "raw": identity(detail.raw),
+        "differences": differences(detail.raw, detail.identity),
     }
     for name in ("payload", "result"):
         text = shape.pop(name)
@@ -46,17 +46,17 @@ def worker(row: WorkerRow) -> dict[str, Any]:
     return _plain_members(asdict(row))
 
 
-def verdict(one: ActionResult) -> dict[str, Any]:
-    return _plain_members(asdict(one)) | {"identity": identity(one.identity)}
+def action_result(result: ActionResult) -> dict[str, Any]:
+    return _plain_members(asdict(result)) | {"identity": identity(result.identity)}
 
 
 def settings(row: QueueRow) -> dict[str, Any]:
     return asdict(row)
 
 
-def queue(sight: QueueSummary) -> dict[str, Any]:
-    counts: dict[str, BoundedCount] = {name: getattr(sight, name) for name in COUNTS}
-    return settings(sight.settings) | {
+def queue(summary: QueueSummary) -> dict[str, Any]:
+    counts: dict[str, BoundedCount] = {name: getattr(summary, name) for name in COUNTS}
+    return settings(summary.settings) | {
         "counts": {name: {"number": c.number, "more": c.more} for name, c in counts.items()}
     }
 
@@ -68,9 +68,9 @@ def _plain_members(members: dict[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in members.items()}
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - it walks whatever a dataclass holds
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any member of a record
     if isinstance(value, dict):
         return _plain_members(value)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     return value.isoformat() if isinstance(value, datetime) else value

@@ -1,4 +1,4 @@
-"""Answers: JSON for programs, tables on a terminal, plain lines in a pipe. Progress goes aside."""
+"""Output: JSON, tables on a terminal, tab-separated lines in a pipe; progress on standard error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from helixqueue.cli.sanitize import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Columns that are copied or compared: a terminal that is narrow folds the others.
-_WHOLE = {"batch", "state", "at", "step", "submitted", "answer"}
-# The colour of a row by the state of its batch.
+# Columns that are never folded on a narrow terminal.
+_NO_WRAP = {"batch", "state", "time", "version", "submitted", "answer"}
+# Row colours by batch state.
 STYLES = {
     "PENDING": "cyan",
     "ASSIGNED": "blue",
@@ -31,7 +31,7 @@ STYLES = {
 
 
 def progress(message: str) -> None:
-    """To standard error, so that an answer can be piped."""
+    """Print to standard error, so that standard output can be piped."""
     sys.stderr.write(f"{plain(message)}\n")
 
 
@@ -50,36 +50,42 @@ def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     styles: Sequence[str] = (),
+    *,
+    empty: str = "",
 ) -> None:
-    """`styles` colours the rows; in a pipe a row is one line with tabs, and nothing is cut off.
+    """Print a table; `styles` colours its rows, `empty` is the message for a table without rows.
 
-    The first line of a pipe has the names of the columns; where there are no rows there is none.
+    In a pipe a row is one line with tabs, never truncated, after a line with the column names.
     """
-    if not sys.stdout.isatty():
-        for row in [columns, *rows] if rows else []:
-            sys.stdout.write("\t".join(_one_line(cell) for cell in row) + "\n")
+    if not rows:
+        if empty:
+            progress(empty)
         return
-    shown = Table()
+    if not sys.stdout.isatty():
+        for row in [columns, *rows]:
+            sys.stdout.write("\t".join(_single_line(cell) for cell in row) + "\n")
+        return
+    grid = Table()
     for name in columns:
-        shown.add_column(name, no_wrap=name in _WHOLE, overflow="fold")
+        grid.add_column(name, no_wrap=name in _NO_WRAP, overflow="fold")
     for number, row in enumerate(rows):
-        # As plain text: square brackets in a value are not markup.
-        shown.add_row(
+        # Escaped: square brackets in a value are not markup.
+        grid.add_row(
             *(escape(plain(cell)) for cell in row), style=styles[number] if styles else None
         )
-    Console().print(shown)
+    Console().print(grid)
 
 
-def _one_line(cell: str) -> str:
+def _single_line(cell: str) -> str:
     return plain(cell.replace("\n", " ").replace("\t", " "))
 
 
 @contextmanager
 def bar(label: str, unit: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal's standard error, and nothing elsewhere.
+    """A progress bar on standard error, if that is a terminal.
 
-    Told how far it is of `total` (which may be an estimate: the bar grows with the truth) and how
-    many `unit` there were.
+    Yields a function that takes the progress towards `total` and the number of `unit`. `total` may
+    be an estimate.
     """
     columns = (
         TextColumn(label),
@@ -90,12 +96,12 @@ def bar(label: str, unit: str, total: int | None) -> Iterator[Callable[[int, int
     console = Console(stderr=True)
     with Progress(
         *columns, console=console, disable=not sys.stderr.isatty(), transient=True
-    ) as shown:
-        task = shown.add_task(label, total=total or None, count=0)
+    ) as display:
+        task = display.add_task(label, total=total or None, count=0)
 
-        def told(done: int, count: int) -> None:
-            shown.update(
+        def update(done: int, count: int) -> None:
+            display.update(
                 task, completed=done, count=count, total=max(total, done) if total else None
             )
 
-        yield told
+        yield update

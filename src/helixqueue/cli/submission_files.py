@@ -1,6 +1,7 @@
-"""Rows to submit, read from JSON, JSONL or CSV: each a `Submission` or a line number and a reason.
+"""Reads rows to submit from JSON, JSONL or CSV.
 
-Reading never stops at a bad row, and never holds more than a line (of JSON: a file) in memory.
+A row is a `Submission`, or a line number and the reason why it is invalid. Reading continues after
+an invalid row, and keeps one line in memory (for JSON: one file).
 """
 
 from __future__ import annotations
@@ -23,122 +24,124 @@ Format = Literal["json", "jsonl", "csv"]
 FORMATS: tuple[Format, ...] = ("json", "jsonl", "csv")
 
 MAX_LINE_BYTES = 2 * 1024 * 1024  # twice the largest payload
-MAX_JSON_BYTES = 64 * 1024 * 1024  # JSON is read whole; larger files are JSONL
-IN_PAYLOAD = "payload."  # columns of CSV that become members of the payload
+MAX_JSON_BYTES = 64 * 1024 * 1024  # a JSON file is read whole; larger files need JSONL
+PAYLOAD_PREFIX = "payload."  # CSV columns that become members of the payload
 
 _COLUMNS = Submission._fields
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-# Between columns: spreadsheets write what their country or their clipboard has.
+# Spreadsheets choose the delimiter by locale or clipboard.
 _DELIMITERS = (",", ";", "\t")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-class Read(NamedTuple):
-    """A row as it was read: what to submit, or why not."""
+class ParsedRow(NamedTuple):
+    """A submission, or the reason why the row is invalid."""
 
     line: int
     submission: Submission | None
     reason: str = ""
 
 
-class BadSheet(Refused):
-    """The file as a whole makes no sense: nothing of it was submitted."""
+class InvalidFile(Refused):
+    """The file as a whole is invalid."""
 
 
-def guess(name: str, start: bytes) -> Format:
-    """The format, by the file's name, else by how it begins."""
-    for one in FORMATS:
-        if name.lower().endswith(f".{one}"):
-            return one
+def guess_format(name: str, start: bytes) -> Format:
+    """The format by file name, else by the first bytes."""
+    for known in FORMATS:
+        if name.lower().endswith(f".{known}"):
+            return known
     text = start.removeprefix(_BOM).lstrip()
     if text.startswith(b"{"):
-        # One object a line, or one object over many lines.
+        # One object per line, or one object over several lines.
         first = text.partition(b"\n")[0].rstrip()
         return "jsonl" if first.endswith(b"}") or b"\n" not in text else "json"
     return "json" if text.startswith(b"[") else "csv"
 
 
-def read(stream: IO[bytes], form: Format) -> Iterator[Read]:
-    if form == "json":
-        return _json(stream)
-    return _jsonl(stream) if form == "jsonl" else _csv(stream)
+def parse(stream: IO[bytes], file_format: Format) -> Iterator[ParsedRow]:
+    if file_format == "json":
+        return _parse_json(stream)
+    return _parse_jsonl(stream) if file_format == "jsonl" else _parse_csv(stream)
 
 
-class _Line(NamedTuple):
+class TextLine(NamedTuple):
     number: int
     text: str
-    reason: str = ""
+    reason: str = ""  # why the line cannot be decoded
 
 
-def _lines(stream: IO[bytes]) -> Iterator[_Line]:
-    """Lines as text, and a reason for each that is none."""
+def _lines(stream: IO[bytes]) -> Iterator[TextLine]:
+    """Decoded lines."""
     number = 0
     while line := stream.readline(MAX_LINE_BYTES):
         number += 1
         if number == 1:
-            _demand_text(line)
+            _require_text(line)
             line = line.removeprefix(_BOM)
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
-            yield _Line(number, "\n", f"expected at most {MAX_LINE_BYTES:,} bytes in a line")
+            yield TextLine(
+                number, "\n", f"expected at most {MAX_LINE_BYTES:,} bytes per line, got more"
+            )
         else:
             yield _decoded(number, line)
 
 
-def _decoded(number: int, line: bytes) -> _Line:
+def _decoded(number: int, line: bytes) -> TextLine:
     try:
-        return _Line(number, line.decode())
+        return TextLine(number, line.decode())
     except UnicodeDecodeError as error:
-        # Its quotes still count, or a cell of several lines would end in the wrong one.
-        return _Line(number, line.decode("ascii", "replace"), _no_utf_8(error))
+        # Keep its quotes: they decide where a cell of several lines ends.
+        return TextLine(number, line.decode("ascii", "replace"), _not_utf_8(error))
 
 
-def _no_utf_8(error: UnicodeDecodeError) -> str:
+def _not_utf_8(error: UnicodeDecodeError) -> str:
     byte, before = error.object[error.start], error.object[max(0, error.start - 20) : error.start]
     near = before.decode("ascii", "replace").rpartition("\n")[2]
-    return f"expected UTF-8, got the byte 0x{byte:02X} behind {near!a}: save the file as UTF-8"
+    return f"expected UTF-8, got the byte 0x{byte:02X} after {near!a}; save the file as UTF-8"
 
 
-def _demand_text(start: bytes) -> None:
+def _require_text(start: bytes) -> None:
     if start.startswith(_UTF_16):
-        raise BadSheet("expected UTF-8, got UTF-16: save the file as UTF-8 (with or without BOM)")
+        raise InvalidFile("expected UTF-8, got UTF-16; save the file as UTF-8, with or without BOM")
     if b"\0" in start:
-        raise BadSheet("expected text, got a binary file: save a workbook as CSV, in UTF-8")
+        raise InvalidFile("expected text, got a binary file; save a workbook as CSV in UTF-8")
 
 
-def _jsonl(stream: IO[bytes]) -> Iterator[Read]:
+def _parse_jsonl(stream: IO[bytes]) -> Iterator[ParsedRow]:
     for line in _lines(stream):
         if line.reason:
-            yield Read(line.number, None, line.reason)
+            yield ParsedRow(line.number, None, line.reason)
         elif line.text.strip():
-            yield _of_json(line.number, line.text)
+            yield _row_of_json(line.number, line.text)
 
 
-def _json(stream: IO[bytes]) -> Iterator[Read]:
-    """An array of objects, or one object; an element at a time, each with its line."""
+def _parse_json(stream: IO[bytes]) -> Iterator[ParsedRow]:
+    """An array of objects, or one object."""
     data = stream.read(MAX_JSON_BYTES + 1)
-    _demand_text(data)
+    _require_text(data)
     if len(data) > MAX_JSON_BYTES:
-        raise BadSheet(
-            f"expected at most {MAX_JSON_BYTES:,} bytes of JSON; write JSONL instead, one object a "
-            "line, which has no bound"
+        raise InvalidFile(
+            f"expected at most {MAX_JSON_BYTES:,} bytes of JSON, got more; use JSONL (one object "
+            "per line), which has no limit"
         )
     try:
         text = data.removeprefix(_BOM).decode()
     except UnicodeDecodeError as error:
-        raise BadSheet(_no_utf_8(error)) from None
+        raise InvalidFile(_not_utf_8(error)) from None
     at = _after_space(text, 0)
     if at == len(text):
         return
     if text[at] != "[":
-        yield _of_json(_line_of(text, at), text[at:])
+        yield _row_of_json(_line_of(text, at), text[at:])
         return
     yield from _elements(text, at)
 
 
-def _elements(text: str, at: int) -> Iterator[Read]:
+def _elements(text: str, at: int) -> Iterator[ParsedRow]:
     decoder = json.JSONDecoder()
     at = _after_space(text, at + 1)
     while text[at : at + 1] != "]":
@@ -146,53 +149,55 @@ def _elements(text: str, at: int) -> Iterator[Read]:
         try:
             _, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            # Where the next element begins, nobody can tell.
+            # The start of the next element is unknown.
             where = getattr(error, "lineno", line)
-            yield Read(where, None, f"broken JSON: {error}; nothing behind it was read")
+            yield ParsedRow(
+                where, None, f"invalid JSON: {error}; the rest of the file was not read"
+            )
             return
-        yield _of_json(line, text[at:end])
+        yield _row_of_json(line, text[at:end])
         at = _after_space(text, end)
         if text[at : at + 1] == ",":
             at = _after_space(text, at + 1)
         elif text[at : at + 1] != "]":
-            reason = "broken JSON: expected ',' or ']'; nothing behind it was read"
-            yield Read(_line_of(text, at), None, reason)
+            reason = "invalid JSON: expected ',' or ']'; the rest of the file was not read"
+            yield ParsedRow(_line_of(text, at), None, reason)
             return
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
 
 
 def _line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def _of_json(line: int, text: str) -> Read:
+def _row_of_json(line: int, text: str) -> ParsedRow:
     try:
         row = loads(text)
     except InvalidPayload as error:
-        return Read(line, None, str(error))
+        return ParsedRow(line, None, str(error))
     if not isinstance(row, dict):
         got = ascii(text.strip()[:80])
-        return Read(line, None, f'expected an object such as {{"identity": ...}}, got {got}')
+        return ParsedRow(line, None, f'expected an object such as {{"identity": ...}}, got {got}')
     return _submission(line, row)
 
 
-def _csv(stream: IO[bytes]) -> Iterator[Read]:
+def _parse_csv(stream: IO[bytes]) -> Iterator[ParsedRow]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    flaws: dict[int, str] = {}
+    reasons: dict[int, str] = {}
 
     def texts() -> Iterator[str]:
         for line in _lines(stream):
             if line.reason:
-                flaws[line.number] = line.reason
+                reasons[line.number] = line.reason
             yield line.text
 
     lines = texts()
     first = next(lines, "")
-    delimiter = next((one for one in _DELIMITERS if one in first), ",")
+    delimiter = next((mark for mark in _DELIMITERS if mark in first), ",")
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
@@ -202,68 +207,74 @@ def _csv(stream: IO[bytes]) -> Iterator[Read]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield Read(line, None, f"broken CSV: {error}")
+            yield ParsedRow(line, None, f"invalid CSV: {error}")
             continue
-        # A cell may go over several lines, and a flaw in any of them is the row's.
-        flaw = next((flaws[at] for at in range(line, reader.line_num + 1) if at in flaws), None)
-        if flaw is None and not any(cell.strip() for cell in row):
+        # A cell may span several lines; an undecodable line makes the row invalid.
+        reason = next(
+            (reasons[at] for at in range(line, reader.line_num + 1) if at in reasons), None
+        )
+        if reason is None and not any(cell.strip() for cell in row):
             continue
         if header is None:
-            header = _header(row, flaw)
-        elif flaw is not None:
-            yield Read(line, None, flaw)
+            header = _header(row, reason)
+        elif reason is not None:
+            yield ParsedRow(line, None, reason)
         else:
-            yield _of_csv(line, header, row)
+            yield _row_of_csv(line, header, row)
 
 
-def _header(row: list[str], flaw: str | None) -> list[str]:
-    if flaw is not None:
-        raise BadSheet(flaw)
+def _header(row: list[str], reason: str | None) -> list[str]:
+    if reason is not None:
+        raise InvalidFile(reason)
     names = [name.strip() for name in row]
     for name in names:
-        if name not in _COLUMNS and not (name.startswith(IN_PAYLOAD) and name != IN_PAYLOAD):
-            raise BadSheet(
-                f"unknown column {name[:80]!a}; known are {', '.join(_COLUMNS)}. Call it "
-                f"{IN_PAYLOAD + name[:80]!a} to make it a member of the payload"
+        if name not in _COLUMNS and not (
+            name.startswith(PAYLOAD_PREFIX) and name != PAYLOAD_PREFIX
+        ):
+            raise InvalidFile(
+                f"unknown column {name[:80]!a}; known are {', '.join(_COLUMNS)}. Rename it to "
+                f"{PAYLOAD_PREFIX + name[:80]!a} to make it a member of the payload"
             )
         if names.count(name) > 1:
-            raise BadSheet(f"column {name[:80]!a} stands there twice")
+            raise InvalidFile(f"expected unique columns, got {name[:80]!a} twice")
     if "identity" not in names:
-        raise BadSheet("expected a header with the column identity, got none")
-    if "payload" in names and any(name.startswith(IN_PAYLOAD) for name in names):
-        raise BadSheet(f"expected payload or {IN_PAYLOAD}... columns, got both")
+        raise InvalidFile("expected a header with the column identity, got a header without it")
+    if "payload" in names and any(name.startswith(PAYLOAD_PREFIX) for name in names):
+        raise InvalidFile(f"expected payload or {PAYLOAD_PREFIX}... columns, got both")
     return names
 
 
-def _of_csv(line: int, header: list[str], row: list[str]) -> Read:
+def _row_of_csv(line: int, header: list[str], row: list[str]) -> ParsedRow:
     if len(row) != len(header):
-        return Read(line, None, f"expected {len(header)} columns, got {len(row)}")
-    given: dict[str, Any] = {}
+        return ParsedRow(line, None, f"expected {len(header)} columns, got {len(row)}")
+    values: dict[str, Any] = {}
     members: dict[str, Any] = {}
     for name, cell in zip(header, row, strict=True):
-        if name.startswith(IN_PAYLOAD):
-            members[name.removeprefix(IN_PAYLOAD)] = cell
+        if name.startswith(PAYLOAD_PREFIX):
+            members[name.removeprefix(PAYLOAD_PREFIX)] = cell
         elif cell or name == "identity":
-            given[name] = cell
+            values[name] = cell
     for name in ("payload", "requires"):
-        if name in given:
+        if name in values:
             try:
-                given[name] = loads(given[name])
+                values[name] = loads(values[name])
             except InvalidPayload as error:
-                return Read(line, None, f"{name}: {error}")
-    if re.fullmatch(r"[0-9]", given.get("priority", "")):
-        given["priority"] = int(given["priority"])  # else it is refused as it stands
-    given.setdefault("payload", members)
-    return _submission(line, given)
+                return ParsedRow(line, None, f"{name}: {error}")
+    if re.fullmatch(r"[0-9]", values.get("priority", "")):
+        values["priority"] = int(
+            values["priority"]
+        )  # other texts are refused later, with the original value
+    values.setdefault("payload", members)
+    return _submission(line, values)
 
 
-def _submission(line: int, row: dict[str, Any]) -> Read:
+def _submission(line: int, row: dict[str, Any]) -> ParsedRow:
     unknown = next((name for name in row if name not in _COLUMNS), None)
     if unknown is not None:
-        return Read(line, None, f"unknown {unknown[:80]!a}; known are {', '.join(_COLUMNS)}")
+        return ParsedRow(line, None, f"unknown {unknown[:80]!a}; known are {', '.join(_COLUMNS)}")
     if "identity" not in row:
-        return Read(
-            line, None, "expected an identity (null where there is none), got no such member"
+        return ParsedRow(
+            line, None, "expected a member identity (null for none), got a row without it"
         )
     row.setdefault("payload", {})
     if isinstance(row["identity"], list):
@@ -271,15 +282,15 @@ def _submission(line: int, row: dict[str, Any]) -> Read:
     for name in ("run_at", "expires_at"):
         if row.get(name) is not None:
             try:
-                row[name] = _moment(row[name])
+                row[name] = _parse_time(row[name])
             except (TypeError, ValueError, OverflowError):
                 reason = f"{name}: expected a time with its zone such as 2026-03-01T08:00:00+01:00"
-                return Read(line, None, reason)
-    return Read(line, Submission(**row))
+                return ParsedRow(line, None, reason)
+    return ParsedRow(line, Submission(**row))
 
 
-def _moment(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
+def _parse_time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
         raise ValueError(text)
-    return when
+    return time

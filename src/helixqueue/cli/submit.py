@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, show, submission_files, times
+from helixqueue.cli import connection, options, show, submission_files, times
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.client.sync import HelixQueue
 from helixqueue.engine import calls
@@ -28,48 +29,115 @@ if TYPE_CHECKING:
     from helixqueue.records.submission import Accepted, SubmitOptions
 
 CHUNK_ROWS = 2_000
-PROBLEMS_SHOWN = 100  # on a terminal; `--json` has ten times as many
+PROBLEMS_PRINTED = 100  # on a terminal; `--json` shows up to PROBLEMS_KEPT
 PROBLEMS_KEPT = 1_000
 _PEEK_BYTES = 4096
 
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Where to.")]
-Named = Annotated[str | None, typer.Argument(metavar="IDENTITY", help="What the work is known by.")]
-Payload = Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="JSON; {} unless given.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
+Identity = Annotated[
+    str | None,
+    typer.Argument(metavar="IDENTITY", help="Business identifier of the work.", show_default=False),
+]
+Payload = Annotated[
+    str | None,
+    typer.Argument(metavar="PAYLOAD", help="Payload as JSON. [default: {}]", show_default=False),
+]
 Source = Annotated[
     str | None,
-    typer.Option("--from", metavar="FILE", help="Many, from a file; - is standard input."),
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Submit the rows of this file; - is standard input.",
+        show_default=False,
+    ),
 ]
-Form = Annotated[
-    str | None, typer.Option("--format", help="json, jsonl or csv, else by name or look.")
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="json, jsonl or csv. [default: by name or content]",
+        show_default=False,
+    ),
 ]
-Part = Annotated[list[str] | None, typer.Option("--part", help="A further part of the identity.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Another revision is other work.")]
+Part = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part", metavar="TEXT", help="Further part of the identity.", show_default=False
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="TEXT",
+        help="Revision of the identity; a new revision is new work.",
+        show_default=False,
+    ),
+]
 Priority = Annotated[
-    int | None, typer.Option("--priority", min=0, max=9, help="0 goes first; 5 unless given.")
+    int | None,
+    typer.Option(
+        "--priority",
+        metavar="N",
+        min=0,
+        max=9,
+        help="0 (first) to 9 (last). [default: 5]",
+        show_default=False,
+    ),
 ]
-RunAt = Annotated[str | None, typer.Option("--run-at", metavar="TIME", help="Not before.")]
+RunAt = Annotated[
+    str | None,
+    typer.Option(
+        "--run-at",
+        metavar="TIME",
+        help="Do not start before, such as 2026-03-01T08:00 or +2h.",
+        show_default=False,
+    ),
+]
 ExpiresAt = Annotated[
-    str | None, typer.Option("--expires-at", metavar="TIME", help="Cancelled unless begun by then.")
+    str | None,
+    typer.Option(
+        "--expires-at",
+        metavar="TIME",
+        help="Cancel if not started by then.",
+        show_default=False,
+    ),
 ]
-LimitKey = Annotated[str | None, typer.Option("--limit-key", help="Shares the queue's key limit.")]
+LimitKey = Annotated[
+    str | None,
+    typer.Option(
+        "--limit-key",
+        metavar="TEXT",
+        help="Batches with the same key share the queue's key limit.",
+        show_default=False,
+    ),
+]
 Requires = Annotated[
-    str | None, typer.Option("--requires", metavar="JSON", help='Such as {"gpus": 1}.')
+    str | None,
+    typer.Option(
+        "--requires",
+        metavar="JSON",
+        help='Resources that a worker must have, such as {"gpus": 1}.',
+        show_default=False,
+    ),
 ]
-Create = Annotated[bool, typer.Option("--create", help="Declare the queue if there is none.")]
+Create = Annotated[bool, typer.Option("--create", help="Create the queue if it does not exist.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("submit")(connection.over_http(_submit))
+    add = command(app, "submit", example='helixq submit basecall Sample-1 \'{"pod5": "a.pod5"}\'')
+    add(connection.over_http(_submit))
 
 
 def _submit(
     queue: QueueName,
-    identity: Named = None,
+    identity: Identity = None,
     payload: Payload = None,
     *,
     source: Source = None,
-    form: Form = None,
+    file_format: Format = None,
     part: Part = None,
     revision: Revision = None,
     priority: Priority = None,
@@ -78,22 +146,22 @@ def _submit(
     limit_key: LimitKey = None,
     requires: Requires = None,
     create: Create = False,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Submit one batch, or many from JSON, JSONL or CSV.
 
-    The same work submitted again makes no second batch: it answers duplicate. Rows of a file are
-    objects with identity, payload, revision, priority, run_at, expires_at, limit_key, requires; in
-    CSV these are columns, and columns called payload.NAME make up the payload. A bad row hinders no
-    other: each is told with its line, and the command ends with 1.
+    A repeated submission creates no second batch and is reported as duplicate. Rows of a file are
+    objects with identity, payload, revision, priority, run_at, expires_at, limit_key and requires.
+    In CSV these are columns, and columns named payload.NAME form the payload. An invalid row does
+    not affect the others: it is reported with its line. Exit code 1: some rows were not accepted.
     """
     check_name("queue", queue)
-    needed = None if create else queue
-    options: SubmitOptions = {
+    required = None if create else queue
+    submit_options: SubmitOptions = {
         "revision": revision,
         "priority": priority,
         "run_at": None if run_at is None else times.moment(run_at),
@@ -102,148 +170,160 @@ def _submit(
         "requires": None if requires is None else _json("--requires", requires),
     }
     if source is not None:
-        typed = [
-            value for value in (identity, payload, part, *options.values()) if value is not None
+        extra = [
+            value
+            for value in (identity, payload, part, *submit_options.values())
+            if value is not None
         ]
-        if typed:
-            raise typer.BadParameter(f"with --from the rows say everything; got also {typed[0]}")
-        # The file first: to start servers only to say that it is not there would be unkind.
-        with _opened(source) as stream, _helix(dsn, data, tenant, actor, needed) as helix:
-            _many(helix, queue, (source, stream), form, create=create, as_json=as_json)
+        if extra:
+            raise typer.BadParameter(
+                f"with --from, the rows contain everything; got {extra[0]} in addition"
+            )
+        # The file first: no server should start for a file that does not exist.
+        with (
+            _open_source(source) as stream,
+            _open_client(dsn, data, tenant, actor, required) as helix,
+        ):
+            _submit_file(
+                helix, queue, (source, stream), file_format, create=create, as_json=as_json
+            )
         return
     if identity is None:
         raise typer.BadParameter("expected an identity, or --from FILE")
     parts = identity if part is None else (identity, *part)
-    given = {} if payload is None else _json("PAYLOAD", payload)
-    with _helix(dsn, data, tenant, actor, needed) as helix:
-        accepted = helix.submit(queue, identity=parts, payload=given, create=create, **options)
-    _tell_one(accepted, as_json=as_json)
+    value = {} if payload is None else _json("PAYLOAD", payload)
+    with _open_client(dsn, data, tenant, actor, required) as helix:
+        accepted = helix.submit(
+            queue, identity=parts, payload=value, create=create, **submit_options
+        )
+    _print_accepted(accepted, as_json=as_json)
 
 
-def _json(what: str, text: str) -> Any:  # noqa: ANN401 - any JSON
+def _json(name: str, text: str) -> Any:  # noqa: ANN401 - any JSON
     try:
         return loads(text)
     except InvalidPayload as error:
-        raise typer.BadParameter(f"{what}: {error}") from None
+        raise typer.BadParameter(f"{name}: {error}") from None
 
 
 @contextmanager
-def _helix(
-    dsn: str | None, data: Path | None, tenant: str | None, actor: str | None, needed: str | None
+def _open_client(
+    dsn: str | None, data: Path | None, tenant: str | None, actor: str | None, required: str | None
 ) -> Iterator[HelixQueue | HelixClient]:
-    """A client of the target; where the queue that is `needed` is missing, this says so first."""
-    service = connection.chosen_service()
+    """A client of the service or database; raises if the queue `required` does not exist."""
+    service = connection.current_service()
     if service is not None:
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
 
-        with connection.client_of(service) as client:
-            if needed and client.run(http_calls.queue(tenant="", queue=needed)) is None:
-                raise _no_queue("the token's tenant", needed)
+        with connection.open_client(service) as client:
+            if required and client.run(http_calls.queue(tenant="", queue=required)) is None:
+                raise _no_queue("the token's tenant", required)
             yield client
         return
-    with connection.target(dsn, data) as found:
-        with Database.connect(found.dsn) as database:
-            of = connection.tenant_to_change(database, tenant)
-            if needed and database.run(calls.queue(tenant=of, queue=needed)) is None:
-                raise _no_queue(f"tenant {of}", needed)
-        with HelixQueue(found.dsn, of, actor=actor) as helix:
+    with connection.database_target(dsn, data) as target:
+        with Database.connect(target.dsn) as database:
+            owner = connection.tenant_to_change(database, tenant)
+            if required and database.run(calls.queue(tenant=owner, queue=required)) is None:
+                raise _no_queue(f"tenant {owner}", required)
+        with HelixQueue(target.dsn, owner, actor=actor) as helix:
             yield helix
 
 
-def _no_queue(whose: str, queue: str) -> Refused:
+def _no_queue(tenant: str, queue: str) -> Refused:
     return Refused(
-        f"{whose} has no queue {queue!r}: declare it with "
+        f"{tenant} has no queue {queue!r}; create it with "
         f"`helixq queue set {queue} --reason ...`, or add --create"
     )
 
 
-def _tell_one(one: Accepted[Any], *, as_json: bool) -> None:
+def _print_accepted(accepted: Accepted[Any], *, as_json: bool) -> None:
     if as_json:
         show.as_json(
             {
-                "decision": one.decision,
-                "batch_id": one.receipt.batch_id,
-                "key": one.receipt.key,
-                "fingerprint": one.receipt.fingerprint,
-                "state": one.state,
-                "differs": list(one.differs),
+                "decision": accepted.decision,
+                "batch_id": accepted.receipt.batch_id,
+                "key": accepted.receipt.key,
+                "fingerprint": accepted.receipt.fingerprint,
+                "state": accepted.state,
+                "differs": list(accepted.differs),
             }
         )
         return
     show.table(
         ("decision", "batch", "state"),
-        [(one.decision, str(one.receipt.batch_id), one.state)],
-        [show.STYLES[one.state]],
+        [(accepted.decision, str(accepted.receipt.batch_id), accepted.state)],
+        [show.STYLES[accepted.state]],
     )
-    if one.differs:
-        show.progress(f"the first submission had other options, and wins: {', '.join(one.differs)}")
+    if accepted.differs:
+        differing = ", ".join(accepted.differs)
+        show.progress(f"the options of the first submission apply; these differ: {differing}")
 
 
 @dataclass
-class _Tally:
-    """What became of the rows so far."""
+class SubmitCounts:
+    """Rows submitted so far, by outcome."""
 
     rows: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    by_outcome: Counter[str] = field(default_factory=Counter)
     problems: list[dict[str, Any]] = field(default_factory=list)
 
-    def problem(self, kind: str, line: int, reason: str, **more: object) -> None:
-        self.counts[kind] += 1
+    def add_problem(self, kind: str, line: int, reason: str, **more: object) -> None:
+        self.by_outcome[kind] += 1
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append({"line": line, "kind": kind, "reason": reason, **more})
 
     @property
     def failed(self) -> int:
-        return self.counts["conflict"] + self.counts["refused"] + self.counts["bad"]
+        return self.by_outcome["conflict"] + self.by_outcome["refused"] + self.by_outcome["bad"]
 
 
-def _many(
+def _submit_file(
     helix: HelixQueue | HelixClient,
     queue: str,
-    given: tuple[str, io.BufferedReader],
-    form: str | None,
+    source_and_stream: tuple[str, io.BufferedReader],
+    file_format: str | None,
     *,
     create: bool,
     as_json: bool,
 ) -> None:
-    source, stream = given
-    tally = _Tally()
-    rows = submission_files.read(stream, _format(source, form, stream.peek(_PEEK_BYTES)))
-    with show.bar("submitting", "rows", _size(source)) as told:
+    source, stream = source_and_stream
+    counts = SubmitCounts()
+    rows = submission_files.parse(stream, _format(source, file_format, stream.peek(_PEEK_BYTES)))
+    with show.bar("submitting", "rows", _size(source)) as update:
         try:
             while chunk := list(islice(rows, CHUNK_ROWS)):
-                _send(helix, queue, chunk, tally, create=create)
-                told(stream.tell() if stream.seekable() else tally.rows, tally.rows)
-        except submission_files.BadSheet as error:
-            tally.problem("bad", 1, str(error))
+                _send(helix, queue, chunk, counts, create=create)
+                update(stream.tell() if stream.seekable() else counts.rows, counts.rows)
+        except submission_files.InvalidFile as error:
+            counts.add_problem("bad", 1, str(error))
         except (HelixError, KeyboardInterrupt):
             show.progress(
-                f"{tally.rows} rows were answered before this; submit the whole file again, "
-                "what is there answers duplicate"
+                f"{counts.rows} rows were submitted before this error; submit the whole file "
+                "again: accepted rows are reported as duplicates"
             )
             raise
-    if not tally.rows and not tally.failed:
-        show.progress(f"--from {source}: no rows")
-    _tell_many(tally, as_json=as_json)
-    raise typer.Exit(Exit.NO if tally.failed else Exit.OK)
+    if not counts.rows and not counts.failed:
+        show.progress(f"--from {source}: the file has no rows")
+    _print_counts(counts, as_json=as_json)
+    raise typer.Exit(Exit.NO if counts.failed else Exit.OK)
 
 
-def _format(source: str, form: str | None, start: bytes) -> submission_files.Format:
+def _format(source: str, file_format: str | None, start: bytes) -> submission_files.Format:
     for known in submission_files.FORMATS:
-        if form == known:
+        if file_format == known:
             return known
-    if form is not None:
-        raise typer.BadParameter(f"--format: expected json, jsonl or csv, got {form[:80]!r}")
-    return submission_files.guess(source, start)
+    if file_format is not None:
+        raise typer.BadParameter(f"--format: expected json, jsonl or csv, got {file_format[:80]!r}")
+    return submission_files.guess_format(source, start)
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[io.BufferedReader]:
+def _open_source(source: str) -> Iterator[io.BufferedReader]:
     if source == "-":
-        given = getattr(sys.stdin, "buffer", None)
-        if not isinstance(given, io.BufferedReader):
-            raise typer.BadParameter("--from -: expected rows on standard input, and it is closed")
-        yield given
+        stdin = getattr(sys.stdin, "buffer", None)
+        if not isinstance(stdin, io.BufferedReader):
+            raise typer.BadParameter("--from -: expected rows on standard input, but it is closed")
+        yield stdin
         return
     with ExitStack() as stack:
         try:
@@ -261,40 +341,43 @@ def _size(source: str) -> int | None:
 def _send(
     helix: HelixQueue | HelixClient,
     queue: str,
-    chunk: list[submission_files.Read],
-    tally: _Tally,
+    chunk: list[submission_files.ParsedRow],
+    counts: SubmitCounts,
     *,
     create: bool,
 ) -> None:
-    good = [row.submission for row in chunk if row.submission is not None]
-    answers = iter(helix.submit_many(queue, good, create=create))
+    submissions = [row.submission for row in chunk if row.submission is not None]
+    answers = iter(helix.submit_many(queue, submissions, create=create))
     for row in chunk:
         if row.submission is None:
-            tally.problem("bad", row.line, row.reason)
+            counts.add_problem("bad", row.line, row.reason)
             continue
         answer = next(answers)
         if answer.error is None:
-            tally.counts[answer.decision] += 1
+            counts.by_outcome[answer.decision] += 1
         elif isinstance(answer.error, Conflict):
-            tally.problem("conflict", row.line, str(answer.error), diff=answer.error.diff)
+            counts.add_problem("conflict", row.line, str(answer.error), diff=answer.error.diff)
         else:
-            tally.problem("refused", row.line, str(answer.error))
-    tally.rows += len(chunk)
+            counts.add_problem("refused", row.line, str(answer.error))
+    counts.rows += len(chunk)
 
 
-def _tell_many(tally: _Tally, *, as_json: bool) -> None:
-    words = ("new", "duplicate", "conflict", "refused", "bad")
-    counts = {word: tally.counts[word] for word in words}
+def _print_counts(counts: SubmitCounts, *, as_json: bool) -> None:
+    outcomes = ("new", "duplicate", "conflict", "refused", "bad")
+    numbers = {outcome: counts.by_outcome[outcome] for outcome in outcomes}
     if as_json:
-        show.as_json({"rows": tally.rows, **counts, "problems": tally.problems})
+        show.as_json({"rows": counts.rows, **numbers, "problems": counts.problems})
         return
-    for problem in tally.problems[:PROBLEMS_SHOWN]:
+    for problem in counts.problems[:PROBLEMS_PRINTED]:
         show.progress(f"line {problem['line']}: {problem['kind']}: {problem['reason']}")
-    if tally.failed > PROBLEMS_SHOWN:
-        show.progress(f"and {tally.failed - PROBLEMS_SHOWN} more")
+    if counts.failed > PROBLEMS_PRINTED:
+        show.progress(f"and {counts.failed - PROBLEMS_PRINTED} more")
     styles = ["green", "", "bold red", "bold red", "bold red"]
     show.table(
-        ("what", "rows"),
-        [(word, str(count)) for word, count in counts.items()],
-        [style if counts[word] else "" for word, style in zip(words, styles, strict=True)],
+        ("outcome", "rows"),
+        [(outcome, str(number)) for outcome, number in numbers.items()],
+        [
+            style if numbers[outcome] else ""
+            for outcome, style in zip(outcomes, styles, strict=True)
+        ],
     )

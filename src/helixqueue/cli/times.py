@@ -1,4 +1,4 @@
-"""Times on the command line: ISO 8601, how long ago (`90s`, `2h`, `3d`), or in how long (`+2h`)."""
+"""Times on the command line: ISO 8601, relative to now (`2h` ago, `+2h` ahead), or durations."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 def moment(text: str) -> datetime:
-    """A time with its zone; without one it is the local time of whoever types."""
-    if found := _SPAN.fullmatch(text.strip()):
-        span = timedelta(**{_UNITS[found[3]]: int(found[2])})
-        return datetime.now(UTC) + (span if found[1] else -span)
+    """A time with its zone; a time without zone is local."""
+    if match := _SPAN.fullmatch(text.strip()):
+        span = timedelta(**{_UNITS[match[3]]: int(match[2])})
+        return datetime.now(UTC) + (span if match[1] else -span)
     try:
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            "expected a time such as 2026-03-01T08:00, how long ago such as 2h or 3d, or in how "
-            f"long such as +2h; got {text[:80]!a}"
+            "expected a time such as 2026-03-01T08:00, 2h (two hours ago) or +2h (in two hours), "
+            f"got {text[:80]!a}"
         ) from None
 
 
 def span(text: str) -> float:
-    """How long, in seconds: `90s`, `2h`, `30d`, or `ever`, which is 0."""
+    """A duration in seconds: `90s`, `2h`, `30d`; 0 for `forever`."""
     if text.strip() in {"ever", "forever"}:
         return 0.0
-    found = _SPAN.fullmatch(text.strip())
-    if found is None or found[1] or int(found[2]) == 0:
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or match[1] or int(match[2]) == 0:
         raise typer.BadParameter(
-            f"expected how long, such as 12h or 30d, or ever; got {text[:80]!a}"
+            f"expected a duration such as 12h or 30d, or forever, got {text[:80]!a}"
         )
-    return timedelta(**{_UNITS[found[3]]: int(found[2])}).total_seconds()
+    return timedelta(**{_UNITS[match[3]]: int(match[2])}).total_seconds()
 
 
-def shown(when: datetime | None) -> str:
-    """In the time zone of whoever reads, to the millisecond."""
-    return "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S}.{when:%f}"[:23]
+def to_milliseconds(time: datetime | None) -> str:
+    """Local time with milliseconds."""
+    return "" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}.{time:%f}"[:23]
 
 
-def seconds(when: datetime | None) -> str:
-    """As `shown`, for lists."""
-    return shown(when)[:19]
+def to_seconds(time: datetime | None) -> str:
+    """Local time with seconds, for lists."""
+    return to_milliseconds(time)[:19]
 
 
-def clock(when: datetime | None, after: datetime) -> str:
-    """As `shown`, without the date where that is the same."""
-    same = when is not None and when.astimezone().date() == after.astimezone().date()
-    return shown(when)[11:] if same else shown(when)
+def without_date(time: datetime | None, after: datetime) -> str:
+    """Local time with milliseconds, without the date if it is the date of `after`."""
+    same = time is not None and time.astimezone().date() == after.astimezone().date()
+    return to_milliseconds(time)[11:] if same else to_milliseconds(time)
 
 
-def full(when: datetime | None) -> str:
-    """With the zone."""
-    return "" if when is None else when.astimezone().isoformat(" ", "milliseconds")
+def with_zone(time: datetime | None) -> str:
+    return "" if time is None else time.astimezone().isoformat(" ", "milliseconds")

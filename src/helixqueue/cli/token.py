@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from helixqueue.cli import connection, pages, show, times
+from helixqueue.cli import connection, options, pages, show, times
+from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import tokens
 from helixqueue.identity import check_name
@@ -25,9 +26,10 @@ app = typer.Typer(
     no_args_is_help=True, help="Tokens of a service: create, list, rotate, revoke, link."
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, in the ledger too.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, also in the ledger.")]
 Days = Annotated[
-    int, typer.Option("--days", help="How long it is good for.", min=1, max=tokens.DAYS_MAX)
+    int,
+    typer.Option("--days", metavar="N", help="Days until it expires.", min=1, max=tokens.DAYS_MAX),
 ]
 
 
@@ -35,48 +37,63 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="token")
 
 
-@app.command("create")
+@command(app, "create", example="helixq token create uploader --scope submit --queue basecall")
 @connection.over_http
 def _create(
     name: Name,
     *,
     scope: Annotated[
         list[str],
-        typer.Option("--scope", help=f"Any of {', '.join(tokens.SCOPES)}; again for more."),
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help=f"{', '.join(tokens.SCOPES)}; repeat for several.",
+        ),
     ],
     queue: Annotated[
         list[str] | None,
         typer.Option(
             "--queue",
-            help="Submit and work on this queue only; again for more.",
+            metavar="NAME",
+            help="Restrict submit and work to this queue; repeat for several.",
             show_default=False,
         ),
     ] = None,
     days: Days = tokens.DAYS,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Make a token and show it, this once.
+    """Create a token and print it once.
 
-    Ends with 1 when the name was ever used: it stands for somebody in the ledger.
+    Exit code 1: the name was used before. The ledger identifies token holders by name, so a name is
+    never reused.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_change(there, tenant)
-        made = _created(
-            there, of, check_name("token", name), scopes=scope, queues=queue, days=days, actor=actor
+    with connection.open_target(dsn, data) as target:
+        owner = connection.tenant_to_change(target, tenant)
+        created = _create_token(
+            target,
+            owner,
+            check_name("token", name),
+            scopes=scope,
+            queues=queue,
+            days=days,
+            actor=actor,
         )
-    if made is None:
-        show.progress(f"{_whose(of)} has had a token {name}; rotate it, or take another name")
+    if created is None:
+        show.progress(
+            f"{_tenant_text(owner)} already used the token name {name}; rotate it, or choose "
+            "another name"
+        )
         raise typer.Exit(Exit.NO)
-    _tell(made, as_json=as_json)
+    _print_token(created, as_json=as_json)
 
 
-def _created(
-    there: connection.Reached,
-    of: str,
+def _create_token(
+    target: connection.Target,
+    tenant: str,
     name: str,
     *,
     scopes: list[str],
@@ -84,55 +101,54 @@ def _created(
     days: int,
     actor: str | None,
 ) -> CreatedToken | None:
-    if there.is_service:
-        asked = http_tokens.create(name=name, scopes=scopes, queues=queues, days=days)
-        return cast("CreatedToken | None", there.run(asked))
-    made = tokens.new_token()
-    created = there.run(
+    if target.is_service:
+        call = http_tokens.create(name=name, scopes=scopes, queues=queues, days=days)
+        return cast("CreatedToken | None", target.run(call))
+    new = tokens.new_token()
+    is_new = target.run(
         tokens.create(
-            tenant=of,
+            tenant=tenant,
             name=name,
-            token_hash=made.hash,
+            token_hash=new.hash,
             scopes=scopes,
             queues=queues,
-            expires_at=_in(days),
+            expires_at=_days_from_now(days),
             actor=actor,
         )
     )
-    if not created:
+    if not is_new:
         return None
-    return CreatedToken(made.token, there.run(tokens.list_tokens(tenant=of, name=name))[-1])
+    return CreatedToken(new.token, target.run(tokens.list_tokens(tenant=tenant, name=name))[-1])
 
 
-@app.command("list")
+@command(app, "list", example="helixq token list")
 @connection.over_http
 def _list(
     *,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """List tokens: what they allow, until when, when last used."""
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_read(there, tenant)
-        rows = list(_all(there, of))
+    """List tokens with scopes, expiry and last use."""
+    with connection.open_target(dsn, data) as target:
+        rows = list(_read_all(target, connection.tenant_to_read(target, tenant)))
     if as_json:
         show.as_json({"tokens": [asdict(row) for row in rows]})
         return
     show.table(
-        ("tenant", "name", "generation", "scopes", "queues", "good", "until", "used"),
+        ("tenant", "name", "generation", "scopes", "queues", "status", "expires", "last used"),
         [_row(row) for row in rows],
         ["" if row.good else "dim" for row in rows],
+        empty="no tokens",
     )
 
 
-def _all(there: connection.Reached, of: str | None) -> Iterator[TokenRow]:
-    """Page by page."""
-    listed: Any = http_tokens.list_tokens if there.is_service else tokens.list_tokens
+def _read_all(target: connection.Target, tenant: str | None) -> Iterator[TokenRow]:
+    listed: Any = http_tokens.list_tokens if target.is_service else tokens.list_tokens
     after = None
     while True:
-        page = there.run(listed(tenant=of, after=after, limit=pages.PAGE_ROWS))
+        page = target.run(listed(tenant=tenant, after=after, limit=pages.PAGE_ROWS))
         yield from page
         if len(page) < pages.PAGE_ROWS:
             return
@@ -140,7 +156,7 @@ def _all(there: connection.Reached, of: str | None) -> Iterator[TokenRow]:
         after = (last.tenant, last.name, last.generation)
 
 
-@app.command("rotate")
+@command(app, "rotate", example="helixq token rotate uploader --overlap 3600")
 @connection.over_http
 def _rotate(
     name: Name,
@@ -149,87 +165,96 @@ def _rotate(
         float,
         typer.Option(
             "--overlap",
-            help="Seconds that the old one goes on.",
+            metavar="SECONDS",
+            help="How long the previous token stays valid.",
             min=0,
             max=tokens.OVERLAP_SECONDS_MAX,
         ),
     ] = 86_400.0,
     days: Days = tokens.DAYS,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Make the next token of a name, and show it, this once.
+    """Replace a token with a new one and print it once.
 
-    It has the same rights. Ends with 1 when there is none to rotate.
+    Name, scopes and queues stay the same. Exit code 1: there is no valid token of that name.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_to_change(there, tenant)
-        made = _rotated(
-            there, of, check_name("token", name), overlap=overlap, days=days, actor=actor
+    with connection.open_target(dsn, data) as target:
+        owner = connection.tenant_to_change(target, tenant)
+        rotated = _rotate_token(
+            target, owner, check_name("token", name), overlap=overlap, days=days, actor=actor
         )
-    if made is None:
-        show.progress(f"{_whose(of)} has no token {name} to rotate, or it was rotated just now")
+    if rotated is None:
+        show.progress(
+            f"{_tenant_text(owner)} has no valid token {name}, or another call has just rotated it"
+        )
         raise typer.Exit(Exit.NO)
-    _tell(made, as_json=as_json)
+    _print_token(rotated, as_json=as_json)
 
 
-def _rotated(
-    there: connection.Reached, of: str, name: str, *, overlap: float, days: int, actor: str | None
+def _rotate_token(
+    target: connection.Target,
+    tenant: str,
+    name: str,
+    *,
+    overlap: float,
+    days: int,
+    actor: str | None,
 ) -> CreatedToken | None:
-    if there.is_service:
-        asked = http_tokens.rotate(name=name, days=days, overlap_seconds=overlap)
-        return cast("CreatedToken | None", there.run(asked))
-    made = tokens.new_token()
-    generation = there.run(
+    if target.is_service:
+        call = http_tokens.rotate(name=name, days=days, overlap_seconds=overlap)
+        return cast("CreatedToken | None", target.run(call))
+    new = tokens.new_token()
+    generation = target.run(
         tokens.rotate(
-            tenant=of,
+            tenant=tenant,
             name=name,
-            token_hash=made.hash,
-            expires_at=_in(days),
+            token_hash=new.hash,
+            expires_at=_days_from_now(days),
             overlap_seconds=overlap,
             actor=actor,
         )
     )
     if generation is None:
         return None
-    rows = there.run(tokens.list_tokens(tenant=of, name=name))
-    return CreatedToken(made.token, next(row for row in rows if row.generation == generation))
+    rows = target.run(tokens.list_tokens(tenant=tenant, name=name))
+    return CreatedToken(new.token, next(row for row in rows if row.generation == generation))
 
 
-@app.command("revoke")
+@command(app, "revoke", example='helixq token revoke uploader --reason "laptop lost"')
 @connection.over_http
 def _revoke(
     name: Name,
     *,
-    reason: connection.Reason,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """End every token of a name, at once.
+    """Revoke every token of a name at once.
 
-    Ends with 1 when none was good.
+    Exit code 1: no token of that name was valid.
     """
-    with connection.reached(dsn, data) as there:
-        of = connection.tenant_named(there, tenant)
-        ended = there.run(
+    with connection.open_target(dsn, data) as target:
+        owner = connection.tenant_name(target, tenant)
+        revoked = target.run(
             http_tokens.revoke(name=name, reason=reason)
-            if there.is_service
-            else tokens.revoke(tenant=of, name=name, reason=reason, actor=actor)
+            if target.is_service
+            else tokens.revoke(tenant=owner, name=name, reason=reason, actor=actor)
         )
     if as_json:
-        show.as_json({"tenant": of, "name": name, "revoked": ended})
+        show.as_json({"tenant": owner, "name": name, "revoked": revoked})
     else:
-        show.line(f"{ended} tokens of the name {name} revoked")
-    raise typer.Exit(Exit.OK if ended else Exit.NO)
+        show.line(f"revoked {revoked} token{'' if revoked == 1 else 's'} named {name}")
+    raise typer.Exit(Exit.OK if revoked else Exit.NO)
 
 
-@app.command("link")
+@command(app, "link", example="helixq token link")
 @connection.over_http
 def _link(
     *,
@@ -238,57 +263,59 @@ def _link(
         typer.Option(
             "--at",
             metavar="URL",
-            help="Where people reach the service, else --url, else that of `helixq up`.",
+            help="Public URL of the service. [default: --url, or the URL of `helixq up`]",
             show_default=False,
         ),
     ] = None,
-    actor: connection.Actor = None,
-    tenant: connection.Tenant = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    as_json: connection.AsJson = False,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Make a link that logs a person in, once, within 15 minutes.
+    """Create a login link that is valid once, for 15 minutes.
 
-    Its token has every scope of the tenant and is good for 12 hours.
+    The session has every scope of the tenant and lasts 12 hours.
     """
-    chosen = connection.chosen_service()
-    if at is None and chosen is not None:
-        at = chosen.url
+    service = connection.current_service()
+    if at is None and service is not None:
+        at = service.url
     elif at is None and dsn is None:
         at = url_of(connection.data_directory(data))
     if at is None:
-        raise typer.BadParameter("--at: expected the service's URL; no `helixq up` serves here")
-    with connection.reached(dsn, data) as there:
-        if there.is_service:
-            login = there.run(http_tokens.offer_login())
+        raise typer.BadParameter(
+            "--at: expected the URL of the service; no `helixq up` runs in this directory"
+        )
+    with connection.open_target(dsn, data) as target:
+        if target.is_service:
+            login = target.run(http_tokens.offer_login())
         else:
             code = tokens.new_token("hl_")
-            of = connection.tenant_to_change(there, tenant)
-            until = there.run(tokens.offer_login(tenant=of, code_hash=code.hash, actor=actor))
-            login = Login(code.token, of, until)
+            owner = connection.tenant_to_change(target, tenant)
+            until = target.run(tokens.offer_login(tenant=owner, code_hash=code.hash, actor=actor))
+            login = Login(code.token, owner, until)
     link = f"{at.rstrip('/')}/login?code={login.code}"
     if as_json:
         show.as_json({"login": link, "tenant": login.tenant, "login_until": login.until})
         return
-    show.progress(f"for tenant {login.tenant}; once, until {times.seconds(login.until)}")
+    show.progress(f"tenant {login.tenant}; valid once, until {times.to_seconds(login.until)}")
     show.line(link)
 
 
-def _in(days: int) -> datetime:
+def _days_from_now(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
-def _whose(tenant: str) -> str:
+def _tenant_text(tenant: str) -> str:
     return f"tenant {tenant}" if tenant else "the tenant"
 
 
-def _tell(made: CreatedToken, *, as_json: bool) -> None:
+def _print_token(created: CreatedToken, *, as_json: bool) -> None:
     if as_json:
-        show.as_json({"token": made.token, **asdict(made.row)})
+        show.as_json({"token": created.token, **asdict(created.row)})
         return
-    show.progress("shown this once: keep it where secrets are kept")
-    show.line(made.token)
+    show.progress("this token is shown only once; store it as a secret")
+    show.line(created.token)
 
 
 def _row(row: TokenRow) -> tuple[Any, ...]:
@@ -298,7 +325,7 @@ def _row(row: TokenRow) -> tuple[Any, ...]:
         str(row.generation),
         " ".join(row.scopes),
         "any" if row.queues is None else " ".join(row.queues),
-        "yes" if row.good else "revoked" if row.revoked_at else "expired",
-        times.seconds(row.expires_at),
-        times.seconds(row.last_used_at),
+        "valid" if row.good else "revoked" if row.revoked_at else "expired",
+        times.to_seconds(row.expires_at),
+        times.to_seconds(row.last_used_at),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
-from helixqueue.cli.resources import resources
 from helixqueue.client.async_base import AsyncBaseClient
 from helixqueue.client.base import BaseClient
 from helixqueue.client.run_worker import jobs_of, work
@@ -32,44 +32,65 @@ if TYPE_CHECKING:
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
 
+LOG_BYTES: Final = 10_000_000
 
-Named = Annotated[
+Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="QUEUE...", help="Of --app, all unless said.", show_default=False),
+    typer.Argument(
+        metavar="QUEUE", help="Queues to work on; all of --app by default.", show_default=False
+    ),
 ]
-
 App = Annotated[
     str | None,
     typer.Option(
         "--app",
         metavar="MODULE[:CLIENT]",
-        help="Where the queues and their handlers are declared, and the client, if any.",
+        help="Module that declares queues with handlers, and optionally a client.",
         show_default=False,
     ),
 ]
-Command = Annotated[
+Exec = Annotated[
     str | None,
     typer.Option(
         "--exec",
         metavar="COMMAND",
-        parser=command,
-        help="A program that does the work.",
+        parser=options.shell_command,
+        help="Program to run for each batch.",
         show_default=False,
     ),
 ]
-Slots = Annotated[int, typer.Option("--slots", min=1, help="Batches at a time.")]
-UntilIdle = Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to claim.")]
+Slots = Annotated[
+    int, typer.Option("--slots", metavar="N", min=1, help="Number of concurrent batches.")
+]
+UntilIdle = Annotated[
+    bool, typer.Option("--until-idle", help="Exit when no batch is left to claim.")
+]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", min=0.05, help="Seconds for one attempt of --exec."),
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        min=0.05,
+        help="Maximum time of one attempt of --exec.",
+        show_default=False,
+    ),
 ]
 Grace = Annotated[
-    float, typer.Option("--grace", min=0, help="Seconds for what runs when it is stopped.")
+    float,
+    typer.Option(
+        "--grace",
+        metavar="SECONDS",
+        min=0,
+        help="Time for running batches to finish after SIGTERM.",
+    ),
 ]
 Logs = Annotated[
     Path | None,
     typer.Option(
-        "--logs", metavar="DIR", help="Keep what --exec prints there.", show_default=False
+        "--logs",
+        metavar="DIR",
+        help="Keep the output of --exec in this directory.",
+        show_default=False,
     ),
 ]
 Free = Annotated[
@@ -77,33 +98,35 @@ Free = Annotated[
     typer.Option(
         "--free",
         metavar="JSON",
-        help='What each slot has: {"gpus": 1, "labels": {"site": "berlin"}}.',
+        help='Resources of each slot, such as {"gpus": 1, "labels": {"site": "berlin"}}.',
         show_default=False,
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="The worker's name, for people.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the worker.", show_default=False),
+]
 Log = Annotated[
     Path | None,
     typer.Option(
         "--log",
         metavar="FILE",
         dir_okay=False,
-        help="A line of JSON a batch and call goes there, else to standard error.",
+        help="Write the operation log (JSON lines) to this file instead of standard error.",
         show_default=False,
     ),
 ]
-LOG_BYTES: Final = 10_000_000
 
 
 def register(app: typer.Typer) -> None:
-    app.command("work")(_work)
+    command(app, "work", example='helixq work basecall --exec "./basecall.sh" --slots 2')(_work)
 
 
 def _work(
-    queues: Named = None,
+    queues: Names = None,
     *,
     app: App = None,
-    program: Command = None,
+    program: Exec = None,
     slots: Slots = 4,
     free: Free = None,
     until_idle: UntilIdle = False,
@@ -112,56 +135,72 @@ def _work(
     logs: Logs = None,
     name: Name = None,
     log: Log = None,
-    url: connection.Url = None,
-    token: connection.Token = None,
-    dsn: connection.Dsn = None,
-    data: connection.Data = None,
-    tenant: connection.Tenant = None,
-    as_json: connection.AsJson = False,
+    url: options.Url = None,
+    token: options.Token = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    tenant: options.Tenant = None,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Do the work of a queue, by Python handlers or any program.
+    """Process batches with Python handlers or any program.
 
-    SIGTERM lets what runs finish within the grace time and gives the rest back; a second one gives
-    back at once.
+    On SIGTERM, running batches may finish within --grace; the others return to their queue without
+    losing an attempt. A second SIGTERM returns all of them at once.
     """
     if (app is None) == (program is None):
-        raise typer.BadParameter("give --app MODULE or --exec COMMAND, one of them")
+        raise typer.BadParameter("expected either --app MODULE or --exec COMMAND")
     if program is not None and not queues:
-        raise typer.BadParameter("--exec: name the queues whose work the program does")
-    _log(log)
-    options: WorkOptions = {
+        raise typer.BadParameter("--exec: expected the names of the queues to work on")
+    arguments = None if program is None else _program_arguments(program)
+    _configure_logs(log)
+    work_options: WorkOptions = {
         "slots": slots,
         "until_idle": until_idle,
         "grace_seconds": grace,
         "name": name,
-        "free": None if free is None else resources("free", free),
+        "free": None if free is None else options.parse_resources("free", free),
     }
-    declared, client = _found(app, queues or []) if app is not None else ([], None)
-    named = url or dsn or data
-    with _client(None if named else client, (url, token), (dsn, data, tenant)) as helix:
-        if program is not None:
-            run = Program(shlex.split(program), logs).run
-            jobs = {one: QueueHandler(one, None, run, time_limit) for one in queues or ()}
+    declared, client = ([], None) if app is None else _load_app(app, queues or [])
+    if url or dsn or data:
+        client = None
+    with _open_client(client, (url, token), (dsn, data, tenant)) as helix:
+        if arguments is not None:
+            run = Program(arguments, logs).run
+            jobs = {queue: QueueHandler(queue, None, run, time_limit) for queue in queues or ()}
         else:
             jobs = jobs_of(helix, declared)
-        done = work(helix, jobs, options)
-    _tell(done, as_json=as_json)
+        summary = work(helix, jobs, work_options)
+    if as_json:
+        show.as_json(asdict(summary))
+    else:
+        show.line(_summary_text(summary))
 
 
-def _log(file: Path | None) -> None:
-    """What a worker says is for people; what became of each batch, for whoever searches."""
+def _program_arguments(program: str) -> list[str]:
+    """Split --exec and check the program: else every batch would fail for a wrong path."""
+    arguments = shlex.split(program)
+    if shutil.which(arguments[0]) is None:
+        raise typer.BadParameter(
+            f"--exec: expected an executable program, got {arguments[0]!a}, which is not a file "
+            "that this user can run and not in the PATH"
+        )
+    return arguments
+
+
+def _configure_logs(file: Path | None) -> None:
+    """Messages go to standard error; the operation log goes to `file`, if given."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every request
-    lines: logging.Handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if file is not None:
-        lines = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-    lines.setFormatter(logging.Formatter("%(message)s"))
-    operation_log.LOG.addHandler(lines)
+        handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    operation_log.LOG.addHandler(handler)
     operation_log.LOG.propagate = False
 
 
-def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseClient | None]:
-    """The queues of these names, or all, in a module; and its client, if one was named."""
+def _load_app(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseClient | None]:
+    """The queues of a module, all or those of `names`, and its client, if `app` names one."""
     module_name, _, client_name = app.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -169,17 +208,19 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseC
     except ModuleNotFoundError as error:
         if error.name != module_name.partition(".")[0] and error.name != module_name:
             raise
-        raise Refused(f"--app: expected a module, found none called {module_name!r}") from None
+        raise Refused(
+            f"--app: expected the name of a module, got {module_name!r}, which does not exist"
+        ) from None
     queues = {
-        one.name: one
-        for one in vars(module).values()
-        if isinstance(one, Queue) and one.handler_function is not None
+        value.name: value
+        for value in vars(module).values()
+        if isinstance(value, Queue) and value.handler_function is not None
     }
     missing = [name for name in names if name not in queues]
     if missing or not queues:
-        wanted = f" called {', '.join(missing)}" if missing else ""
+        wanted = f" named {', '.join(missing)}" if missing else ""
         raise Refused(
-            f"--app: {module_name} has no queue with a handler{wanted}; "
+            f"--app: expected a queue with a handler{wanted} in {module_name}; "
             f"it has {', '.join(sorted(queues)) or 'none'}"
         )
     client = getattr(module, client_name, None) if client_name else None
@@ -191,36 +232,34 @@ def _found(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseC
 
 
 @contextmanager
-def _client(
-    given: Any,  # noqa: ANN401 - a client of either kind
-    service: tuple[str | None, str | None],
-    database: tuple[str | None, Path | None, str | None],
+def _open_client(
+    client: Any,  # noqa: ANN401 - a client of a database or a service
+    service_options: tuple[str | None, str | None],
+    database_options: tuple[str | None, Path | None, str | None],
 ) -> Iterator[Any]:
-    dsn, data, tenant = database
-    if given is not None:
-        with given:
-            yield given
-        return
-    reached = connection.service(*service, dsn, data, tenant)
-    if reached is not None:
-        with connection.client_of(reached) as client:
+    """The client of --app, else one of the selected service or database."""
+    dsn, data, tenant = database_options
+    if client is not None:
+        with client:
             yield client
+        return
+    service = connection.select_service(*service_options, dsn, data, tenant)
+    if service is not None:
+        with connection.open_client(service) as http_client:
+            yield http_client
         return
     from helixqueue.client.sync import HelixQueue  # noqa: PLC0415 - a service needs no driver
     from helixqueue.postgres.database import Database  # noqa: PLC0415
 
-    with connection.target(dsn, data) as found:
-        with Database.connect(found.dsn) as opened:
-            whose = connection.tenant_to_change(opened, tenant)
-        with HelixQueue(found.dsn, whose) as helix:
+    with connection.database_target(dsn, data) as target:
+        with Database.connect(target.dsn) as database:
+            owner = connection.tenant_to_change(database, tenant)
+        with HelixQueue(target.dsn, owner) as helix:
             yield helix
 
 
-def _tell(done: WorkSummary, *, as_json: bool) -> None:
-    if as_json:
-        show.as_json(asdict(done))
-        return
-    show.line(
-        f"{done.completed} completed, {done.failed} failed, {done.lost} lost, "
-        f"{done.given_back} given back"
+def _summary_text(summary: WorkSummary) -> str:
+    return (
+        f"{summary.completed} completed, {summary.failed} failed, {summary.lost} lost, "
+        f"{summary.given_back} released"
     )

@@ -23,8 +23,8 @@ CELLS = st.text(alphabet='a1,";\n\r \t\x00{}[]\ud800ä', max_size=8)
 def rows(data, form):
     """What was read; a file that makes no sense as a whole gives nothing."""
     try:
-        return list(submission_files.read(io.BytesIO(data), form))
-    except submission_files.BadSheet:
+        return list(submission_files.parse(io.BytesIO(data), form))
+    except submission_files.InvalidFile:
         return []
 
 
@@ -34,12 +34,12 @@ def is_whole(row):
 
 
 @given(data=st.binary(max_size=200), form=st.sampled_from(submission_files.FORMATS))
-def test_no_bytes_are_a_surprise(data, form):
+def test_any_bytes_are_parsed_or_rejected_with_a_reason(data, form):
     assert all(is_whole(row) for row in rows(data, form))
 
 
 @given(values=st.lists(JSON, max_size=5))
-def test_any_json_is_read_the_same_in_an_array_and_in_lines(values):
+def test_json_array_and_jsonl_give_equal_rows(values):
     lines = "\n".join(json.dumps(value) for value in values).encode()
     array = ("[" + ",\n".join(json.dumps(value) for value in values) + "]").encode()
     one, other = rows(lines, "jsonl"), rows(array, "json")
@@ -48,7 +48,7 @@ def test_any_json_is_read_the_same_in_an_array_and_in_lines(values):
 
 
 @given(header=st.lists(NAMES, max_size=4), cells=st.lists(st.lists(CELLS, max_size=5), max_size=4))
-def test_any_cells_are_read_or_told(header, cells):
+def test_any_cells_are_parsed_or_rejected_with_a_reason(header, cells):
     text = "\n".join([",".join(header), *(",".join(row) for row in cells)])
     assert all(is_whole(row) for row in rows(text.encode("utf-8", "surrogatepass"), "csv"))
 
@@ -66,11 +66,11 @@ def test_any_cells_are_read_or_told(header, cells):
         ("sheet", b"", "csv"),
     ],
 )
-def test_a_format_is_told_by_the_name_or_by_how_it_begins(name, start, form):
-    assert submission_files.guess(name, start) == form
+def test_format_is_guessed_by_name_or_first_bytes(name, start, form):
+    assert submission_files.guess_format(name, start) == form
 
 
-def test_json_that_is_too_large_is_sent_elsewhere(monkeypatch):
+def test_oversized_json_is_refused_in_favour_of_jsonl(monkeypatch):
     monkeypatch.setattr(submission_files, "MAX_JSON_BYTES", 10)
-    with pytest.raises(submission_files.BadSheet, match="JSONL"):
-        list(submission_files.read(io.BytesIO(b"[" + b" " * 20 + b"]"), "json"))
+    with pytest.raises(submission_files.InvalidFile, match="JSONL"):
+        list(submission_files.parse(io.BytesIO(b"[" + b" " * 20 + b"]"), "json"))

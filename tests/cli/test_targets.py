@@ -75,7 +75,7 @@ def told(column, *words):
     return [name for name, cells in PLACES.items() if cells[column].startswith(words)]
 
 
-def test_the_table_has_every_command_and_no_other():
+def test_target_table_lists_exactly_the_commands():
     assert set(PLACES) == set(COMMANDS) == set(WORDS)
 
 
@@ -92,7 +92,7 @@ def test_help_offers_exactly_what_the_table_says():
 
 
 @pytest.mark.parametrize("name", told(0, "yes"))
-def test_a_command_asks_the_service_it_is_pointed_at_and_says_so(helixq, name):
+def test_command_uses_the_url_and_prints_it(helixq, name):
     done = helixq(*name.split(), *WORDS[name], "--url", NOBODY, "--token", "hx_x",
                   HELIX_TENANT="", HELIX_DSN="")  # fmt: skip
     assert done.code in {Exit.UNAVAILABLE, Exit.OK}, done.err
@@ -102,25 +102,25 @@ def test_a_command_asks_the_service_it_is_pointed_at_and_says_so(helixq, name):
 
 
 @pytest.mark.parametrize("name", told(0, "no"))
-def test_a_command_that_no_service_can_do_says_why(helixq, name):
+def test_command_without_service_support_explains_why(helixq, name):
     for words in (["--url", NOBODY], ["--token", "hx_x"]):
         done = helixq(*name.split(), *words)
         assert done.code == Exit.USAGE, done.err
-        assert "leave --url and --token out" in re.sub(r"[\s│]+", " ", done.err)
+        assert "remove --url and --token" in re.sub(r"[\s│]+", " ", done.err)
         assert NOBODY not in done.err
 
 
 @pytest.mark.parametrize("name", ["migrate", "doctor", "recover"])
-def test_a_service_that_is_all_that_is_set_is_not_mistaken_for_a_directory(helixq, name, tmp_path):
+def test_command_needing_a_database_rejects_a_configured_service(helixq, name, tmp_path):
     done = helixq(*name.split(), *WORDS[name], HELIX_DSN="", HELIX_URL=NOBODY,
                   HOME=str(tmp_path))  # fmt: skip
     assert done.code == Exit.USAGE
-    assert "a service is all that is set" in re.sub(r"[\s│]+", " ", done.err)
+    assert "only a service is configured" in re.sub(r"[\s│]+", " ", done.err)
 
 
 # `up` and `serve` would run.
 @pytest.mark.parametrize("name", sorted(set(told(1, "yes")) - {"up", "serve"}))
-def test_a_command_asks_the_database_it_is_pointed_at_and_says_so(helixq, name, tmp_path):
+def test_command_uses_the_dsn_and_prints_it(helixq, name, tmp_path):
     dsn = f"postgresql:///lab?host={tmp_path}"
     words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
     done = helixq(*name.split(), *words, "--dsn", dsn, HELIX_URL=NOBODY)
@@ -130,7 +130,7 @@ def test_a_command_asks_the_database_it_is_pointed_at_and_says_so(helixq, name, 
 
 
 @pytest.mark.parametrize("name", sorted(set(told(2, "yes")) - {"up", "migrate"}))
-def test_a_command_looks_into_the_directory_it_is_pointed_at(helixq, name, tmp_path):
+def test_command_uses_the_data_directory_without_creating_it(helixq, name, tmp_path):
     words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
     done = helixq(*name.split(), *words, "--data", tmp_path / "none", HELIX_URL=NOBODY)
     assert done.code == Exit.USAGE
@@ -138,7 +138,7 @@ def test_a_command_looks_into_the_directory_it_is_pointed_at(helixq, name, tmp_p
     assert not (tmp_path / "none").exists()
 
 
-def test_a_receipt_is_verified_offline_unless_the_record_is_asked(helixq):
+def test_receipt_verify_rejects_targets_without_recorded(helixq):
     for words in (["--url", NOBODY], ["--dsn", "x"], ["--data", "x"]):
         done = helixq("receipt", "verify", "-", *words, stdin=b"{}")
         assert done.code == Exit.USAGE

@@ -1,0 +1,5 @@
+"""`python -m helixqueue`, the same as `helixq`."""
+
+from helixqueue.cli.entry import main
+
+main()

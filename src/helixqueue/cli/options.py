@@ -1,0 +1,130 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from helixqueue.errors import InvalidPayload
+from helixqueue.identity import loads
+from helixqueue.queues import checked_requires
+
+DEFAULT_TENANT = "default"  # the default of the Python clients, too
+LIMIT_MAX = 100_000
+
+
+def _directory(path: str | Path) -> Path:
+    """Path("") is the working directory, which `--data "$UNSET"` must not select."""
+    if not os.fspath(path):
+        raise typer.BadParameter("expected a directory, got an empty name")
+    return Path(path)
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise typer.BadParameter("expected a reason for the ledger, got an empty text")
+    return text
+
+
+def shell_command(text: str) -> str:
+    """A program and its arguments, quoted as in a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"expected a command with balanced quotes, got {text!a} ({str(error).lower()})"
+        ) from None
+    if not words:
+        raise typer.BadParameter("expected a command, got an empty text")
+    return text
+
+
+def parse_resources(option: str, text: str) -> dict[str, Any]:
+    """The JSON object of --requires or --free."""
+    try:
+        value = loads(text)
+    except InvalidPayload as error:
+        raise typer.BadParameter(f"--{option}: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f'--{option}: expected an object such as {{"gpus": 1}}')
+    return checked_requires(value, option)
+
+
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn", metavar="DSN", help="Use this PostgreSQL. [env: HELIX_DSN]", show_default=False
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        parser=_directory,
+        help="Use the embedded servers in this directory. [env: HELIX_DATA, default: ./helix-data]",
+        show_default=False,
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="Use this HTTP service. [env: HELIX_URL]", show_default=False
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Token for --url. Prefer the environment: process lists show arguments. "
+        "[env: HELIX_TOKEN]",
+        show_default=False,
+    ),
+]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        envvar="HELIX_TENANT",
+        show_envvar=False,
+        help="Tenant. [env: HELIX_TENANT, default: the only tenant of the login]",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Actor = Annotated[
+    str | None,
+    typer.Option(
+        "--actor",
+        metavar="NAME",
+        help="Name to record as the author. [default: the database login]",
+        show_default=False,
+    ),
+]
+Reason = Annotated[
+    str,
+    typer.Option(
+        "--reason",
+        metavar="TEXT",
+        parser=_reason,
+        help="Reason to record in the ledger.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int,
+    typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Maximum number of rows."),
+]
+After = Annotated[
+    str | None,
+    typer.Option(
+        "--after", metavar="CURSOR", help="Continue after this cursor.", show_default=False
+    ),
+]
+TIME_HELP = "such as 2026-03-01T08:00 or 2h (2 hours ago)"
