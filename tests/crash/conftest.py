@@ -1,36 +1,18 @@
-"""Servers of the tests' own, to be killed or left behind."""
+"""Fixtures of the crash tests."""
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
-from helixqueue.embedded import Postgres
-from helixqueue.engine.migrate import migrate
-from tests.support.database import Database
+from tests.support.own_server import new_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-
-@contextmanager
-def new_server(directory: Path) -> Iterator[Database]:
-    """A migrated server; it is not pooled, whatever the others are."""
-    bin_dir = os.environ.get("HELIX_TEST_POSTGRES")
-    with Postgres(directory, bin_dir=Path(bin_dir) if bin_dir else None) as server:
-        migrate(server.migrator_dsn)
-        with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
-            connection.execute("create role pool login")
-            connection.execute("create role operator login")
-            connection.execute("grant helix_client to pool")
-            connection.execute("grant helix_operator to operator")
-            connection.execute("select helix.bind_v1('pool', '*', false)")
-        yield Database(server, "helix")
+    from tests.support.database import Database
 
 
 @pytest.fixture

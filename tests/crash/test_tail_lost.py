@@ -17,7 +17,6 @@ from helixqueue.engine import calls
 from helixqueue.errors import Unavailable
 from helixqueue.postgres.database import Database as Store
 from helixqueue.states import State
-from tests.crash.conftest import new_server
 from tests.support.database import Database
 from tests.support.engine_traffic import (
     claim,
@@ -29,6 +28,7 @@ from tests.support.engine_traffic import (
     submit,
     until,
 )
+from tests.support.own_server import new_server
 
 if TYPE_CHECKING:
     from helixqueue.records.lease import LeaseRow
@@ -140,7 +140,7 @@ def test_tokens_after_the_failover_have_a_higher_epoch_and_no_number_is_reused(p
 
 
 @pytest.mark.parametrize("worker", ["W", "V"], ids=["same-name", "other-name"])
-def test_a_zombie_of_the_lost_past_is_refused_though_number_and_batch_coincide(
+def test_zombie_from_before_failover_is_refused_despite_equal_number_and_batch(
     past, new, db, worker
 ):
     zombie = past.lost_leases[-1]
@@ -179,7 +179,7 @@ def test_a_zombie_of_the_lost_past_is_refused_though_number_and_batch_coincide(
     proven(new)
 
 
-def test_what_was_replicated_goes_on_under_its_tokens(past, new, db):
+def test_replicated_leases_continue_under_their_tokens(past, new, db):
     """A failover ends no lease that both sides know: hours of a GPU's work are not thrown away."""
     settlements = [completed(lease) for lease in past.kept_leases]
     answers = db.run(calls.settle(worker="W", settlements=settlements))
@@ -188,7 +188,7 @@ def test_what_was_replicated_goes_on_under_its_tokens(past, new, db):
     proven(new)
 
 
-def test_lost_work_submitted_again_gets_the_ids_it_had_and_nobody_else_gets_them(past, new, db):
+def test_lost_batch_submitted_again_gets_its_former_ids_exclusively(past, new, db):
     others = submit(db, [f"new-{number}" for number in range(TAIL)])
     again = submit(db, [f"lost-{number}" for number in range(TAIL)])
     kept = submit(db, ["kept-1", "kept-2", "kept-3"])
@@ -214,7 +214,7 @@ def test_recover_ends_leases_and_raises_the_epoch(past, new):
 
 
 @pytest.mark.parametrize("first", ["claim", "recover"])
-def test_an_epoch_that_was_lost_with_the_tail_is_not_given_out_again(past, first):
+def test_epoch_lost_with_the_tail_is_not_reused(past, first):
     """`recover` had been called on the primary, and its commit did not reach the standby."""
     drilled = copy_of(past, "drilled")
     with Store.connect(drilled.dsn("operator")) as db:
@@ -227,5 +227,5 @@ def test_an_epoch_that_was_lost_with_the_tail_is_not_given_out_again(past, first
     proven(drilled)
 
 
-def test_a_standby_takes_no_work(past):
+def test_standby_accepts_no_writes(past):
     assert past.standby_refused

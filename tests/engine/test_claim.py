@@ -44,7 +44,7 @@ def one_by_one(lab, count, **options):
 # --- what a lease says -------------------------------------------------------------------------
 
 
-def test_a_lease_carries_everything_a_worker_needs(lab):
+def test_lease_carries_everything_a_worker_needs(lab):
     [submitted] = lab.submit(("run-7", "Sämple"), payload={"pod5": "a.pod5"}, revision="r2")
     before = datetime.now(UTC)
     [lease] = lab.claim(start=False)
@@ -59,7 +59,7 @@ def test_a_lease_carries_everything_a_worker_needs(lab):
     assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
 
 
-def test_a_claim_may_ask_for_another_length_of_lease(lab):
+def test_claim_may_ask_for_another_length_of_lease(lab):
     lab.queue(lease_seconds=30)
     lab.submit("s1", "s2")
     assert lab.claim()[0].lease_seconds == 30
@@ -83,7 +83,7 @@ where e.id in (select v.entry from helix.event v where v.batch = %s) order by e.
 """
 
 
-def test_a_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
+def test_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
     [submitted] = lab.submit("s1")
     [lease] = lab.claim(start=True)
     assert lease.state is State.RUNNING
@@ -112,7 +112,7 @@ def test_a_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
     ]
 
 
-def test_the_secret_part_of_a_token_is_nowhere_to_be_read(lab):
+def test_token_nonce_is_not_readable_anywhere(lab):
     lab.submit("s1")
     [lease] = lab.claim()
     assert str(lease.token.nonce) not in repr(lease)
@@ -127,7 +127,7 @@ def test_the_secret_part_of_a_token_is_nowhere_to_be_read(lab):
 # --- order -------------------------------------------------------------------------------------
 
 
-def test_the_most_urgent_go_first(lab):
+def test_claim_returns_most_urgent_batches_first(lab):
     for priority in (9, 5, 0, 3):
         lab.submit(f"p{priority}-1", f"p{priority}-2", priority=priority)
     assert names(one_by_one(lab, 8)) == [
@@ -141,14 +141,14 @@ def test_one_claim_crosses_priorities_from_the_most_urgent(lab):
     assert sorted(names(lab.claim(5)))[:4] == ["p0-1", "p0-2", "p5-1", "p5-2"]
 
 
-def test_a_tenants_batches_go_in_the_order_they_came(lab):
+def test_batches_of_a_tenant_are_claimed_in_submission_order(lab):
     for n in range(3):
         lab.submit(*[f"s{n}{m}" for m in range(4)])
     assert names(one_by_one(lab, 6)) == ["s00", "s01", "s02", "s03", "s10", "s11"]
     assert sorted(names(lab.claim(6))) == ["s12", "s13", "s20", "s21", "s22", "s23"]
 
 
-def test_later_work_stays_behind_earlier_work_while_claims_go_on(lab):
+def test_later_batches_follow_earlier_ones_during_claims(lab):
     taken = []
     for n in range(12):
         lab.submit(f"s{2 * n:02}", f"s{2 * n + 1:02}")
@@ -158,7 +158,7 @@ def test_later_work_stays_behind_earlier_work_while_claims_go_on(lab):
 
 
 @pytest.mark.parametrize("at_a_time", [1, 4])
-def test_a_tenant_with_a_backlog_does_not_keep_another_waiting(lab, at_a_time):
+def test_backlog_of_a_tenant_does_not_delay_another(lab, at_a_time):
     lab.queue(tenant="b")
     lab.submit_many(500)
     # The backlog is being worked off when the other comes.
@@ -169,7 +169,7 @@ def test_a_tenant_with_a_backlog_does_not_keep_another_waiting(lab, at_a_time):
     assert Counter(served[:12])["b"] == 5
 
 
-def test_three_tenants_take_turns(lab):
+def test_claims_rotate_between_three_tenants(lab):
     for tenant in ("a", "b", "c"):
         lab.queue(tenant=tenant)
         lab.submit(*[f"{tenant}{n}" for n in range(10)], tenant=tenant)
@@ -177,7 +177,7 @@ def test_three_tenants_take_turns(lab):
     assert served == {"a": 3, "b": 3, "c": 3}
 
 
-def test_what_was_given_back_takes_the_next_turn_and_not_the_last(lab):
+def test_released_batch_takes_the_next_turn_not_the_last(lab):
     lab.submit_many(10)
     [lease] = lab.claim(1)
     lab.release(lease)
@@ -212,7 +212,7 @@ def test_more_lanes_than_one_pass_visits_are_all_served(lab):
 GPU = {"gpus": 1, "gpu_vram_gb": 24.0, "cpu_cores": 4, "ram_gb": 16}
 
 
-def test_only_what_fits_is_given(lab):
+def test_claim_returns_only_batches_that_fit(lab):
     lab.submit("cpu")
     lab.submit("one-gpu", requires='{"gpus":1}')
     lab.submit("two-gpus", requires='{"gpus":2}')
@@ -240,13 +240,13 @@ def test_resources_are_used_up_within_one_call(lab):
     assert len(lab.claim(10, free={"gpus": 8, "cpu_cores": 5})) == 2
 
 
-def test_memory_of_a_device_is_a_threshold_and_not_used_up(lab):
+def test_device_memory_is_a_threshold_and_not_consumed(lab):
     lab.submit_many(3, requires='{"gpus":1,"gpu_vram_gb":24}')
     assert lab.claim(3, free={"gpus": 3, "gpu_vram_gb": 16}) == []
     assert len(lab.claim(3, free={"gpus": 3, "gpu_vram_gb": 24})) == 3
 
 
-def test_two_classes_share_what_is_free(lab):
+def test_two_classes_share_free_resources(lab):
     lab.submit_many(4, "one", requires='{"gpus":1}')
     lab.submit_many(4, "two", requires='{"gpus":2}')
     leases = []
@@ -258,7 +258,7 @@ def test_two_classes_share_what_is_free(lab):
     assert len(leases) >= 3
 
 
-def test_a_claim_is_not_short_while_fitting_work_is_left(lab):
+def test_claim_is_not_short_while_fitting_work_is_left(lab):
     """A lane that this very call has emptied must not take the share of one that has more."""
     for round_ in range(8):
         lab.submit(f"x{round_}", requires='{"gpus":1,"labels":{"x":1}}')
@@ -267,7 +267,7 @@ def test_a_claim_is_not_short_while_fitting_work_is_left(lab):
         assert len(leases) == 4
 
 
-def test_labels_must_all_be_there(lab):
+def test_claim_requires_every_label(lab):
     lab.submit("site", requires='{"labels":{"site":"berlin","gpu":["a100","h100"]}}')
     assert lab.claim(free={"labels": {"site": "berlin"}}) == []
     assert lab.claim(free={"labels": {"site": "paris", "gpu": ["a100", "h100"]}}) == []
@@ -275,7 +275,7 @@ def test_labels_must_all_be_there(lab):
     assert names(lab.claim(free=free)) == ["site"]
 
 
-def test_a_queues_requirement_holds_for_what_names_none(lab):
+def test_queue_requirement_applies_to_batches_without_one(lab):
     lab.queue(requires={"gpus": 2})
     lab.submit("default")
     lab.submit("own", requires="{}")
@@ -283,7 +283,7 @@ def test_a_queues_requirement_holds_for_what_names_none(lab):
     assert names(lab.claim(5, free={"gpus": 2})) == ["default"]
 
 
-def test_an_unknown_word_in_a_requirement_is_refused(lab):
+def test_unknown_word_in_a_requirement_is_refused(lab):
     """A misspelt "gpu" would otherwise run anywhere."""
     with pytest.raises(Refused, match=r"unknown requirement 'gpu'.*gpus"):
         lab.submit("s1", requires='{"gpu":1}')
@@ -294,7 +294,7 @@ def test_an_unknown_word_in_a_requirement_is_refused(lab):
 # --- the call ----------------------------------------------------------------------------------
 
 
-def test_the_repeat_of_a_claim_gives_the_same_leases(lab):
+def test_repeated_claim_returns_the_same_leases(lab):
     lab.submit_many(5)
     request = uuid.uuid4()
     first = lab.claim(3, request=request)
@@ -311,9 +311,7 @@ def test_the_repeat_of_a_claim_gives_the_same_leases(lab):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_repeat_of_a_claim_that_is_still_under_way_waits_and_gives_the_same_leases(
-    lab, database, count
-):
+def test_repeat_of_a_running_claim_waits_and_returns_the_same_leases(lab, database, count):
     """The answer was lost with the connection, and the server has not noticed yet."""
     lab.submit_many(10)
     request = uuid.uuid4()
@@ -329,7 +327,7 @@ def test_the_repeat_of_a_claim_that_is_still_under_way_waits_and_gives_the_same_
     assert len(lab.claim(10)) == 10 - count
 
 
-def test_the_repeat_of_a_claim_that_was_rolled_back_is_a_claim(lab, database):
+def test_repeat_of_a_rolled_back_claim_is_a_new_claim(lab, database):
     lab.submit_many(4)
     request = uuid.uuid4()
     with Lab(database, q=lab.q) as again, ThreadPoolExecutor(1) as pool:
@@ -351,7 +349,7 @@ def test_another_worker_gets_nothing_by_repeating_a_request(lab):
     assert len(lab.claim(5)) == 2
 
 
-def test_a_repeat_answers_its_settlements_as_repeats(lab):
+def test_repeat_answers_its_settlements_as_repeats(lab):
     lab.submit_many(4)
     [one, two] = lab.claim(2)
     request = uuid.uuid4()
@@ -364,7 +362,7 @@ def test_a_repeat_answers_its_settlements_as_repeats(lab):
     assert len(again.leases) == 1
 
 
-def test_a_claim_that_finds_nothing_writes_nothing(lab):
+def test_claim_that_finds_nothing_writes_nothing(lab):
     """An idle worker must not cost commits. Duties come due every 250 ms; between them, nothing."""
     request = uuid.uuid4()
 
@@ -377,7 +375,7 @@ def test_a_claim_that_finds_nothing_writes_nothing(lab):
     assert lab.database.value("select count(*) from helix.request where id = %s", request) == 0
 
 
-def test_a_claim_for_none_settles_and_takes_nothing(lab):
+def test_claim_for_zero_batches_settles_and_claims_nothing(lab):
     lab.submit("s1", "s2")
     [lease] = lab.claim()
     answer = lab.call_claim(0, settle=[completed(lease)])
@@ -387,7 +385,7 @@ def test_a_claim_for_none_settles_and_takes_nothing(lab):
         lab.claim(1001)
 
 
-def test_a_thousand_at_a_time(lab):
+def test_claim_of_a_thousand_batches_succeeds(lab):
     lab.submit_many(1100)
     assert len(lab.claim(1000)) == 1000
     assert len(lab.claim(1000)) == 100
@@ -425,7 +423,7 @@ def test_settle_claim_and_start_in_one_commit(lab):
     }
 
 
-def test_a_worker_sees_only_its_tenants(database):
+def test_worker_sees_only_its_tenants(database):
     with Lab(database) as pool, Lab(database, "app_b", q=pool.q) as other:
         pool.queue()
         pool.queue(tenant="b")
@@ -454,7 +452,7 @@ def test_tenants_of_one_queue_name_do_not_take_each_others_work(database):
 
 
 @pytest.mark.parametrize("backlog", [100, 1000])
-def test_a_tenant_that_comes_later_has_every_other_turn(lab, backlog):
+def test_tenant_that_comes_later_has_every_other_turn(lab, backlog):
     """Whatever the other has waiting, and however it was submitted."""
     lab.queue(tenant="b")
     lab.submit_many(backlog)
@@ -465,14 +463,14 @@ def test_a_tenant_that_comes_later_has_every_other_turn(lab, backlog):
     assert served[:2] != ["a", "a"] or served[2:4] != ["a", "a"]
 
 
-def test_a_stranger_gets_nothing(database):
+def test_unbound_role_claims_nothing(database):
     with Lab(database) as pool, Lab(database, "stranger", q=pool.q) as stranger:
         pool.queue()
         pool.submit("s1")
         assert stranger.claim(5) == []
 
 
-def test_a_service_gets_what_the_tenant_it_names_may_have(database):
+def test_service_claims_for_the_tenant_it_names(database):
     with Lab(database) as pool, Lab(database, "service", q=pool.q) as service:
         for tenant in ("a", "b"):
             pool.queue(tenant=tenant)
@@ -502,7 +500,7 @@ def test_hints_keep_the_furthest_mark_of_each_lane():
     assert set(hints.now(100.2)) == {Hint(1, 5, 10), Hint(2, 1, 1)}
 
 
-def test_hints_are_forgotten_every_second_and_after_a_short_claim():
+def test_hints_are_dropped_every_second_and_after_a_short_claim():
     hints = Hints()
     hints.now(100.0)
     hints.learn([Hint(1, 5, 9)], short=False)
@@ -514,7 +512,7 @@ def test_hints_are_forgotten_every_second_and_after_a_short_claim():
     assert hints.now(101.3) == ()
 
 
-def test_a_hint_hides_what_lies_behind_it_and_the_next_sweep_finds_it(lab):
+def test_batch_hidden_by_a_hint_is_found_by_the_next_sweep(lab):
     lab.submit_many(6)
     claimed = lab.call_claim(1, start=True)
     [first] = claimed.leases
@@ -526,7 +524,7 @@ def test_a_hint_hides_what_lies_behind_it_and_the_next_sweep_finds_it(lab):
     assert len(lab.claim(10)) == 3
 
 
-def test_a_client_with_hints_drains_everything(lab):
+def test_client_with_hints_drains_everything(lab):
     """Also what was submitted or given back behind its marks."""
     hints = Hints()
     clock = 0.0
@@ -550,7 +548,7 @@ def test_hints_for_other_lanes_are_ignored(lab):
     assert len(lab.claim(3, hints=[Hint(10**6, 10**9, 10**9)])) == 3
 
 
-def test_a_worker_introduces_itself(lab):
+def test_hello_records_the_worker(lab):
     lab.own_rows(
         "select helix.hello_v1('w9', '{\"gpus\":1}'), helix.hello_v1('w9', '{\"gpus\":2}')"
     )
@@ -559,6 +557,6 @@ def test_a_worker_introduces_itself(lab):
     ]
 
 
-def test_the_bound_of_a_call_is_named():
+def test_too_large_claim_names_the_limit():
     with pytest.raises(ValueError, match="claim: expected at most 1000 rows per call, got 1001"):
         calls.claim(worker="w", request=uuid.uuid4(), queues=["q"], count=1001)

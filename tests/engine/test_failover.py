@@ -146,7 +146,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_nothing_is_used_twice_whichever_call_comes_first(lab, before, first):
+def test_no_number_is_reused_after_failover_by_any_first_call(lab, before, first):
     entries = {entry for (entry,) in lab.rows("select id from helix.entry")}
     fail_over(lab)
 
@@ -180,7 +180,7 @@ def test_nothing_is_used_twice_whichever_call_comes_first(lab, before, first):
     assert lost == []
 
 
-def test_a_call_that_is_rolled_back_leaves_the_jump_to_the_next(lab, before):
+def test_call_that_is_rolled_back_leaves_the_jump_to_the_next(lab, before):
     fail_over(lab)
     with lab.store.connection.transaction(force_rollback=True):
         submitted_many(lab, before)
@@ -192,7 +192,7 @@ def test_a_call_that_is_rolled_back_leaves_the_jump_to_the_next(lab, before):
     assert lab.value("select count(*) from helix.epoch where number > %s", before.epoch) == 1
 
 
-def test_while_the_timeline_stays_nothing_moves(lab, before):
+def test_unchanged_timeline_keeps_the_epoch(lab, before):
     """The jump costs numbers, so it happens once per failover."""
     fail_over(lab)
     submitted(lab, before)
@@ -204,7 +204,7 @@ def test_while_the_timeline_stays_nothing_moves(lab, before):
     assert lab.value("select count(*) from helix.epoch where number > %s", before.epoch) == 1
 
 
-def test_a_stale_token_of_the_lost_past_is_refused_under_the_new_epoch(lab, before):
+def test_stale_token_from_before_failover_is_refused_under_the_new_epoch(lab, before):
     fail_over(lab)
     [lease] = lab.claim(1)
     zombie = lease._replace(token=lease.token._replace(epoch=before.epoch))

@@ -77,7 +77,7 @@ def site(number):
 # --- the bound ---------------------------------------------------------------------------------
 
 
-def test_a_tenant_may_not_cause_more_lanes_than_the_bound(lab, bound):
+def test_tenant_may_not_cause_more_lanes_than_the_bound(lab, bound):
     # The queue's own lane is one of them.
     lab.submit_rows(*requiring(*range(1, bound)))
     assert lanes(lab) == bound
@@ -101,7 +101,7 @@ def test_one_call_may_not_cause_more_lanes_than_the_bound(lab, bound):
     assert lab.claim(1) == []
 
 
-def test_the_bound_is_each_tenants_own(lab, bound):
+def test_lane_limit_applies_per_tenant(lab, bound):
     lab.submit_rows(*requiring(*range(1, bound)))
     lab.queue(tenant="b")
     answers = lab.submit_rows(*requiring("b1", "b2"), tenant="b")
@@ -112,7 +112,7 @@ def test_the_bound_is_each_tenants_own(lab, bound):
     assert lanes(lab) == bound + 3
 
 
-def test_a_queue_does_not_get_past_the_bound_by_its_settings(lab, bound):
+def test_queue_does_not_get_past_the_bound_by_its_settings(lab, bound):
     lab.submit_rows(*requiring(*range(1, bound)))
     with pytest.raises(HelixError, match=f"has {bound} different requirements"):
         lab.queue(requires=site("another"))
@@ -121,7 +121,7 @@ def test_a_queue_does_not_get_past_the_bound_by_its_settings(lab, bound):
 # --- rest --------------------------------------------------------------------------------------
 
 
-def test_lanes_that_nobody_uses_become_idle_and_others_stay(lab):
+def test_unused_lanes_become_idle_and_others_stay_active(lab):
     lab.submit_rows(*requiring(*range(10)))
     assert len(lab.claim(1, free=site(3))) == 1
     lab.queue(tenant="b", requires=site("of b"))
@@ -134,7 +134,7 @@ def test_lanes_that_nobody_uses_become_idle_and_others_stay(lab):
     assert (lanes(lab), lanes(lab, idle=True)) == (11, 1)
 
 
-def test_an_idle_lane_comes_back_when_it_is_used(lab):
+def test_idle_lane_comes_back_when_it_is_used(lab):
     lab.submit_rows(*requiring(1))
     lab.complete(*lab.claim(1, free=site(1)))
     age(lab)
@@ -146,7 +146,7 @@ def test_an_idle_lane_comes_back_when_it_is_used(lab):
     assert [lease.identity for lease in lab.claim(1, free=site(1))] == ["again"]
 
 
-def test_a_tenant_may_have_new_lanes_when_old_ones_rest(lab, bound):
+def test_idle_lanes_do_not_count_against_the_limit(lab, bound):
     lab.submit_rows(*requiring(*range(1, bound)))
     ids = lab.rows("select helix.public_id(b.key) from helix.batch b join helix.queue q"
                    " on q.id = b.queue where q.name = %s", lab.q)  # fmt: skip

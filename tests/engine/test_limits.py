@@ -48,7 +48,7 @@ def test_one_key_has_one_lease_by_default(lab):
     assert held(lab) == 1
 
 
-def test_the_limit_holds_within_one_call_across_lanes(lab):
+def test_limit_holds_within_one_call_across_lanes(lab):
     """The call leases at its end, so what it has taken already must count."""
     lab.submit("urgent", limit_key="k", priority=0)
     lab.submit("usual", limit_key="k", priority=5)
@@ -58,19 +58,19 @@ def test_the_limit_holds_within_one_call_across_lanes(lab):
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-def test_a_queue_sets_how_many(lab, limit):
+def test_queue_sets_the_number_of_leases_per_key(lab, limit):
     lab.queue(key_limit=limit)
     lab.submit_many(6, limit_key="k")
     assert len(lab.claim(10)) == limit
 
 
-def test_keys_do_not_hinder_each_other(lab):
+def test_limit_keys_are_independent(lab):
     for key in ("k1", "k2", "k3"):
         lab.submit(f"{key}-1", f"{key}-2", limit_key=key)
     assert names(lab.claim(10)) == ["k1-1", "k2-1", "k3-1"]
 
 
-def test_a_key_is_its_queues_and_its_tenants(lab):
+def test_limit_key_belongs_to_one_queue_and_tenant(lab):
     other = f"{lab.q}-other"
     lab.queue(other)
     lab.queue(tenant="b")
@@ -88,7 +88,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_may_go_when_one(lab, end):
+def test_next_batch_of_a_limit_key_is_claimable_after(lab, end):
     lab.submit("s1", "s2", "s3", limit_key="k")
     [lease] = lab.claim(10)
     assert lab.claim(10) == []
@@ -100,7 +100,7 @@ def test_the_next_may_go_when_one(lab, end):
 
 
 @pytest.mark.parametrize("end", ["released", "lost"])
-def test_a_place_is_free_again_when_its_lease_is(lab, end):
+def test_limit_key_has_capacity_again_when_its_lease_is(lab, end):
     lab.submit("s1", "s2", "s3", limit_key="k")
     [lease] = lab.claim(10)
     if end == "released":
@@ -124,7 +124,7 @@ def test_blocked_work_keeps_its_order(lab):
     assert order[0] == "s1"
 
 
-def test_a_higher_limit_lets_more_go_and_a_lower_one_fewer(lab):
+def test_changed_limit_applies_to_later_claims(lab):
     lab.submit_many(8, limit_key="k")
     first = lab.claim(10)
     assert len(first) == 1
@@ -141,7 +141,7 @@ def test_a_higher_limit_lets_more_go_and_a_lower_one_fewer(lab):
     assert held(lab) == 2
 
 
-def test_a_blocked_batch_can_be_cancelled(lab):
+def test_blocked_batch_can_be_cancelled(lab):
     answers = lab.submit("s1", "s2", limit_key="k")
     [lease] = lab.claim(10)
     blocked = next(a.receipt for a in answers if a.receipt.batch_id != lease.batch_id)
@@ -158,7 +158,7 @@ def test_holder_and_blocked_are_cancelled_in_one_call(lab):
     assert held(lab) == 0
 
 
-def test_a_long_row_behind_one_key_does_not_hold_a_claim_up(lab):
+def test_backlog_of_one_key_does_not_delay_a_claim(lab):
     lab.submit_many(3000, limit_key="k")
     lab.submit("free")
     found = []

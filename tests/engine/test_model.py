@@ -489,7 +489,7 @@ def assert_replay_is_clean(database):
 
 
 @pytest.mark.timeout(120 * LONGER)
-def test_every_life_that_hypothesis_makes_up_is_as_the_model_says(database):
+def test_generated_lives_match_the_model(database):
     seen = Counter()
     with Lab(database, "app_a") as lab:
         run_state_machine_as_test(
@@ -576,7 +576,7 @@ def walk(lives, rng):
 
 
 @pytest.mark.timeout(120 * LONGER)
-def test_long_lives_of_many_batches_are_as_the_model_says(database):
+def test_long_random_lives_match_the_model(database):
     """Further than Hypothesis goes: hundreds of calls on one queue, with everything happening."""
     seen = Counter()
     with Lab(database, "app_a") as lab:

@@ -26,7 +26,7 @@ def lab(database):
         yield lab
 
 
-def test_the_ledger_is_never_read_from_end_to_end_for_its_heads(lab):
+def test_ledger_is_never_read_from_end_to_end_for_its_heads(lab):
     lab.queue()
     with lab.database.connect("helix_bootstrap") as connection:
         connection.execute("analyze")  # which somebody does to be sure; now they are known as empty
@@ -46,7 +46,7 @@ def test_the_ledger_is_never_read_from_end_to_end_for_its_heads(lab):
 
 
 @pytest.mark.parametrize("hinted", [False, True])
-def test_a_claim_bound_to_a_tenant_does_not_step_over_the_backlog_of_others(lab, hinted):
+def test_claim_bound_to_a_tenant_does_not_step_over_the_backlog_of_others(lab, hinted):
     lab.queue()
     lab.queue(tenant="b")
     lab.submit_many(2000)
@@ -72,7 +72,7 @@ def no_duty_is_due(lab):
         assert execute(later) is None
 
 
-def test_a_settlement_reads_its_own_leases_and_not_everybodys(lab):
+def test_settlement_reads_only_its_own_leases(lab):
     lab.queue()
     with lab.database.connect("helix_bootstrap") as connection:
         connection.execute("analyze")

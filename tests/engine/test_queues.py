@@ -60,7 +60,7 @@ SETTINGS = {
 }
 
 
-def test_a_new_queue_has_the_defaults(lab):
+def test_new_queue_has_the_defaults(lab):
     row = lab.queue(f"{lab.q}-new")
     assert (row.profile, row.lease_seconds, row.max_attempts) == ("text-v1", 120, 5)
     assert (row.backoff_seconds, row.backoff_max_seconds, row.key_limit) == (2, 600, 1)
@@ -68,7 +68,7 @@ def test_a_new_queue_has_the_defaults(lab):
 
 
 @pytest.mark.parametrize("name", SETTINGS.keys() - {"profile"})
-def test_a_setting_changes_alone_and_stays(lab, name):
+def test_setting_changes_alone_and_stays(lab, name):
     before = lab.queue()
     after = lab.queue(**{name: SETTINGS[name]})
     assert getattr(after, name) == SETTINGS[name]
@@ -78,7 +78,7 @@ def test_a_setting_changes_alone_and_stays(lab, name):
     assert lab.queue() == after
 
 
-def test_a_profile_cannot_change_and_make_known_identities_new(lab):
+def test_profile_cannot_change_and_make_known_identities_new(lab):
     lab.queue()
     lab.submit("\uff21-1")
     with pytest.raises(Refused, match="has profile text-v1 for good"):
@@ -114,7 +114,7 @@ def test_every_change_of_a_setting_is_on_record(lab):
         {"requires": {"gpu": 1}},
     ],
 )
-def test_a_setting_out_of_bounds_is_refused(lab, bad):
+def test_setting_out_of_bounds_is_refused(lab, bad):
     before = lab.queue()
     with pytest.raises(Refused):
         lab.queue(**bad)
@@ -122,12 +122,12 @@ def test_a_setting_out_of_bounds_is_refused(lab, bad):
 
 
 @pytest.mark.parametrize("name", ["", "Q", "q q", "ü", "q" * 64, "-q"])
-def test_a_name_that_is_none_is_refused(lab, name):
+def test_invalid_queue_name_is_refused(lab, name):
     with pytest.raises(Refused):
         lab.run(calls.set_queue(tenant="a", queue=name))
 
 
-def test_a_misspelt_setting_is_an_error_of_the_caller(lab):
+def test_unknown_setting_raises_type_error(lab):
     with pytest.raises(TypeError, match=r"unknown queue setting 'max_tries'; known: profile, "):
         lab.queue(max_tries=3)
 
@@ -140,11 +140,11 @@ def test_no_tenant_sets_or_sees_another_tenants_queue(lab, database):
     assert lab.queue().paused is False
 
 
-def test_an_unknown_queue_is_none(lab):
+def test_unknown_queue_is_none(lab):
     assert lab.run(calls.queue(tenant="a", queue="nowhere")) is None
 
 
-def test_settings_apply_to_what_is_under_way(lab):
+def test_settings_apply_to_existing_batches(lab):
     lab.submit("s1")
     lab.queue(max_attempts=1)
     [lease] = lab.claim()
@@ -154,7 +154,7 @@ def test_settings_apply_to_what_is_under_way(lab):
 # --- pause and close ---------------------------------------------------------------------------
 
 
-def test_a_paused_queue_gives_nothing_and_gives_everything_back(lab):
+def test_paused_queue_yields_nothing_and_everything_after_resume(lab):
     lab.submit_many(6)
     running, assigned, failing = lab.claim(2) + lab.claim(1, start=False)
     lab.queue(paused=True)
@@ -172,7 +172,7 @@ def test_a_paused_queue_gives_nothing_and_gives_everything_back(lab):
     assert len(lab.claim(10)) == 8
 
 
-def test_resuming_needs_nobody_but_a_worker(lab, own):
+def test_resumed_queue_is_served_by_a_worker_alone(lab, own):
     lab.queue(paused=True)
     lab.submit_many(3)
     assert own.claim(5) == []
@@ -181,7 +181,7 @@ def test_resuming_needs_nobody_but_a_worker(lab, own):
     assert len(own.claim(5)) == 3
 
 
-def test_resuming_before_anybody_looked_changes_nothing(lab):
+def test_resume_before_any_claim_changes_nothing(lab):
     """Rows that stood in ready when the pause came never moved."""
     lab.submit_many(3)
     lab.queue(paused=True)
@@ -189,7 +189,7 @@ def test_resuming_before_anybody_looked_changes_nothing(lab):
     assert len(lab.claim(5)) == 3
 
 
-def test_a_pause_writes_no_events(lab):
+def test_pause_writes_no_events(lab):
     [answer] = lab.submit("s1")
     lab.queue(paused=True)
     assert lab.claim() == []
@@ -199,7 +199,7 @@ def test_a_pause_writes_no_events(lab):
     assert lab.standing(answer.receipt.batch_id) == ("PENDING", 1, 0, "ready")
 
 
-def test_a_pause_is_one_tenants(lab):
+def test_pause_affects_only_its_tenant(lab):
     lab.queue(tenant="b")
     lab.submit_many(3)
     lab.submit_many(3, tenant="b")
@@ -207,7 +207,7 @@ def test_a_pause_is_one_tenants(lab):
     assert [lease.tenant for lease in lab.claim(10)] == ["b"] * 3
 
 
-def test_what_comes_due_in_a_paused_queue_waits_for_its_end(lab, own):
+def test_batch_due_in_a_paused_queue_waits_for_resume(lab, own):
     [answer] = lab.submit("s1", run_at=datetime.now(UTC) + LATER)
     lab.queue(paused=True)
     lab.pass_time(lab.number(answer.receipt.batch_id))
@@ -219,7 +219,7 @@ def test_what_comes_due_in_a_paused_queue_waits_for_its_end(lab, own):
     assert len(own.claim()) == 1
 
 
-def test_a_retry_in_a_paused_queue_waits(lab):
+def test_retry_in_a_paused_queue_waits(lab):
     [answer] = lab.submit("s1")
     lab.fail(*lab.claim(), permanent=True)
     lab.queue(paused=True)
@@ -230,7 +230,7 @@ def test_a_retry_in_a_paused_queue_waits(lab):
     assert len(lab.claim()) == 1
 
 
-def test_a_paused_backlog_does_not_hold_a_claim_up(lab):
+def test_paused_backlog_does_not_delay_a_claim(lab):
     """What stands in ready when the pause comes steps aside by thousands, a part in each claim."""
     lab.submit_many(3000)
     lab.queue("beside", profile="text-v1")
@@ -244,7 +244,7 @@ def test_a_paused_backlog_does_not_hold_a_claim_up(lab):
     assert places(lab) == {"ready": 3000}
 
 
-def test_a_closed_queue_still_serves_its_workers(lab):
+def test_closed_queue_still_serves_its_workers(lab):
     lab.submit_many(2)
     lab.queue(closed=True)
     assert lab.submit("s3")[0].decision == "refused"
@@ -267,26 +267,26 @@ def test_work_waits_for_its_time(lab, own):
     assert len(lab.history(batch_id)) == 3
 
 
-def test_a_time_that_has_come_is_no_wait(lab):
+def test_past_run_at_does_not_delay(lab):
     lab.submit("s1", run_at=datetime.now(UTC) - LATER)
     assert len(lab.claim()) == 1
 
 
-def test_the_clock_of_the_database_makes_work_due(lab, own):
+def test_clock_of_the_database_makes_work_due(lab, own):
     due = datetime.now(UTC) + timedelta(milliseconds=80)
     lab.submit("s1", run_at=due)
     [lease] = until(own.claim)
     assert lease.deadline - timedelta(seconds=lease.lease_seconds) >= due
 
 
-def test_promotion_takes_no_more_than_it_is_told(lab):
+def test_promotion_respects_its_limit(lab):
     answers = lab.submit("s1", "s2", "s3", run_at=datetime.now(UTC) + LATER)
     lab.pass_time(*[lab.number(answer.receipt.batch_id) for answer in answers])
     assert [lab.run(calls.promote(limit=2)) for _ in range(3)] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_what_nobody_began_in_time_is_cancelled(lab, own, wait):
+def test_batch_not_started_before_expiry_is_cancelled(lab, own, wait):
     run_at = datetime.now(UTC) + LATER if wait else None
     [answer] = lab.submit("s1", run_at=run_at, expires_at=datetime.now(UTC) + 2 * LATER)
     batch_id = answer.receipt.batch_id
@@ -297,7 +297,7 @@ def test_what_nobody_began_in_time_is_cancelled(lab, own, wait):
     assert lab.submit("s1")[0].state is State.CANCELLED
 
 
-def test_a_claim_never_gives_what_has_expired(lab):
+def test_claim_never_returns_an_expired_batch(lab):
     """Also a session of all tenants, which does the duty by turns only."""
     [answer, _] = lab.submit("s1", "s2", expires_at=datetime.now(UTC) + LATER)
     lab.pass_time(lab.number(answer.receipt.batch_id))
@@ -305,7 +305,7 @@ def test_a_claim_never_gives_what_has_expired(lab):
     assert lab.standing(answer.receipt.batch_id)[0] == "CANCELLED"
 
 
-def test_what_has_begun_does_not_expire(lab, own):
+def test_started_batch_does_not_expire(lab, own):
     lab.submit("s1", expires_at=datetime.now(UTC) + timedelta(milliseconds=500))
     [lease] = lab.claim()
     until(lambda: lab.value(EXPIRED, lease.batch))
@@ -313,7 +313,7 @@ def test_what_has_begun_does_not_expire(lab, own):
     assert lab.complete(lease)[0].answer == "ok"
 
 
-def test_what_expired_while_it_ran_is_not_tried_again(lab, own):
+def test_batch_that_expired_while_running_is_not_retried(lab, own):
     lab.submit("s1", expires_at=datetime.now(UTC) + timedelta(milliseconds=300))
     [lease] = lab.claim()
     until(lambda: lab.value(EXPIRED, lease.batch))

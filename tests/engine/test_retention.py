@@ -54,7 +54,7 @@ def finished(lab, count=4, prefix="s", **options):
     return told
 
 
-def test_a_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab):
+def test_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab):
     lab.queue(keep_completed_seconds=0.001)
     told = finished(lab)
     assert sum(retired(lab)) == 4
@@ -73,14 +73,14 @@ def test_a_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab
     proven(lab.database)
 
 
-def test_nothing_goes_unless_the_queue_says_so(lab):
+def test_retention_deletes_nothing_without_a_queue_setting(lab):
     lab.queue()
     told = finished(lab)
     assert sum(retired(lab)) == 0
     assert lab.standing(told[0].receipt.batch_id)[0] == "COMPLETED"
 
 
-def test_each_state_has_a_time_of_its_own(lab):
+def test_retention_applies_per_state(lab):
     lab.queue(keep_completed_seconds=0.001, keep_cancelled_seconds=0.001, max_attempts=1)
     done, failed, cancelled, pending = lab.submit_many(4)
     one, two = lab.claim(2)
@@ -119,7 +119,7 @@ def test_retention_goes_in_bounded_steps(lab):
     assert retired(lab, limit=10) == [10, 10, 5]
 
 
-def test_who_is_retrying_a_batch_keeps_it_and_nobody_waits(lab):
+def test_batch_locked_by_a_retry_is_kept_without_waiting(lab):
     lab.queue(keep_failed_seconds=0.001)
     [one] = lab.submit("s")
     lab.fail(*lab.claim(), permanent=True)
@@ -130,7 +130,7 @@ def test_who_is_retrying_a_batch_keeps_it_and_nobody_waits(lab):
     assert sum(retired(lab)) == 0
 
 
-def test_a_stale_write_after_retention_is_refused_and_kept(lab):
+def test_stale_write_after_retention_is_refused_and_kept(lab):
     lab.queue(keep_completed_seconds=0.001, lease_seconds=60)
     lab.submit("s")
     [lease] = lab.claim()
@@ -158,7 +158,7 @@ def test_a_stale_write_after_retention_is_refused_and_kept(lab):
     proven(lab.database)
 
 
-def test_the_owner_that_repeats_itself_after_retention_is_refused_before_and_after_archiving(lab):
+def test_owner_repeating_a_write_after_retention_is_refused_before_and_after_archiving(lab):
     """Retention takes the memory of what a token did, at once and for ever."""
     lab.queue(keep_completed_seconds=0.001)
     lab.submit("s")
@@ -174,7 +174,7 @@ def test_the_owner_that_repeats_itself_after_retention_is_refused_before_and_aft
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e11])
-def test_a_time_that_is_none_is_refused(lab, seconds):
+def test_invalid_retention_time_is_refused(lab, seconds):
     with pytest.raises(Exception, match="keep_completed_seconds"):
         lab.queue(keep_completed_seconds=seconds)
 
@@ -186,7 +186,7 @@ def decisions(lab):
     )
 
 
-def test_a_sender_that_repeats_itself_for_ever_leaves_no_rows_for_ever(lab):
+def test_endless_repeats_of_a_submission_do_not_grow_the_table(lab):
     lab.queue(keep_decisions_seconds=1e6)
     told = finished(lab, 1)
     for _ in range(5):

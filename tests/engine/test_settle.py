@@ -58,7 +58,7 @@ def outcome(lab, lease):
 # --- start -------------------------------------------------------------------------------------
 
 
-def test_a_start_happens_once(lab):
+def test_start_happens_once(lab):
     [lease] = lab.claim(start=False)
     assert told(lab.start(lease)) == [("ok", State.RUNNING)]
     assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
@@ -66,7 +66,7 @@ def test_a_start_happens_once(lab):
     assert len(lab.history(lease.batch_id)) == 3
 
 
-def test_the_start_of_what_was_claimed_as_started_is_a_repeat(lab):
+def test_start_of_a_batch_claimed_as_started_is_a_repeat(lab):
     [lease] = lab.claim(start=True)
     assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
 
@@ -81,7 +81,7 @@ def test_nothing_starts_after_its_end(lab):
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_renewal_moves_the_deadline_and_nothing_else(lab, start):
+def test_renewal_moves_the_deadline_and_nothing_else(lab, start):
     [lease] = lab.claim(start=start)
     before = (lab.standing(lease.batch_id), lab.history(lease.batch_id))
     lab.pass_time(lease.batch)
@@ -107,7 +107,7 @@ def test_renewals_of_many_are_answered_one_by_one(lab):
 # --- complete ----------------------------------------------------------------------------------
 
 
-def test_a_completion_keeps_the_result_and_ends_the_lease(lab):
+def test_completion_keeps_the_result_and_ends_the_lease(lab):
     [lease] = lab.claim()
     assert told(lab.complete(lease, result='{"reads": 7,"x":1.50}')) == [("ok", State.COMPLETED)]
     assert lab.standing(lease.batch_id) == ("COMPLETED", 4, 1, "outcome")
@@ -116,13 +116,13 @@ def test_a_completion_keeps_the_result_and_ends_the_lease(lab):
     assert lab.history(lease.batch_id)[-1] == ("COMPLETED", "completed")
 
 
-def test_a_result_is_not_needed(lab):
+def test_result_is_not_needed(lab):
     [lease] = lab.claim()
     lab.complete(lease, result=None)
     assert outcome(lab, lease)[-1] is None
 
 
-def test_what_never_started_cannot_be_completed(lab):
+def test_unstarted_batch_cannot_be_completed(lab):
     [lease] = lab.claim(start=False)
     assert told(lab.complete(lease)) == [("illegal", State.ASSIGNED)]
     assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
@@ -132,7 +132,7 @@ def test_what_never_started_cannot_be_completed(lab):
     assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 
-def test_the_repeat_of_a_completion_is_a_repeat_and_a_change_of_mind_is_refused(lab):
+def test_repeated_completion_is_a_repeat_and_another_outcome_is_refused(lab):
     [lease] = lab.claim()
     lab.complete(lease, result='{"reads":7}')
     assert told(lab.complete(lease, result='{"reads":8}')) == [("repeat", State.COMPLETED)]
@@ -143,7 +143,7 @@ def test_the_repeat_of_a_completion_is_a_repeat_and_a_change_of_mind_is_refused(
 
 @pytest.mark.parametrize("stored", [None, "{}", '{"reads":7}'])
 @pytest.mark.parametrize("again", [None, "{}", '{"reads":7}', '{"reads":8}', '{"reads": 7}'])
-def test_a_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, again):
+def test_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, again):
     """A worker that computed something else must not believe that this is what was kept."""
     lab.submit("s2")
     one, two = lab.claim(2)
@@ -164,14 +164,14 @@ def test_a_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, aga
     )
 
 
-def test_the_repeat_of_a_failure_is_no_mismatch(lab):
+def test_repeat_of_a_failure_is_no_mismatch(lab):
     [lease] = lab.claim()
     lab.fail(lease, permanent=True, detail="this")
     [answer] = lab.fail(lease, permanent=True, detail="that")
     assert (answer.answer, answer.mismatch) == ("repeat", False)
 
 
-def test_a_late_completion_of_a_lease_that_nobody_reaped_counts_and_is_marked(lab):
+def test_late_completion_of_an_unreaped_lease_counts_and_is_marked(lab):
     """The token decides, not the deadline."""
     [lease] = lab.claim()
     lab.pass_time(lease.batch)
@@ -183,7 +183,7 @@ def test_a_late_completion_of_a_lease_that_nobody_reaped_counts_and_is_marked(la
 
 
 @pytest.mark.parametrize("result", ["{", "", "{'a':1}", "nothing"])
-def test_a_result_that_is_not_json_settles_nothing(lab, result):
+def test_result_that_is_not_json_settles_nothing(lab, result):
     lab.submit("s2")
     one, two = lab.claim(2)
     with pytest.raises(InvalidPayload, match="json"):
@@ -192,7 +192,7 @@ def test_a_result_that_is_not_json_settles_nothing(lab, result):
     assert told(lab.complete(one, two)) == [("ok", State.COMPLETED)] * 2
 
 
-def test_a_result_may_be_one_mebibyte_and_no_more(lab):
+def test_result_may_be_one_mebibyte_and_no_more(lab):
     lab.submit("s2")
     one, two = lab.claim(2)
     largest = '"' + "x" * (2**20 - 2) + '"'
@@ -206,7 +206,7 @@ def test_a_result_may_be_one_mebibyte_and_no_more(lab):
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_failure_with_tries_left_is_tried_again(lab, start):
+def test_failure_with_attempts_left_is_retried(lab, start):
     [lease] = lab.claim(start=start)
     assert told(lab.fail(lease, detail="pipette 🧪 broke")) == [("ok", State.PENDING)]
     assert lab.history(lease.batch_id)[-1] == ("PENDING", "failed")
@@ -220,9 +220,7 @@ def test_a_failure_with_tries_left_is_tried_again(lab, start):
 @pytest.mark.parametrize(
     ("attempt", "least", "most"), [(1, 50, 100), (2, 100, 200), (3, 200, 400), (4, 300, 600)]
 )
-def test_a_failed_try_waits_twice_as_long_each_time_with_jitter_up_to_a_bound(
-    lab, attempt, least, most
-):
+def test_backoff_doubles_with_jitter_up_to_its_maximum(lab, attempt, least, most):
     for _ in range(attempt - 1):
         lab.fail(*lab.claim())
     lab.queue(backoff_seconds=100, backoff_max_seconds=600)
@@ -236,7 +234,7 @@ def test_a_failed_try_waits_twice_as_long_each_time_with_jitter_up_to_a_bound(
     assert lab.claim()[0].attempt == attempt + 1
 
 
-def test_jitter_spreads_what_failed_together(lab):
+def test_jitter_spreads_batches_that_failed_together(lab):
     lab.queue(backoff_seconds=1000, backoff_max_seconds=1000)
     lab.submit_many(20)
     lab.fail(*lab.claim(21))
@@ -249,7 +247,7 @@ def test_jitter_spreads_what_failed_together(lab):
     assert timedelta(seconds=50) < waits[-1][0] - waits[0][0] <= timedelta(seconds=500)
 
 
-def test_a_worker_may_say_how_long_to_wait(lab):
+def test_worker_can_set_the_retry_delay(lab):
     lab.queue(backoff_seconds=1)
     [lease] = lab.claim()
     lab.fail(lease, after_seconds=3600)
@@ -260,7 +258,7 @@ def test_a_worker_may_say_how_long_to_wait(lab):
     assert lab.claim()[0].attempt == 3
 
 
-def test_out_of_tries_is_failed(lab):
+def test_failure_of_the_last_attempt_ends_as_failed(lab):
     lab.queue(max_attempts=3)
     for attempt in (1, 2, 3):
         [lease] = lab.claim()
@@ -272,14 +270,14 @@ def test_out_of_tries_is_failed(lab):
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_permanent_failure_is_not_tried_again(lab, start):
+def test_permanent_failure_is_not_retried(lab, start):
     [lease] = lab.claim(start=start)
     assert told(lab.fail(lease, permanent=True)) == [("ok", State.FAILED)]
     assert lab.standing(lease.batch_id)[2:] == (1, "outcome")
     assert told(lab.fail(lease, permanent=True)) == [("repeat", State.FAILED)]
 
 
-def test_a_failure_without_a_class_is_still_a_failure(lab):
+def test_failure_without_a_class_is_still_a_failure(lab):
     [lease] = lab.claim()
     lab.fail(lease, failure=None, permanent=True)
     assert outcome(lab, lease)[2:4] == ("failed", None)
@@ -318,7 +316,7 @@ def test_nul_is_refused_and_settles_nothing(lab):
     assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
 
 
-def test_the_report_of_a_failure_is_cut_and_does_not_fail_itself(lab):
+def test_oversized_failure_report_is_truncated_and_accepted(lab):
     [lease] = lab.claim()
     lab.fail(lease, permanent=True, detail="\N{DNA DOUBLE HELIX}" * 70_000, failure="x" * 300)
     assert lab.standing(lease.batch_id)[0] == "FAILED"
@@ -328,7 +326,7 @@ def test_the_report_of_a_failure_is_cut_and_does_not_fail_itself(lab):
     assert (detail, failure) == (16_000, 60)
 
 
-def test_an_unknown_outcome_settles_nothing(lab):
+def test_unknown_outcome_settles_nothing(lab):
     [lease] = lab.claim()
     with pytest.raises(Exception, match="done"):
         lab.settle(type(completed(lease))(lease.batch, lease.token, "done"))
@@ -339,7 +337,7 @@ def test_an_unknown_outcome_settles_nothing(lab):
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_a_release_costs_no_attempt(lab, start):
+def test_release_costs_no_attempt(lab, start):
     lab.queue(max_attempts=1)
     for _ in range(4):
         [lease] = lab.claim(start=start)
@@ -351,7 +349,7 @@ def test_a_release_costs_no_attempt(lab, start):
     assert told(lab.complete(lease)) == [("refused", State.PENDING)]
 
 
-def test_a_release_does_not_wait(lab):
+def test_release_does_not_wait(lab):
     lab.queue(backoff_seconds=1000)
     [lease] = lab.claim()
     lab.release(lease)
@@ -361,7 +359,7 @@ def test_a_release_does_not_wait(lab):
 # --- crash -------------------------------------------------------------------------------------
 
 
-def test_a_crash_counts_as_an_attempt_and_poison_ends(lab):
+def test_crash_counts_as_an_attempt_and_poison_ends(lab):
     lab.queue(max_attempts=3, backoff_seconds=1000)
     for attempt in (1, 2, 3):
         [lease] = lab.claim()
@@ -376,7 +374,7 @@ def test_a_crash_counts_as_an_attempt_and_poison_ends(lab):
     assert lab.claim() == []
 
 
-def test_a_claim_reaps_what_its_tenants_lost(database, lab):
+def test_claim_reaps_what_its_tenants_lost(database, lab):
     """Nobody need run a reaper (G6)."""
     [lease] = lab.claim()
     lab.pass_time(lease.batch)
@@ -396,14 +394,14 @@ def test_a_claim_reaps_what_its_tenants_lost(database, lab):
     assert (worker, owner, times) == ("w1", "w2", 1)
 
 
-def test_a_reaper_takes_no_more_than_it_is_told(lab):
+def test_reaper_respects_its_limit(lab):
     lab.submit_many(4)
     leases = lab.claim(5)
     lab.pass_time(*[lease.batch for lease in leases])
     assert [lab.run(calls.reap(actor="r", limit=2)) for _ in range(3)] == [2, 2, 1]
 
 
-def test_a_mixed_settlement_is_answered_row_by_row(lab):
+def test_mixed_settlement_is_answered_row_by_row(lab):
     lab.submit_many(3)
     one, two, three, four = lab.claim(4)
     lab.release(four)
@@ -418,7 +416,7 @@ def test_a_mixed_settlement_is_answered_row_by_row(lab):
     }
 
 
-def test_a_whole_settlement_is_undone_with_its_transaction(lab):
+def test_whole_settlement_is_undone_with_its_transaction(lab):
     [lease] = lab.claim()
     with lab.store.connection.transaction(force_rollback=True):
         assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]

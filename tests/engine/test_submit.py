@@ -92,7 +92,7 @@ def test_twin_spellings_make_one_batch(database, profile, spellings):
         assert (raw, identity) == (None, canonicalize(spellings[0], profile).text)
 
 
-def test_the_first_raw_spelling_is_kept(lab):
+def test_first_raw_spelling_is_stored(lab):
     lab.submit("Sa\u0308mple")
     lab.submit("Sämple")
     assert stored(lab, "raw, identity") == [("Sa\u0308mple", "Sämple")]
@@ -105,7 +105,7 @@ def test_twins_within_one_call_make_one_batch(lab):
     assert batches(lab) == 2
 
 
-def test_a_conflict_within_one_call_is_seen(lab):
+def test_conflict_within_one_call_is_detected(lab):
     rows = [
         SubmissionRow("s1", '{"a":1}'),
         SubmissionRow("s1", '{"a":2}'),
@@ -174,7 +174,7 @@ def test_new_work_is_the_first_event_and_needs_no_decision(lab):
     assert told == [("setting",)]
 
 
-def test_a_batch_and_its_repeat_in_one_transaction_vanish_together(lab):
+def test_batch_and_its_repeat_in_one_transaction_vanish_together(lab):
     with lab.store.connection.transaction(force_rollback=True):
         assert decisions([*lab.submit("s1"), *lab.submit("s1")]) == ["new", "duplicate"]
     assert decisions(lab.submit("s1", payload={"now": "another"})) == ["new"]
@@ -243,7 +243,7 @@ REACH = {
 
 
 @pytest.mark.parametrize("where", REACH)
-def test_the_same_key_with_another_payload_is_a_conflict_in_every_state(lab, where):
+def test_same_key_with_another_payload_is_a_conflict_in_every_state(lab, where):
     reach, state = REACH[where]
     reach(lab)
     [same] = lab.submit("s1", payload=PAYLOAD)
@@ -263,7 +263,7 @@ def test_the_same_key_with_another_payload_is_a_conflict_in_every_state(lab, whe
     assert batches(lab) == (where != "retired")
 
 
-def test_a_second_secret_causes_no_false_conflict(lab, database):
+def test_second_secret_causes_no_false_conflict(lab, database):
     """Fingerprints name the secret they were made with, so old ones stay comparable."""
     last = database.value("select max(id) from helix.secret")
     [before] = lab.submit("s1", payload=PAYLOAD)
@@ -313,7 +313,7 @@ def test_options_that_agree_are_not_reported(lab):
     assert (again.decision, again.differs) == ("duplicate", ())
 
 
-def test_the_default_priority_named_is_no_difference(lab):
+def test_default_priority_named_is_no_difference(lab):
     lab.submit("s1")
     assert lab.submit("s1", priority=5)[0].differs == ()
 
@@ -331,7 +331,7 @@ def test_the_default_priority_named_is_no_difference(lab):
         {"requires": "[1]"},
     ],
 )
-def test_an_option_out_of_bounds_is_refused_whole(lab, options):
+def test_option_out_of_bounds_is_refused_whole(lab, options):
     with pytest.raises(Refused):
         lab.submit("s1", "s2", **options)
     assert batches(lab) == 0
@@ -362,7 +362,7 @@ def test_work_without_identity_is_never_merged(lab):
     assert [lease.identity for lease in lab.claim(3)] == [None] * 3
 
 
-def test_an_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
+def test_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
     refused(lab.submit("s1", "s2", queue="nowhere"), "tenant a has no queue nowhere")
     refused(lab.submit("s1", profile="lab-id-v1"), "uses profile text-v1, not lab-id-v1")
     lab.queue(closed=True)
@@ -375,7 +375,7 @@ def test_an_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
     assert decisions(lab.submit("s1")) == ["new"]
 
 
-def test_a_closed_queue_still_knows_what_it_took(lab):
+def test_closed_queue_still_answers_duplicates(lab):
     """Whoever lost the first answer must not be told that the work was never accepted (G1)."""
     [first] = lab.submit("s1", payload=PAYLOAD)
     lab.queue(closed=True)
@@ -385,21 +385,21 @@ def test_a_closed_queue_still_knows_what_it_took(lab):
     assert (other.decision, other.receipt) == ("conflict", first.receipt)
 
 
-def test_a_paused_queue_still_takes_work(lab):
+def test_paused_queue_still_takes_work(lab):
     lab.queue(paused=True)
     [answer] = lab.submit("s1")
     assert answer.decision == "new"
     assert lab.standing(answer.receipt.batch_id) == ("PENDING", 1, 0, "waiting")
 
 
-def test_what_has_expired_is_refused(lab):
+def test_expired_submission_is_refused(lab):
     refused(lab.submit("s1", expires_at=datetime.now(UTC) - SOON), "expires_at is in the past")
     assert batches(lab) == 0
     # So it can be asked for again, properly.
     assert decisions(lab.submit("s1", expires_at=datetime.now(UTC) + SOON)) == ["new"]
 
 
-def test_the_repeat_of_a_submission_that_has_expired_meanwhile_is_a_duplicate(lab):
+def test_repeat_of_a_submission_that_has_expired_meanwhile_is_a_duplicate(lab):
     """Whoever lost the first answer must learn that the work was accepted, even done."""
     expires_at = datetime.now(UTC) + timedelta(milliseconds=300)
     [first] = lab.submit("s1", expires_at=expires_at, payload=PAYLOAD)
@@ -412,14 +412,14 @@ def test_the_repeat_of_a_submission_that_has_expired_meanwhile_is_a_duplicate(la
     assert other.decision == "conflict"
 
 
-def test_a_stranger_and_another_tenant_are_refused(database):
+def test_unbound_role_and_foreign_tenant_are_refused(database):
     for role in ("app_b", "stranger"):
         with Lab(database, role) as lab, pytest.raises(NotPermitted, match="tenant 'a'"):
             lab.submit("s1")
 
 
 @pytest.mark.parametrize("payload", ["{", "", "{'a':1}", '{"a":1}x', "NaN"])
-def test_a_payload_that_is_not_json_is_refused_by_the_database_too(lab, payload):
+def test_payload_that_is_not_json_is_refused_by_the_database_too(lab, payload):
     """Clients in other languages call the functions directly."""
     rows = [SubmissionRow("s1", "{}"), SubmissionRow("s2", payload)]
     with pytest.raises(InvalidPayload):
@@ -427,13 +427,13 @@ def test_a_payload_that_is_not_json_is_refused_by_the_database_too(lab, payload)
     assert batches(lab) == 0
 
 
-def test_an_identity_that_is_not_nfc_is_refused_by_the_database_too(lab):
+def test_identity_that_is_not_nfc_is_refused_by_the_database_too(lab):
     rows = [SubmissionRow("Sa\u0308mple", "{}")]
     with pytest.raises(Refused):
         lab.submit_rows(*rows)
 
 
-def test_a_payload_may_be_one_mebibyte_and_no_more(lab):
+def test_payload_may_be_one_mebibyte_and_no_more(lab):
     rows = [SubmissionRow("s1", '"' + "x" * (2**20 - 2) + '"')]
     [answer] = lab.submit_rows(*rows)
     assert answer.decision == "new"
@@ -449,11 +449,11 @@ def test_more_rows_than_a_call_may_have_are_refused_before_they_are_sent():
         calls.submit(tenant="a", queue="q", profile="text-v1", rows=rows)
 
 
-def test_no_rows_are_no_answers(lab):
+def test_empty_submission_returns_no_results(lab):
     assert lab.submit() == []
 
 
-def test_identities_that_broke_their_profile_are_kept_with_their_bytes(lab):
+def test_invalid_identities_are_recorded_with_their_bytes(lab):
     raw = b"tube\xff\x00"
     lab.run(
         calls.note_refused(tenant="a", queue=lab.q, refused=[(raw, "not UTF-8")], actor="intake")
@@ -490,7 +490,7 @@ def test_key_and_public_id_are_the_same_in_python_and_sql(lab):
     agree()
 
 
-def test_what_is_stored_has_the_key_that_python_derives(lab):
+def test_stored_key_equals_the_key_derived_in_python(lab):
     identities = ["Sämple-Ω-001", ("run 7", "Sa\u0308mple"), ("a", "b", "ünï"), "検体-7", "🧬"]
     answers = lab.submit(*identities, revision="r2")
     for identity, answer in zip(identities, answers, strict=True):
@@ -514,7 +514,7 @@ def recovered_secret(database):
     return key
 
 
-def test_the_fingerprint_is_an_hmac_of_the_payloads_canonical_text(lab, database):
+def test_fingerprint_is_an_hmac_of_the_payloads_canonical_text(lab, database):
     secret = recovered_secret(database)
     payloads = [{}, [], None, "Ω", {"b": 1, "a": [1.5, "\u0001"]}, {"é": "e\u0301"}]
     for n, payload in enumerate(payloads):
@@ -559,7 +559,7 @@ def test_payload_bytes_come_back_exactly(lab):
     come_back()
 
 
-def test_every_code_point_that_python_takes_is_normal_and_assigned_in_postgresql(lab):
+def test_code_points_accepted_by_python_are_normal_and_assigned_in_postgresql(lab):
     """Two normalisers that disagree would make two batches of one identity, or refuse it."""
     assigned = lab.store.connection.info.server_version >= 170000
     query = "select t from unnest(%b::text[]) t where t is not nfc normalized"

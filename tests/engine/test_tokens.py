@@ -53,7 +53,7 @@ def row(lab, lease):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_the_holder_of_one_leases_token_cannot_touch_its_sibling(lab, write):
+def test_holder_of_one_leases_token_cannot_touch_its_sibling(lab, write):
     mine, theirs = siblings(lab, write)
     before = row(lab, theirs)
     stolen = theirs._replace(token=mine.own_token)
@@ -69,7 +69,7 @@ def test_the_holder_of_one_leases_token_cannot_touch_its_sibling(lab, write):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_leases_own_token_does_what_the_claims_token_does(lab, write):
+def test_leases_own_token_does_what_the_claims_token_does(lab, write):
     mine, _ = siblings(lab, write)
     own = mine._replace(token=mine.own_token)
     assert own.token != mine.token
@@ -81,7 +81,7 @@ def test_a_leases_own_token_does_what_the_claims_token_does(lab, write):
         assert [one.answer for one in WRITES[write](lab, mine)] == ["repeat"]
 
 
-def test_one_stolen_token_among_good_ones_settles_the_good_ones_alone(lab):
+def test_stolen_token_does_not_affect_valid_tokens_of_the_call(lab):
     lab.submit_many(4)
     one, two, three, four = lab.claim(4)
     answers = lab.complete(
@@ -103,7 +103,7 @@ def test_one_stolen_token_among_good_ones_settles_the_good_ones_alone(lab):
     assert lab.value(results, [two.batch, four.batch]) == 0
 
 
-def test_a_derived_nonce_is_not_derived_again(lab):
+def test_derived_nonce_is_not_derived_again(lab):
     """Else the holder of a lease's token could make further tokens from it."""
     mine, _ = siblings(lab, "complete")
     epoch, nonce, number = mine.own_token
@@ -111,7 +111,7 @@ def test_a_derived_nonce_is_not_derived_again(lab):
     assert [one.answer for one in lab.complete(forged)] == ["refused"]
 
 
-def test_the_nonce_of_a_lease_is_the_same_in_python_and_sql(lab):
+def test_nonce_of_a_lease_is_the_same_in_python_and_sql(lab):
     whole = st.integers(-(2**63), 2**63 - 1)
 
     @settings(max_examples=100, deadline=None)

@@ -26,11 +26,11 @@ def enum(database, name):
     ]
 
 
-def test_the_states_are_the_same(database):
+def test_states_are_the_same(database):
     assert enum(database, "helix.state") == sorted(State)
 
 
-def test_the_arrows_are_the_same(database):
+def test_arrows_are_the_same(database):
     arrows = database.rows("select from_state::text, to_state::text from helix.arrow")
     assert {(before and State(before), State(after)) for before, after in arrows} == ARROWS
     assert len(arrows) == len(ARROWS)
@@ -44,7 +44,7 @@ def test_endings_have_the_same_numbers(database):
     assert set(ENDINGS) == FINISHED
 
 
-def test_no_finished_batch_says_two_things(database):
+def test_finished_batch_has_one_outcome(database):
     """Lists and retention go by the number in helix.ended, people by the state in helix.work."""
     listed = (
         "select w.state::text, e.ending, e.queue = w.queue and e.at = w.changed_at"
@@ -69,7 +69,7 @@ def test_no_finished_batch_says_two_things(database):
         assert lab.rows(listed, [two.batch]) == [("COMPLETED", ENDINGS[State.COMPLETED], True)]
 
 
-def test_the_reasons_are_the_same(database):
+def test_reasons_are_the_same(database):
     assert enum(database, "helix.reason") == sorted(REASONS)
 
 

@@ -139,7 +139,7 @@ def test_arrays_are_those_that_postgresql_sends(connection, case):
         "'{1,2,3}'::int4[]",
     ],
 )
-def test_an_array_of_another_shape_is_refused(connection, array):
+def test_array_of_another_shape_is_refused(connection, array):
     """Only forged entries have one: an element that was left out would be another step."""
     [(sent,)] = connection.execute(f"select array_send({array})").fetchall()
     with pytest.raises(ValueError, match="plain array"):
@@ -176,14 +176,14 @@ FIRST = LedgerEntry(
 )
 
 
-def test_a_missing_array_is_not_an_empty_one():
+def test_missing_array_is_not_an_empty_one():
     empty = FIRST._replace(content=array_of(BYTEA, []))
     assert entry_hash([], FIRST) != entry_hash([], empty)
     nulls = FIRST._replace(content=array_of(BYTEA, [None, None]))
     assert entry_hash([], nulls) != entry_hash([], empty)
 
 
-def test_a_missing_number_is_not_zero():
+def test_missing_number_is_not_zero():
     assert entry_hash([], FIRST) != entry_hash([], FIRST._replace(epoch=0))
 
 
@@ -193,17 +193,17 @@ def test_text_does_not_move_from_one_field_into_the_next():
     assert entry_hash([], one) != entry_hash([], two)
 
 
-def test_an_element_does_not_move_from_one_array_into_the_next():
+def test_element_does_not_move_from_one_array_into_the_next():
     moved = FIRST._replace(queue=array_of(INT4, [1]), version=array_of(INT4, [1, 1, 1]))
     assert entry_hash([], FIRST) != entry_hash([], moved)
 
 
-def test_the_order_of_the_entries_before_counts():
+def test_order_of_the_entries_before_counts():
     one, two = b"1" * 32, b"2" * 32
     assert entry_hash([one, two], FIRST) != entry_hash([two, one], FIRST)
 
 
-def test_the_encoding_is_fixed_for_ever():
+def test_hash_encoding_is_stable():
     """The digests of two entries, written down: a change here breaks every ledger there is."""
     first = entry_hash([], FIRST)
     assert first.hex() == "796fd5df7c951853e6cb201f689a3f417c71a82189793d12687c555c6cf35c50"
@@ -218,6 +218,6 @@ def test_the_encoding_is_fixed_for_ever():
     )
 
 
-def test_a_time_and_its_microseconds():
+def test_time_and_its_microseconds():
     when = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
     assert moment(microseconds(when)) == when

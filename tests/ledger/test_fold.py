@@ -90,7 +90,7 @@ def kinds(entries):
     return {violation.kind for violation in fold(entries).violations}
 
 
-def test_a_whole_life():
+def test_fold_of_a_whole_life_gives_its_head():
     folded = fold(life(*LIFE))
     assert folded.violations == []
     assert folded.heads.keys() == set(BATCHES)
@@ -100,12 +100,12 @@ def test_a_whole_life():
     assert folded.events == 7 * len(BATCHES)
 
 
-def test_batches_that_stand_alike_share_their_head():
+def test_batches_in_the_same_state_share_their_head():
     folded = fold(life(*LIFE))
     assert folded.heads[7] is folded.heads[8]
 
 
-def test_a_claim_that_starts_at_once_is_two_events():
+def test_claim_that_starts_at_once_is_two_events():
     folded = fold(life("submitted", "taken", "completed"))
     assert folded.violations == []
     assert (folded.heads[7].version, folded.events) == (4, 4 * len(BATCHES))
@@ -132,7 +132,7 @@ def lives(draw):
 
 
 @given(lives())
-def test_every_legal_walk_folds_without_violations(words):
+def test_every_legal_path_folds_without_violations(words):
     folded = fold(life(*words))
     assert folded.violations == []
     assert folded.heads[7].state == TARGETS[words[-1]]
@@ -140,7 +140,7 @@ def test_every_legal_walk_folds_without_violations(words):
 
 
 @given(lives(), st.data())
-def test_no_edit_of_a_column_goes_unseen(words, data):
+def test_every_edit_of_a_column_is_detected(words, data):
     entries = life(*words)
     at = data.draw(st.integers(0, len(entries) - 1))
     column = data.draw(
@@ -166,7 +166,7 @@ def test_no_edit_of_a_column_goes_unseen(words, data):
 
 
 @given(lives(), st.data())
-def test_no_loss_before_the_end_goes_unseen(words, data):
+def test_every_lost_entry_before_the_end_is_detected(words, data):
     entries = life(*words, *([] if len(words) > 1 else ["cancelled"]))
     del entries[data.draw(st.integers(0, len(entries) - 2))]
     assert {Kind.GAP, Kind.LINK, Kind.HASH} <= kinds(entries)
@@ -176,7 +176,7 @@ def test_plain_tuples_of_the_driver_are_entries():
     assert fold([LedgerEntry._make(tuple(entry)) for entry in life(*LIFE)]).violations == []
 
 
-def test_a_gap_names_its_batch_and_step():
+def test_gap_names_its_batch_and_step():
     entries = life(*LIFE)
     del entries[3]
     found = [v for v in fold(entries).violations if v.kind is Kind.GAP]
@@ -185,7 +185,7 @@ def test_a_gap_names_its_batch_and_step():
     assert (found[0].witness.version, found[0].witness.entry) == (5, 50)
 
 
-def test_an_entry_that_exists_twice_is_a_gap():
+def test_entry_that_exists_twice_is_a_gap():
     entries = life(*LIFE)
     assert Kind.GAP in kinds([*entries, entries[-1]._replace(id=80)])
 
@@ -197,15 +197,15 @@ def rewritten(place, words=LIFE, **columns):
     return chained(entries)
 
 
-def test_an_arrow_that_does_not_exist():
+def test_arrow_that_does_not_exist():
     assert Kind.ARROW in kinds(rewritten(1, to_state="COMPLETED"))
 
 
-def test_a_reason_that_does_not_explain_its_arrow():
+def test_reason_that_does_not_explain_its_arrow():
     assert kinds(rewritten(2, reason="lost")) == {Kind.ARROW}
 
 
-def test_a_step_from_another_state():
+def test_step_from_another_state():
     assert Kind.FROM_STATE in kinds(rewritten(3, from_state="ASSIGNED"))
 
 
@@ -223,22 +223,22 @@ def test_attempts_are_counted_by_claims():
     assert kinds(rewritten(6, attempt=every(INT2, 1))) == {Kind.ATTEMPT}
 
 
-def test_a_step_under_the_epoch_of_another_claim():
+def test_step_under_the_epoch_of_another_claim():
     assert kinds(rewritten(6, epoch=2)) == {Kind.TOKEN}
 
 
-def test_a_step_that_is_linked_to_another_entry():
+def test_step_that_is_linked_to_another_entry():
     """The hash is right for the link that the entry has: the fold compares links by itself."""
     entries = life(*LIFE)
     entries[6] = entries[6]._replace(before=array_of(INT8, [60, 50]))
     assert kinds(entries) == {Kind.LINK, Kind.HASH}
 
 
-def test_a_batch_does_not_change_its_queue():
+def test_batch_does_not_change_its_queue():
     assert kinds(rewritten(6, queue=array_of(INT4, [1, 2]))) == {Kind.QUEUE}
 
 
-def test_an_edit_breaks_the_chain_once():
+def test_edit_breaks_the_chain_once():
     entries = life(*LIFE)
     entries[1] = entries[1]._replace(actor="eve")
     [violation] = fold(entries).violations
@@ -246,13 +246,13 @@ def test_an_edit_breaks_the_chain_once():
 
 
 @pytest.mark.parametrize("column", ["batch", "queue", "version", "attempt", "before"])
-def test_arrays_that_do_not_run_in_parallel(column):
+def test_arrays_of_different_lengths_are_reported(column):
     kind = {"batch": INT8, "before": INT8, "attempt": INT2}.get(column, INT4)
     entries = rewritten(1, **{column: array_of(kind, [1, 1, 1])})
     assert Kind.ARRAYS in kinds(entries[:2])
 
 
-def test_an_entry_follows_all_parts_of_the_entries_before():
+def test_entry_follows_all_parts_of_the_entries_before():
     """Two batches come together: the entry after them covers both parts that they come from."""
     first = life("submitted")[0]
     one = first._replace(batch=array_of(INT8, [7, 8]), actor="ann")
@@ -272,7 +272,7 @@ def archived(entry):
     )
 
 
-def test_an_archived_entry_still_continues_the_chain():
+def test_archived_entry_still_continues_the_chain():
     entries = life(*LIFE)
     entries[3] = archived(entries[3])
     folded = fold(entries)
@@ -281,20 +281,20 @@ def test_an_archived_entry_still_continues_the_chain():
     assert not fold(life(*LIFE)).heads[7].archived
 
 
-def test_an_entry_after_an_archived_one_is_verified():
+def test_entry_after_an_archived_one_is_verified():
     entries = life(*LIFE)
     entries[3] = archived(entries[3])._replace(hash=b"x" * 32)
     assert kinds(entries) == {Kind.HASH}
 
 
-def test_the_word_of_the_database_replaces_a_hash_that_cannot_be_verified():
+def test_verification_by_the_database_replaces_an_unverifiable_hash():
     entries = [entry._replace(hash=None, sound=True) for entry in life(*LIFE)]
     assert fold(entries).violations == []
     entries[2] = entries[2]._replace(sound=False)
     assert kinds(entries) == {Kind.HASH}
 
 
-def test_hashes_are_kept_only_while_a_batch_stands_at_their_entry():
+def test_hashes_are_kept_only_while_a_head_refers_to_them():
     folded = fold(life(*LIFE))
     assert list(folded._hashes) == [70]
 
@@ -310,7 +310,7 @@ def test_reasons_explain_every_arrow_and_no_other():
     assert {(before, State.ASSIGNED), (State.ASSIGNED, after)} <= ARROWS
 
 
-def test_the_database_knows_the_same_arrows_and_reasons(database):
+def test_database_knows_the_same_arrows_and_reasons(database):
     arrows = database.rows("select from_state::text, to_state::text from helix.arrow")
     assert set(arrows) == ARROWS
     reasons = database.rows("select unnest(enum_range(null::helix.reason))::text")

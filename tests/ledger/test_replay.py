@@ -13,7 +13,7 @@ from tests.support.ledger_damage import damaged, one
 from tests.support.ledger_traffic import lab
 
 
-def test_all_traffic_folds_to_where_it_stands(busy):
+def test_all_traffic_folds_to_the_stored_states(busy):
     with busy.connect("operator") as connection:
         replayed = replay(connection)
         assert replayed.violations == []
@@ -32,7 +32,7 @@ def test_all_traffic_folds_to_where_it_stands(busy):
         assert {reason for (reason,) in events} == set(REASONS)
 
 
-def test_an_empty_ledger_is_clean(database):
+def test_empty_ledger_is_clean(database):
     with database.connect("operator") as connection:
         assert replay(connection).events == 0
 
@@ -47,7 +47,7 @@ def small_pages(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_replay_sees_one_moment_while_work_goes_on(database):
+def test_replay_reads_one_snapshot_during_traffic(database):
     """The batch completed after the first page was read stands as it stood before."""
     with lab(database) as a, database.connect("operator") as connection:
         a.queue()
@@ -94,7 +94,7 @@ def test_ids_that_jump_cost_nothing(database):
 
 
 @pytest.mark.parametrize("pages", [False, True])
-def test_a_tenants_own_role_replays_its_own(busy, request, pages):
+def test_tenant_role_replays_its_own_batches(busy, request, pages):
     if pages:
         request.getfixturevalue("small_pages")
     counts = {}
@@ -111,7 +111,7 @@ def test_a_tenants_own_role_replays_its_own(busy, request, pages):
     assert tuple(sums) == counts["operator"]
 
 
-def test_stretches_are_the_whole_ledger_of_a_tenant(busy):
+def test_ranges_cover_the_whole_ledger_of_a_tenant(busy):
     with busy.connect("app_a") as connection:
         whole = replay(connection)
         batches = retired = after = 0
@@ -124,7 +124,7 @@ def test_stretches_are_the_whole_ledger_of_a_tenant(busy):
     assert (batches, retired) == (whole.batches, whole.retired)
 
 
-def test_a_stretch_ends_when_its_time_is_up(busy, monkeypatch):
+def test_range_ends_at_its_time_limit(busy, monkeypatch):
     monkeypatch.setattr(module, "CHAIN_BATCHES", 2)
     with busy.connect("app_a") as connection:
         stretch = replay(connection, batches=1000, seconds=0)
@@ -135,7 +135,7 @@ def test_a_stretch_ends_when_its_time_is_up(busy, monkeypatch):
         assert stretch.batches + rest.batches == replay(connection).batches
 
 
-def test_a_tenant_cannot_read_whole_entries(busy):
+def test_tenant_cannot_read_whole_entries(busy):
     with (
         busy.connect("app_a") as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege, match="whole ledger entries"),
@@ -143,7 +143,7 @@ def test_a_tenant_cannot_read_whole_entries(busy):
         connection.execute("select * from helix.read_entries_v1(0, 0::smallint, 10)")
 
 
-def test_a_tenant_reads_the_steps_of_its_own_batches_only(busy):
+def test_tenant_reads_the_steps_of_its_own_batches_only(busy):
     """A claim of the pool took batches of both tenants: each sees its part of the entry."""
     own = "select b.id from helix.batch b join helix.queue q on q.id = b.queue where q.tenant = %s"
     for role, tenant in (("app_a", "a"), ("app_b", "b")):
@@ -155,20 +155,20 @@ def test_a_tenant_reads_the_steps_of_its_own_batches_only(busy):
         assert {row[1:] for row in steps} == {(True, None, None)}
 
 
-def test_the_connection_must_be_idle(database):
+def test_connection_must_be_idle(database):
     with database.connect("operator", autocommit=False) as connection:
         connection.execute("select 1")
         with pytest.raises(ValueError, match="idle"):
             replay(connection)
 
 
-def test_the_connection_is_given_back_as_it_was(database):
+def test_connection_settings_are_restored(database):
     with database.connect("operator", autocommit=False) as connection:
         replay(connection)
         assert (connection.isolation_level, connection.read_only) == (None, None)
 
 
-def test_a_database_without_the_schema_says_migrate(server):
+def test_database_without_the_schema_says_migrate(server):
     with (
         psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection,
         pytest.raises(SchemaMismatch, match="helixq migrate"),
@@ -269,7 +269,7 @@ UNREACHED = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_replay_finds(busy, what):
+def test_replay_finds(busy, what):
     kinds, statement = DAMAGE[what]
     damaged(busy, one(busy, statement))
     with busy.connect("operator") as connection:
@@ -281,7 +281,7 @@ def test_a_replay_finds(busy, what):
 
 
 @pytest.mark.parametrize("what", sorted(DAMAGE.keys() - UNREACHED))
-def test_a_tenants_replay_finds(busy, what):
+def test_tenants_replay_finds(busy, what):
     _, statement = DAMAGE[what]
     damaged(busy, one(busy, statement))
     with busy.connect("app_a") as connection:

@@ -550,7 +550,7 @@ def broken(database):
     return {result.name: result for result in results if not result.holds}
 
 
-def test_check_is_silent_about_real_traffic(busy):
+def test_check_finds_nothing_in_real_traffic(busy):
     assert broken(busy) == {}
 
 
@@ -583,7 +583,7 @@ def test_check_finds_a_doubled_row_of_work(busy):
     assert set(broken(busy)) == {"work_doubled", "unique_missing"}
 
 
-def test_the_cases_cover_every_invariant():
+def test_cases_cover_every_invariant():
     """A new invariant needs damage that it finds, or it is not known to work."""
     covered = {name for names, *_ in EDITS.values() for name in names}
     covered |= {name for name, _ in ALTERED.values()} | {"work_doubled"}
@@ -592,7 +592,7 @@ def test_the_cases_cover_every_invariant():
 
 
 @pytest.mark.parametrize("name", list(invariants()))
-def test_an_invariant_says_what_it_means_and_what_to_do(name):
+def test_every_invariant_has_meaning_and_action(name):
     notes = invariants()[name].notes
     assert set(notes) == {"promise", "means", "action"}
     assert notes["promise"] in PROMISES
@@ -604,7 +604,7 @@ OF_SECRETS = {"payload_edited", "fingerprint_without_secret", "fence_request_edi
 
 
 @pytest.mark.parametrize("role", ["operator", "pool", "app_a"])
-def test_only_the_owner_can_ask_what_rests_on_secrets(busy, role):
+def test_only_the_owner_can_check_fingerprints(busy, role):
     with busy.connect(role) as connection:
         results = check(connection)
     skipped = {result.name: result.skipped for result in results if result.skipped is not None}
@@ -631,7 +631,7 @@ TENANTS_DAMAGE = {
 
 
 @pytest.mark.parametrize("what", TENANTS_DAMAGE)
-def test_a_tenant_finds_damage_of_its_own_rows_and_of_no_other(busy, what):
+def test_tenant_finds_damage_of_its_own_rows_and_of_no_other(busy, what):
     names, statement = TENANTS_DAMAGE[what]
     damaged(busy, statement)
     found = {}
@@ -644,7 +644,7 @@ def test_a_tenant_finds_damage_of_its_own_rows_and_of_no_other(busy, what):
     assert not any("entry" in one for r in found["app_b"].values() for one in r.witnesses)
 
 
-def test_a_check_takes_time_in_proportion_to_the_ledger(database):
+def test_check_takes_time_in_proportion_to_the_ledger(database):
     """The first edition had an invariant that was quadratic; statistics are from an empty table."""
 
     def seconds(role="helix_migrator"):
@@ -669,7 +669,7 @@ def test_progress_names_each_invariant(busy):
     assert told == list(invariants())
 
 
-def test_a_database_without_the_schema_says_migrate(server):
+def test_database_without_the_schema_says_migrate(server):
     with (
         psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection,
         pytest.raises(SchemaMismatch, match="helixq migrate"),

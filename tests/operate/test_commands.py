@@ -43,13 +43,13 @@ def test_check_shows_what_is_broken_and_ends_with_one(busy):
     assert broken["witnesses"][0]["batch"] > 0
 
 
-def test_an_operator_is_told_what_was_skipped(busy):
+def test_operator_sees_which_invariants_were_skipped(busy):
     done = helixq(busy, "check", role="operator")
     assert done.code == Exit.OK
     assert {line.split("\t")[0] for line in done.out.splitlines()[1:]} == {"skipped"}
 
 
-def test_a_tenant_is_told_that_it_saw_its_own_rows_only(busy):
+def test_tenant_is_informed_that_only_its_rows_were_checked(busy):
     for verb in ("check", "replay"):
         assert "own tenants only" in helixq(busy, verb, role="app_a").err
 

@@ -33,7 +33,7 @@ def test_every_lease_ends_and_its_token_is_refused(database):
     assert steps == [("ann", "restored from Tuesday")] * 3
 
 
-def test_without_leases_there_is_a_new_epoch_all_the_same(database):
+def test_recover_without_leases_begins_a_new_epoch(database):
     with database.connect("operator") as connection:
         first = recover(connection, reason="drill")
         second = recover(connection, reason="drill")
@@ -41,11 +41,11 @@ def test_without_leases_there_is_a_new_epoch_all_the_same(database):
     assert second.epoch == first.epoch + 1
 
 
-def test_a_reason_is_demanded(database):
+def test_recover_requires_a_reason(database):
     with database.connect("operator") as connection, pytest.raises(ValueError, match="a reason"):
         recover(connection, reason=" ")
 
 
-def test_a_client_may_not(database):
+def test_client_cannot_recover(database):
     with database.connect("app_a") as connection, pytest.raises(NotPermitted):
         recover(connection, reason="because")

@@ -46,13 +46,13 @@ def test_no_json_texts_are_an_empty_array(connection):
     assert read(connection, "string_to_array(%s::text, chr(30))", json_texts([])) == []
 
 
-def test_a_separator_inside_a_text_does_not_add_an_element():
+def test_separator_inside_a_text_does_not_add_an_element():
     assert texts(["a\0b", "c"]) == '{"a\0b","c"}'
     with pytest.raises(ValueError, match="bare control character"):
         json_texts(['{"a":1}\x1e{"b":2}', "{}"])
 
 
-def test_a_column_that_says_nothing_is_null():
+def test_column_of_defaults_is_null():
     assert texts(None) is None
     assert plain(None) is None
 

@@ -1,4 +1,4 @@
-"""A page of fences reads no more because there are more, and pages lead to all that there are."""
+"""A page of fences reads a bounded number of rows, and pages lead to all fences."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 from helixqueue.engine import fences
 from helixqueue.errors import Refused
 from helixqueue.states import FenceState
-from tests.postgres.test_bounded_reads import READ
+from tests.support.bounded_reads import READ
 from tests.support.fence_desk import TIMES, Desk
 from tests.support.lab import one_database
 
-LOOK = 30
+ROWS_SCANNED = 30
 LIMIT = 4
-# What a page of LIMIT may read: its look, its rows, and the few that say who sees what and whose
-# there are. With everything read that there is, it would be hundreds.
-MOST = LOOK + LIMIT + 1 + 40
+# What a page of LIMIT may read: its scan, its rows, and the small tables of tenants. Reading
+# everything would be hundreds.
+ROWS_READ_MAX = ROWS_SCANNED + LIMIT + 1 + 40
 MANY = 160
 NAMES = [None, "busy", "rare", "none such"]
 STATES = [None, *FenceState]
@@ -23,7 +23,7 @@ STATES = [None, *FenceState]
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    """Much that is sealed, behind little that is not; as much of another tenant."""
+    """Few fences in other states, then many sealed ones; as many of another tenant."""
     for database in one_database(server, template, pooler):
         with database.connect("helix_bootstrap") as connection:
             connection.execute("alter table helix.fence set (autovacuum_enabled = off)")
@@ -47,11 +47,11 @@ def database(server, template, pooler):
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    monkeypatch.setattr(fences, "ROWS_SCANNED", LOOK)
+    monkeypatch.setattr(fences, "ROWS_SCANNED", ROWS_SCANNED)
 
 
 def rows_read(desk, call):
-    """How many rows of tables a call reads, by the server's own count."""
+    """Return how many rows of tables a call reads, by the server's own count."""
     connection = desk.store.connection
     with connection.transaction(force_rollback=True):
         [(before,)] = connection.execute(READ).fetchall()
@@ -65,7 +65,7 @@ def rows_read(desk, call):
     ("role", "tenant"),
     [("pool", "a"), ("pool", None), ("operator", None), ("app_a", None), ("app_b", "b")],
 )
-def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role, tenant, plans):
+def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
     """Also by whoever may see one tenant: the fences of the others are not stepped over."""
     seen = {"app_a": "a", "app_b": "b"}.get(role)
     with Desk(database, role) as desk:
@@ -83,7 +83,7 @@ def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role
                 found, after = [], None
                 while True:
                     call = fences.list_fences(limit=LIMIT, after=after, **asked)
-                    assert rows_read(desk, call) <= MOST, asked
+                    assert rows_read(desk, call) <= ROWS_READ_MAX, asked
                     page = desk.run(call)
                     found += [(row.tenant, row.identity) for row in page.rows]
                     after = page.next
@@ -92,7 +92,7 @@ def test_fences_are_looked_for_in_bounded_steps_and_all_are_found(database, role
                 assert found == truth, asked
 
 
-def test_doubts_are_found_at_once_behind_all_that_was_sealed_since(database):
+def test_doubts_are_found_at_once_despite_later_seals(database):
     with Desk(database) as desk:
         page = desk.run(fences.list_fences(tenant="a", state=FenceState.IN_DOUBT))
     assert [row.identity for row in page.rows] == ["doubt", "doubt-2", "doubt-1", "doubt-0"]
@@ -100,6 +100,6 @@ def test_doubts_are_found_at_once_behind_all_that_was_sealed_since(database):
 
 
 @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "1" * 20, "٣"])
-def test_a_cursor_that_is_none_is_refused(after):
+def test_invalid_fence_cursor_is_refused(after):
     with pytest.raises(Refused, match="expected the `next` of an earlier page"):
         fences.list_fences(after=after)

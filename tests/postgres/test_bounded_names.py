@@ -1,4 +1,4 @@
-"""Pages of queues and workers read their share, however many others there are."""
+"""Pages of queues and workers read a bounded number of rows, however many others exist."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from functools import partial
 import pytest
 
 from helixqueue.engine import reads, service_calls
-from tests.postgres.test_bounded_reads import LIMIT, LOOK, MOST, database, rows_read
+from tests.support.bounded_reads import (
+    LIMIT,
+    ROWS_READ_MAX,
+    ROWS_SCANNED,
+    database_without_autovacuum,
+    rows_read,
+)
 from tests.support.lab import Lab
 
-__all__ = ["database"]
 EACH = 300
 
 
 @pytest.fixture(scope="module")
-def crowded(database):
-    """Tenants with many queues and many workers, and others before and behind them."""
+def database(server, template, pooler):
+    yield from database_without_autovacuum(server, template, pooler)
+
+
+@pytest.fixture(scope="module")
+def many_names(database):
+    """Tenants with many queues and workers, and other tenants before and after them by name."""
     with Lab(database) as own:
         for tenant in ("l", "m", "n"):
             for number in range(EACH):
@@ -36,13 +46,13 @@ def crowded(database):
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("tenant", ["m", None])
-def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
-    with Lab(crowded) as fresh:
+def test_page_of_queues_reads_no_more_than_its_share(many_names, tenant, plans):
+    with Lab(many_names) as fresh:
         fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         for after in (None, "m/many-100", "m/many-290"):
             call = reads.queues(tenant=tenant, after=after, limit=LIMIT, bound=10)
-            assert rows_read(fresh, call) <= MOST
-        assert rows_read(fresh, reads.queues(tenant="m", queue="many-290")) <= MOST
+            assert rows_read(fresh, call) <= ROWS_READ_MAX
+        assert rows_read(fresh, reads.queues(tenant="m", queue="many-290")) <= ROWS_READ_MAX
 
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
@@ -54,14 +64,12 @@ def test_a_page_of_queues_reads_no_more_than_its_share(crowded, tenant, plans):
         (reads.workers, ("pool", 1)),
     ],
 )
-def test_workers_are_looked_for_in_bounded_steps_and_all_are_found(
-    crowded, monkeypatch, workers, seen_by, plans
-):
+def test_worker_pages_are_bounded_and_complete(many_names, monkeypatch, workers, seen_by, plans):
     role, there = seen_by
-    monkeypatch.setattr(service_calls, "WORKERS_SCANNED", LOOK)
-    monkeypatch.setitem(reads._ROWS_SCANNED, "workers", LOOK)
-    later = crowded.value("select clock_timestamp() + interval '1 hour'")
-    with Lab(crowded, role) as fresh, fresh.store.connection.transaction():
+    monkeypatch.setattr(service_calls, "WORKERS_SCANNED", ROWS_SCANNED)
+    monkeypatch.setitem(reads._ROWS_SCANNED, "workers", ROWS_SCANNED)
+    later = many_names.value("select clock_timestamp() + interval '1 hour'")
+    with Lab(many_names, role) as fresh, fresh.store.connection.transaction():
         fresh.own_rows("select set_config('helix.tenant', 'm', true)")
         fresh.own_rows("select set_config('plan_cache_mode', %s, true)", plans)
         for since, wanted in ((None, there), (later, 0)):
@@ -74,9 +82,9 @@ def every(fresh, workers):
     after = None
     while True:
         call = workers(after=after, limit=LIMIT)
-        assert rows_read(fresh, call) <= MOST
+        assert rows_read(fresh, call) <= ROWS_READ_MAX
         page = fresh.run(call)
-        yield from ((one.role, one.name) for one in page.rows)
+        yield from ((worker.role, worker.name) for worker in page.rows)
         after = page.next
         if after is None:
             return

@@ -1,7 +1,4 @@
-"""No read looks at more rows because there are more, whatever is asked for and however rare it is.
-
-Pages are told to look at few rows here, so that a few hundred batches are many.
-"""
+"""The rows that a read scans are bounded, however many there are and however rare a match is."""
 
 from __future__ import annotations
 
@@ -13,37 +10,27 @@ import pytest
 
 from helixqueue.engine import reads
 from helixqueue.states import State
+from tests.support.bounded_reads import (
+    LIMIT,
+    ROWS_READ_MAX,
+    ROWS_SCANNED,
+    database_without_autovacuum,
+    rows_read,
+)
 from tests.support.database import copy_of
-from tests.support.lab import Lab, completed, failed, one_database
+from tests.support.lab import Lab, completed, failed
 
-LOOK = 40
-LIMIT = 4
-# What a page of LIMIT may read: its look twice over (for pending ones), five tables for each row of
-# it, and the small tables. With everything read that there is, it would be thousands.
-MOST = 3 * LOOK + 6 * (LIMIT + 1) + 60
-READ = """
-  select coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::int
-  from pg_stat_xact_user_tables where schemaname = 'helix'
-"""
 EACH = 600  # completed, and pending ones
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    """Nobody but these tests analyzes: plans would change in the middle of them."""
-    for database in one_database(server, template, pooler):
-        with database.connect("helix_bootstrap") as connection:
-            for (table,) in database.rows(
-                "select oid::regclass::text from pg_class "
-                "where relnamespace = 'helix'::regnamespace and relkind = 'r'"
-            ):
-                connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
-        yield database
+    yield from database_without_autovacuum(server, template, pooler)
 
 
 @pytest.fixture(scope="module")
 def lab(database):
-    """Much that is finished, much that is pending, more that was finished since; little else."""
+    """Many finished and pending batches, more that finished since, and few others."""
     with Lab(database, q="deep") as lab:
         lab.queue(max_attempts=1)
         lab.queue(tenant="b")
@@ -51,8 +38,8 @@ def lab(database):
         lab.submit("rare", queue="calm")
         lab.submit_many(3, prefix="torn")
         lab.settle(*[failed(one, failure="Rare") for one in lab.claim(3)])
-        lab.submit_many(3 * LOOK, prefix="broken")
-        lab.settle(*[failed(one) for one in lab.claim(3 * LOOK)])
+        lab.submit_many(3 * ROWS_SCANNED, prefix="broken")
+        lab.settle(*[failed(one) for one in lab.claim(3 * ROWS_SCANNED)])
         lab.submit_many(5, prefix="old")
         lab.settle(*[completed(one) for one in lab.claim(5)], worker="seldom")
         lab.submit_many(EACH, prefix="done")
@@ -67,7 +54,7 @@ def lab(database):
         lab.claim(9, worker="holder")
         lab.belong(7, "^(done|then|only)")
         lab.belong(8, "^(old|rare)")
-        # As autovacuum would: of tables that nobody has analyzed small ones are read whole.
+        # As autovacuum would: small tables without statistics are read whole.
         with database.connect("helix_bootstrap") as connection:
             connection.execute("analyze")
         yield lab
@@ -75,7 +62,7 @@ def lab(database):
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    monkeypatch.setattr(reads, "_ROWS_SCANNED", dict.fromkeys(reads._ROWS_SCANNED, LOOK))
+    monkeypatch.setattr(reads, "_ROWS_SCANNED", dict.fromkeys(reads._ROWS_SCANNED, ROWS_SCANNED))
 
 
 def lists(lab) -> dict[str, dict[str, Any]]:
@@ -124,25 +111,16 @@ def lists(lab) -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows_read(lab, call) -> int:
-    """How many rows of tables a call reads, by the server's own count."""
-    with lab.store.connection.transaction(force_rollback=True):
-        [(before,)] = lab.own_rows(READ)
-        lab.run(call)
-        [(after,)] = lab.own_rows(READ)
-        return after - before
-
-
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("tenant", ["a", "b", None])
-def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
+def test_page_reads_no_more_than_it_may(lab, tenant, plans):
     with Lab(lab.database, q="deep") as fresh:
         fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         read = {
             name: rows_read(fresh, reads.batches(tenant=tenant, limit=LIMIT, **filters))
             for name, filters in lists(fresh).items()
         }
-    assert {name: count for name, count in read.items() if count > MOST} == {}
+    assert {name: count for name, count in read.items() if count > ROWS_READ_MAX} == {}
 
 
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
@@ -152,14 +130,14 @@ def test_a_page_reads_no_more_than_it_may(lab, tenant, plans):
 def test_failed_batches_are_listed_in_bounded_pages_without_gaps(
     lab, tenant, queue, failure, plans
 ):
-    wanted = {None: 3 + 3 * LOOK, "Broken": 3 * LOOK, "Rare": 3}.get(failure, 0)
+    wanted = {None: 3 + 3 * ROWS_SCANNED, "Broken": 3 * ROWS_SCANNED, "Rare": 3}.get(failure, 0)
     asked = {"tenant": tenant, "queue": queue, "failure": failure, "state": State.FAILED}
     with Lab(lab.database, q="deep") as fresh:
         fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         found, after = [], None
         while True:
             call = reads.batches(limit=LIMIT, after=after, **asked)
-            assert rows_read(fresh, call) <= MOST
+            assert rows_read(fresh, call) <= ROWS_READ_MAX
             page = fresh.run(call)
             found += [one.batch_id for one in page.rows]
             after = page.next
@@ -170,7 +148,7 @@ def test_failed_batches_are_listed_in_bounded_pages_without_gaps(
 
 @pytest.mark.parametrize("state", [None, State.COMPLETED])
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
-def test_the_last_page_touches_no_more_than_the_first(lab, plans, state):
+def test_last_page_touches_no_more_than_the_first(lab, plans, state):
     """A walk begins where the page does: rows that an index steps over count as read nowhere."""
     oldest = lab.value(
         "select min(created_at) from helix.overview where tenant = 'a' and queue = 'deep'"
@@ -196,13 +174,13 @@ def test_counting_stops_at_its_bound(lab, plans):
     with Lab(lab.database, q="deep") as fresh:
         fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
         few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
-        assert few <= MOST
+        assert few <= ROWS_READ_MAX
         [sight] = fresh.run(reads.queues(tenant="a", queue="deep", bound=10)).rows
         assert (str(sight.ready), sight.running.number) == ("10+", 7)  # of 9, two are of b
-        assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= MOST
+        assert rows_read(fresh, reads.queues(tenant="b", queue="deep", bound=EACH)) <= ROWS_READ_MAX
 
 
-def test_a_plan_made_while_tables_were_empty_reads_no_more(server, template, pooler):
+def test_plan_made_while_tables_were_empty_reads_no_more(server, template, pooler):
     """A session keeps its plans; nobody analyzes the tables in time."""
     with copy_of(template, server, "helix_grown", pooler) as database:
         with database.connect("helix_bootstrap") as connection:
@@ -225,7 +203,7 @@ def test_a_plan_made_while_tables_were_empty_reads_no_more(server, template, poo
             lab.fail(*lab.claim(EACH))
             lab.submit_many(EACH, prefix="wait")
             read = {name: rows_read(early, call) for name, call in asked.items()}
-    assert {name: count for name, count in read.items() if count > MOST} == {}
+    assert {name: count for name, count in read.items() if count > ROWS_READ_MAX} == {}
 
 
 TRUTH = """
@@ -246,7 +224,7 @@ TRUTH = """
 
 
 @pytest.mark.parametrize("tenant", ["a", "b", None])
-def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
+def test_bounded_pages_lead_to_all_rows(lab, tenant):
     for name, filters in lists(lab).items():
         wanted = dict.fromkeys(("queue", "state", "identity", "worker", "run", "since", "until"))
         wanted |= filters | {"tenant": tenant}
@@ -261,10 +239,10 @@ def test_pages_that_looked_at_enough_lead_to_all_there_is(lab, tenant):
                 break
         assert len(found) == len(set(found) if tenant else found), name
         assert sorted(found) == sorted(truth), name
-        assert pages <= 8 * EACH // LOOK, name  # it came to an end
+        assert pages <= 8 * EACH // ROWS_SCANNED, name  # it came to an end
 
 
-def test_a_pending_batch_is_found_behind_all_that_was_finished_since(lab):
+def test_pending_batch_is_found_despite_later_finished_ones(lab):
     """Of a queue with few pending ones, all are on the first page."""
     page = lab.run(reads.batches(tenant="a", queue="calm", state=State.PENDING, limit=LIMIT))
     assert [row.identity for row in page.rows] == [("rare",)]

@@ -49,7 +49,7 @@ def samples(empty, later):
     return empty
 
 
-def test_a_failed_build_is_dropped_and_built_again(samples):
+def test_failed_build_is_dropped_and_built_again(samples):
     dsn = samples.dsn("helix_migrator")
     with pytest.raises(HelixError, match="could not create unique index"):
         migrate(dsn)
@@ -63,7 +63,7 @@ def test_a_failed_build_is_dropped_and_built_again(samples):
     assert validity(samples) is True
 
 
-def test_a_build_that_ended_before_its_record_is_kept(samples):
+def test_build_that_ended_before_its_record_is_kept(samples):
     remove_the_repeat(samples)
     with samples.connect("helix_migrator") as owner:
         owner.execute("create unique index sample_once on public.sample (name)")
@@ -72,7 +72,7 @@ def test_a_build_that_ended_before_its_record_is_kept(samples):
     assert samples.value("select 'public.sample_once'::regclass::oid") == before
 
 
-def test_writers_go_on_while_it_waits(samples):
+def test_writers_continue_during_an_index_build(samples):
     """An older writer holds up the build for as long as it likes, beyond lock_timeout even."""
     remove_the_repeat(samples)
     with psycopg.connect(samples.dsn("helix_migrator")) as writer:
@@ -86,7 +86,7 @@ def test_writers_go_on_while_it_waits(samples):
     assert validity(samples) is True
 
 
-def test_the_printed_script_recovers_as_well(samples):
+def test_printed_script_recovers_as_well(samples):
     dsn = samples.dsn("helix_migrator")
     script = print_sql(since="0001")
     assert psql(samples, script).returncode != 0

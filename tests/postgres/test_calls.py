@@ -172,7 +172,7 @@ def test_recover_is_for_operators(database):
         db.run(calls.recover(actor="eve", reason="because"))
 
 
-def test_a_call_is_part_of_the_callers_transaction(database):
+def test_call_is_part_of_the_callers_transaction(database):
     with Store.connect(database.dsn("pool"), pooled=POOLED) as db:
         with db.connection.transaction(force_rollback=True):
             db.run(calls.set_queue(tenant="a", queue="undone"))
@@ -250,11 +250,11 @@ def test_only_a_lost_answer_leaves_the_outcome_unknown(database, state, unknown)
     assert translate(raised(database, state)).outcome_unknown is unknown
 
 
-def test_an_unknown_sqlstate_is_named(database):
+def test_unknown_sqlstate_is_named(database):
     assert "(SQLSTATE XX000)" in str(translate(raised(database, "XX000")))
 
 
-def test_a_connection_that_dies_under_a_call_leaves_the_outcome_unknown(database):
+def test_connection_that_dies_under_a_call_leaves_the_outcome_unknown(database):
     dsn = database.dsn("pool", direct=True)
     with Store.connect(dsn) as db:
         pid = db.connection.info.backend_pid
@@ -267,7 +267,7 @@ def test_a_connection_that_dies_under_a_call_leaves_the_outcome_unknown(database
             db.run(calls.reap(actor="r"))
 
 
-def test_an_async_connection_that_dies_under_a_call_leaves_the_outcome_unknown(database):
+def test_async_connection_that_dies_under_a_call_leaves_the_outcome_unknown(database):
     async def dies():
         async with await AsyncDatabase.connect(database.dsn("pool", direct=True)) as db:
             pid = db.connection.info.backend_pid
@@ -300,7 +300,7 @@ def test_no_password_is_in_any_message(database):
 
 
 @pytest.mark.parametrize("password", ["hun@ter2", "hun/ter2", "12/ter2", "h:un@ter2"])
-def test_the_rest_of_a_password_is_no_host_port_or_database(password):
+def test_dsn_with_an_unescaped_password_is_refused(password):
     """With libpq a password ends at the first @ or /, and what is behind would be shown."""
     with pytest.raises(errors.Refused) as refused:
         parse_dsn(f"postgresql://app:{password}@db.lab/helix")
@@ -313,12 +313,12 @@ def test_hosts_of_every_kind_are_taken(host):
     assert parse_dsn(f"postgresql:///helix?host={host}")
 
 
-def test_an_empty_dsn_does_not_mean_whatever_runs_here():
+def test_empty_dsn_is_refused():
     with pytest.raises(errors.Refused, match="got an empty one"):
         parse_dsn(" ")
 
 
-def test_what_the_driver_cannot_send_is_refused_and_not_repeated(database):
+def test_value_the_driver_cannot_send_is_refused_and_not_retried(database):
     """Such an error carries no SQLSTATE, like a lost connection; repeating it would never end."""
     with Store.connect(database.dsn("pool"), pooled=POOLED) as db:
         for bad in ("a\0b", object()):

@@ -41,7 +41,7 @@ def test_help_loads_no_verb():
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_table_tells_what_the_verb_tells(verb):
+def test_command_table_matches_the_command_help(verb):
     module, summary = VERBS[verb]
     app = typer.Typer()
     app.callback()(lambda: None)
@@ -54,13 +54,13 @@ def test_version():
     assert helixq("--version").stdout.startswith("helixq ")
 
 
-def test_a_wrong_verb_is_a_usage_error():
+def test_wrong_verb_is_a_usage_error():
     done = helixq("migrat")
     assert done.returncode == Exit.USAGE
     assert "migrat" in done.stderr
 
 
-def test_migrate_and_again(empty):
+def test_second_migrate_changes_nothing(empty):
     dsn = empty.dsn("helix_migrator")
     first = helixq("migrate", "--dsn", dsn, "--json")
     assert first.returncode == Exit.OK, first.stderr
@@ -89,13 +89,13 @@ def test_print_sql_needs_no_database(tmp_path):
     assert "create table helix.batch" not in json.loads(asked.stdout)["sql"]
 
 
-def test_an_unknown_revision_is_refused():
+def test_unknown_revision_is_refused():
     done = helixq("migrate", "--print-sql", "--since", "7777")
     assert done.returncode == Exit.REFUSED
     assert "got '7777'" in done.stderr
 
 
-def test_an_error_is_one_message_and_a_number(empty):
+def test_error_is_one_message_with_an_exit_code(empty):
     done = helixq("migrate", "--dsn", "host=/nowhere dbname=x", "--json")
     assert done.returncode == Exit.UNAVAILABLE
     assert json.loads(done.stdout)["error"]["kind"] == "Unavailable"
@@ -112,11 +112,11 @@ def test_passwords_are_not_shown(empty):
     assert "geheim" not in done.stdout + done.stderr
 
 
-def test_a_dsn_that_makes_no_sense_is_a_usage_error():
+def test_dsn_that_makes_no_sense_is_a_usage_error():
     assert helixq("doctor", "--dsn", "postgres//oops=").returncode == Exit.USAGE
 
 
-def test_nothing_is_created_by_a_question(tmp_path):
+def test_read_only_command_creates_nothing(tmp_path):
     done = helixq("doctor", cwd=tmp_path)
     assert done.returncode == Exit.USAGE
     assert "no database" in done.stderr
@@ -137,7 +137,7 @@ def test_embedded_servers_are_started_for_the_command(tmp_path):
 
 
 @pytest.mark.usefixtures("durable")
-def test_doctor_says_no_with_its_exit_code(database):
+def test_doctor_reports_faults_by_exit_code(database):
     well = helixq("doctor", "--dsn", database.dsn("app_a"))
     assert well.returncode == Exit.OK, well.stdout
     lines = [line.split("\t") for line in well.stdout.splitlines()]
@@ -154,7 +154,7 @@ def test_errors_have_their_own_numbers():
     assert exit_for(errors.HelixError("")) == Exit.FAILED
 
 
-def test_a_bug_is_not_an_answer():
+def test_bug_does_not_exit_like_a_negative_answer():
     program = "import helixqueue.cli.main as m\nm.build = lambda _: 1 / 0\nm.main(['migrate'])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

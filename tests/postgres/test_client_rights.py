@@ -40,7 +40,7 @@ def both(database):
 
 
 @pytest.mark.parametrize("role", CLIENTS)
-def test_a_client_has_no_privilege_on_any_table(database, role):
+def test_client_has_no_privilege_on_any_table(database, role):
     relations = database.rows(RELATIONS)
     assert {"batch", "work", "entry", "event", "overview", "secret"} <= {n for n, _ in relations}
     found = []
@@ -62,7 +62,7 @@ def test_a_client_has_no_privilege_on_any_table(database, role):
 
 
 @pytest.mark.parametrize("options", ["", "(analyze)", "(analyze, buffers, costs off)"])
-def test_a_client_cannot_explain_a_statement_on_a_table(both, options):
+def test_client_cannot_explain_a_statement_on_a_table(both, options):
     """The row counts of a plan would tell how many rows of other tenants were filtered out."""
     names = [name for name, kind in both.rows(RELATIONS) if kind != "S"]
     with both.connect("app_a") as connection:
@@ -74,7 +74,7 @@ def test_a_client_cannot_explain_a_statement_on_a_table(both, options):
                 connection.execute(query)
 
 
-def test_the_plan_of_a_read_shows_nothing_of_its_tables(both):
+def test_plan_of_a_read_shows_nothing_of_its_tables(both):
     with both.connect("app_a") as connection:
         lines = connection.execute(
             "explain (analyze, verbose) select * from helix.read_batches_v1('all')"
@@ -110,7 +110,7 @@ grant execute on function helix.read_everything to helix_client;
 """
 
 
-def test_a_read_without_a_condition_returns_the_rows_of_the_caller(both):
+def test_read_without_a_condition_returns_the_rows_of_the_caller(both):
     """Row-level security restricts helix_reader, whatever a function forgets."""
     with both.connect("helix_bootstrap") as connection:
         connection.execute(CARELESS)
@@ -139,7 +139,7 @@ def test_a_read_without_a_condition_returns_the_rows_of_the_caller(both):
             connection.execute("drop function helix.read_everything()")
 
 
-def test_duties_do_not_tell_a_tenant_how_much_others_have_to_do(both):
+def test_duties_do_not_reveal_the_load_of_other_tenants(both):
     """Duties are for all tenants: rows, workers and times of them are not for the login of one."""
     told = "select actor, did, total, seconds from helix.read_duties_v1()"
     assert set(both.rows(told, role="app_a")) == {(None, 0, 0, 0.0)}

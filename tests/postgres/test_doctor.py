@@ -17,7 +17,7 @@ def verdicts(dsn):
 
 
 @pytest.mark.usefixtures("durable")
-def test_a_bound_role_in_a_migrated_database_is_well(database):
+def test_bound_role_in_a_migrated_database_has_no_fault(database):
     found = verdicts(database.dsn("app_a", direct=True))
     assert len(found) == len(EXAMINATIONS)
     assert {f.name for f in found.values() if f.verdict != "ok"} <= {"snapshots"}
@@ -28,7 +28,7 @@ def test_a_bound_role_in_a_migrated_database_is_well(database):
     assert "hidden" in found["snapshots"].found
 
 
-def test_a_role_for_many_tenants_is_told_how_it_is_bound(database):
+def test_role_for_many_tenants_sees_its_bindings(database):
     assert verdicts(database.dsn("service"))["tenants"].found == "* (named per transaction)"
     assert verdicts(database.dsn("operator"))["tenants"].found == "all, as operator"
 
@@ -41,26 +41,26 @@ def test_powerful_roles_are_bad(database):
     assert "member of helix_owner, owner of the database" in owner.found
 
 
-def test_an_unbound_role_and_one_without_grants_are_bad(database):
+def test_unbound_role_and_one_without_grants_are_bad(database):
     assert verdicts(database.dsn("stranger"))["tenants"].verdict == "bad"
     found = verdicts(database.dsn("helix_local"))
     assert found["grants"].remedy == 'grant helix_client to "helix_local";'
 
 
-def test_a_database_without_the_schema_is_examined_all_the_same(empty):
+def test_database_without_the_schema_is_examined(empty):
     found = verdicts(empty.dsn("helix_local"))
     assert found["schema"].remedy == "run `helixq migrate`"
     assert found["tenants"].verdict == "warn"
     assert found["encoding"].verdict == "ok"
 
 
-def test_a_pooler_is_noticed(database, server, tmp_path):
+def test_pooler_is_reported(database, server, tmp_path):
     with Pooler(tmp_path, server) as pooler:
         dsn = f"host={pooler.socket_dir} dbname={database.name} user=app_a"
         assert "pgbouncer" in verdicts(dsn)["pooler"].found
 
 
-def test_a_held_snapshot_is_seen_by_those_who_may(database, monkeypatch):
+def test_held_snapshot_is_reported_to_permitted_roles(database, monkeypatch):
     monkeypatch.setattr("helixqueue.operate.doctor.SNAPSHOT_S", -1)
     with psycopg.connect(database.dsn("helix_bootstrap")) as holder:
         holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -81,7 +81,7 @@ def test_unlogged_and_unvacuumed_tables_are_bad(database):
     assert "work" in found["autovacuum"].found
 
 
-def test_a_login_that_may_read_tables_is_bad(database):
+def test_login_that_may_read_tables_is_bad(database):
     """As a member of the reader it needs no function, and EXPLAIN shows it the rows of others."""
     with database.connect("helix_bootstrap") as superuser:
         superuser.execute("grant helix_reader to stranger")
@@ -135,6 +135,6 @@ def test_prepared_transactions_are_noticed(careless):
             connection.execute("rollback prepared 'forgotten'")
 
 
-def test_a_database_that_is_away_is_unavailable():
+def test_database_that_is_away_is_unavailable():
     with pytest.raises(Unavailable, match="cannot reach"):
         examine("host=/nowhere dbname=x")

@@ -25,7 +25,7 @@ from tests.support.schema_dump import dump_schema
 ROLES = ("helix_owner", "helix_engine", "helix_reader", "helix_client", "helix_operator")
 
 
-def test_the_second_time_nothing_happens(empty):
+def test_second_migration_changes_nothing(empty):
     dsn = empty.dsn("helix_migrator")
     said = []
     assert migrate(dsn) == Migrated(None, revision.head())
@@ -35,7 +35,7 @@ def test_the_second_time_nothing_happens(empty):
     assert dump_schema(empty) == before
 
 
-def test_it_tells_what_it_runs(empty):
+def test_migration_reports_its_files(empty):
     said = []
     migrate(empty.dsn("helix_migrator"), report=said.append)
     assert said[0] == "  10_roles.sql"
@@ -67,7 +67,7 @@ def test_two_migrators_at_once_take_turns_and_both_succeed(empty):
     assert sorted(result.before or "" for result in results) == ["", revision.head()]
 
 
-def test_the_wait_for_another_migrator_ends_and_names_it(empty):
+def test_wait_for_another_migrator_ends_and_names_it(empty):
     dsn = empty.dsn("helix_migrator")
     with psycopg.connect(dsn, autocommit=True, application_name="stuck") as holder:
         holder.execute("select pg_advisory_lock(%s)", (migration.LOCK,))
@@ -76,7 +76,7 @@ def test_the_wait_for_another_migrator_ends_and_names_it(empty):
     assert revision.current(dsn) is None
 
 
-def test_a_failed_revision_leaves_nothing(empty, monkeypatch, tmp_path):
+def test_failed_revision_leaves_nothing(empty, monkeypatch, tmp_path):
     """One transaction a revision: what its first file made goes when its second fails."""
     (tmp_path / "1_good.sql").write_text("create schema helix_leftover;", encoding="utf-8")
     (tmp_path / "2_bad.sql").write_text("select 1 / 0; -- 100% :wrong", encoding="utf-8")
@@ -89,7 +89,7 @@ def test_a_failed_revision_leaves_nothing(empty, monkeypatch, tmp_path):
     migrate(empty.dsn("helix_migrator"))
 
 
-def test_a_lock_that_does_not_come_is_worth_another_try(empty, monkeypatch, tmp_path):
+def test_lock_timeout_is_retryable(empty, monkeypatch, tmp_path):
     (tmp_path / "1_wait.sql").write_text(
         "set local lock_timeout = '50ms'; alter table public.busy add x int;", encoding="utf-8"
     )
@@ -102,7 +102,7 @@ def test_a_lock_that_does_not_come_is_worth_another_try(empty, monkeypatch, tmp_
                 migrate(empty.dsn("helix_migrator"))
 
 
-def test_a_hostile_search_path_changes_nothing(scratch):
+def test_hostile_search_path_changes_nothing(scratch):
     plain, odd = scratch.database(), scratch.database()
     scratch.admin(f"alter database {odd.name} set search_path = helix, public")
     # Less than the longest step takes, and enough for the questions before the first.
@@ -113,7 +113,7 @@ def test_a_hostile_search_path_changes_nothing(scratch):
     assert dump_schema(odd) == dump_schema(plain)
 
 
-def test_a_plain_owner_suffices(empty):
+def test_plain_owner_suffices(empty):
     [row] = empty.rows(
         "select rolsuper, rolcreaterole, rolbypassrls from pg_roles where rolname = %s",
         "helix_migrator",
@@ -153,9 +153,7 @@ def test_without_createrole_and_ungranted_roles_the_grant_is_named(scratch, temp
     assert "create role" not in str(refused.value)
 
 
-def test_another_createrole_owner_on_the_same_server_is_told_what_it_lacks(
-    scratch, template, server
-):
+def test_second_createrole_owner_gets_the_missing_grants_named(scratch, template, server):
     """Since PostgreSQL 16 CREATEROLE rules only the roles it made; before, it rules them all."""
     assert template
     scratch.login("newcomer", "createrole")
@@ -167,14 +165,14 @@ def test_another_createrole_owner_on_the_same_server_is_told_what_it_lacks(
         migrate(database.dsn("newcomer"))
 
 
-def test_a_role_that_may_not_create_a_schema_is_told_so(scratch):
+def test_role_without_create_privilege_is_refused_with_the_remedy(scratch):
     scratch.login("guest", "createrole")
     database = scratch.database()
     with pytest.raises(NotPermitted, match="grant create on database"):
         migrate(database.dsn("guest"))
 
 
-def test_the_next_revision_can_come_from_another_login(empty, scratch):
+def test_next_revision_can_come_from_another_login(empty, scratch):
     migrate(empty.dsn("helix_migrator"))
     scratch.login("successor", "in role", ", ".join(ROLES))
     with empty.connect("successor") as connection:
@@ -182,13 +180,13 @@ def test_the_next_revision_can_come_from_another_login(empty, scratch):
         connection.execute("alter table helix.worker add column scratch integer")
 
 
-def test_a_database_with_another_encoding_is_refused(scratch):
+def test_database_with_another_encoding_is_refused(scratch):
     database = scratch.database(options="encoding 'SQL_ASCII' locale 'C' template template0")
     with pytest.raises(SchemaMismatch, match="expected a database with encoding UTF8, got SQL_ASC"):
         migrate(database.dsn("helix_migrator"))
 
 
-def test_an_older_server_is_refused(empty, monkeypatch):
+def test_older_server_is_refused(empty, monkeypatch):
     """No such server is here, so the bound is moved above this one."""
     raised = migration._prepare().replace("150000", "990000")
     monkeypatch.setattr(migration, "_prepare", lambda: raised)
@@ -196,7 +194,7 @@ def test_an_older_server_is_refused(empty, monkeypatch):
         migrate(empty.dsn("helix_migrator"))
 
 
-def test_a_pooler_is_refused(empty, server, tmp_path):
+def test_pooler_is_refused(empty, server, tmp_path):
     with (
         Pooler(tmp_path, server) as pooler,
         pytest.raises(Refused, match="expected a direct connection"),
@@ -204,7 +202,7 @@ def test_a_pooler_is_refused(empty, server, tmp_path):
         migrate(f"host={pooler.socket_dir} dbname={empty.name} user=helix_migrator")
 
 
-def test_a_server_that_is_away_is_unavailable():
+def test_server_that_is_away_is_unavailable():
     with pytest.raises(Unavailable, match="cannot reach the database"):
         migrate("host=/nowhere dbname=x")
 
@@ -217,7 +215,7 @@ def test_clients_demand_their_revision(empty):
         revision.demand(revision.schema_of(client))
 
 
-def test_a_newer_database_asks_for_a_newer_package(empty):
+def test_newer_database_asks_for_a_newer_package(empty):
     migrate(empty.dsn("helix_migrator"))
     with empty.connect("helix_migrator") as owner:
         owner.execute("update helix_migration.revision set version_num = '9999'")
@@ -228,7 +226,7 @@ def test_a_newer_database_asks_for_a_newer_package(empty):
         migrate(empty.dsn("helix_migrator"))
 
 
-def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
+def test_newer_database_that_reaches_back_is_left_as_it_is(empty):
     """While a release is rolled out, old programs start on the new schema."""
     migrate(empty.dsn("helix_migrator"))
     with empty.connect("helix_migrator") as owner:
@@ -239,7 +237,7 @@ def test_a_newer_database_that_reaches_back_is_left_as_it_is(empty):
     assert said == ["at the newer revision 9999, which this release works with"]
 
 
-def test_the_names_of_the_files_agree_with_alembic():
+def test_names_of_the_files_agree_with_alembic():
     config = Config()
     config.set_main_option("script_location", str(migration.MIGRATIONS))
     config.set_main_option("path_separator", "os")

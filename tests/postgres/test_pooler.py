@@ -24,7 +24,7 @@ def connect(bouncer, database, role):
     )
 
 
-def test_a_role_made_after_the_start_arrives_as_itself(bouncer, database):
+def test_role_made_after_the_start_arrives_as_itself(bouncer, database):
     with connect(bouncer, database, "app_a") as connection:
         assert connection.execute("select session_user").fetchone() == ("app_a",)
 
@@ -39,14 +39,12 @@ def test_sessions_share_server_connections_between_transactions(bouncer, databas
     assert first == second
 
 
-def test_a_role_that_does_not_exist_is_refused(bouncer, database):
+def test_role_that_does_not_exist_is_refused(bouncer, database):
     with pytest.raises(psycopg.OperationalError, match=r"no such user|does not exist"):
         connect(bouncer, database, "nobody_here")
 
 
-def test_a_client_that_was_not_told_of_a_pooler_is_told_what_to_say(
-    server, database, tmp_path_factory
-):
+def test_client_without_pooled_flag_gets_the_remedy_named(server, database, tmp_path_factory):
     """The one of docs/deploy/pgbouncer.md, which ignores nothing that a client asks for."""
     with Pooler(tmp_path_factory.mktemp("strict"), server, ignored="") as pooler:
         behind = Database(server, database.name, pooler)

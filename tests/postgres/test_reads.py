@@ -87,7 +87,7 @@ def test_work_that_arrives_between_pages_does_not_shift_them(lab):
     assert second.next is None
 
 
-def test_a_list_is_of_its_time(lab):
+def test_list_is_bounded_by_since_and_until(lab):
     [first] = lab.submit("first")
     created = lab.run(reads.batch_detail(first.receipt.batch_id)).created_at
     lab.submit("second")
@@ -110,13 +110,13 @@ def test_an_identity_is_found_in_any_spelling(lab, spelling):
     assert (story.identity, story.raw) == ((NFC,), (NFD,))
 
 
-def test_an_identity_of_parts_is_one_identity(lab):
+def test_identity_of_parts_is_one_identity(lab):
     lab.submit(("plate-1", "A01"), "plate-1")
     [row] = lab.run(reads.batches(queue=lab.q, identity=("plate-1", "A01"))).rows
     assert row.identity == ("plate-1", "A01")
 
 
-def test_an_identity_that_no_profile_takes_is_refused():
+def test_identity_that_no_profile_takes_is_refused():
     with pytest.raises(InvalidIdentity):
         reads.batches(identity="a\u200bb")
 
@@ -134,18 +134,18 @@ def test_batches_of_a_worker(lab):
 
 
 @pytest.mark.parametrize("after", ["", "x", "2026-01-01~1", "2026-01-01T00:00:00+00:00~-1", "~~"])
-def test_a_cursor_of_ones_own_making_is_refused(after):
+def test_forged_cursor_is_refused(after):
     with pytest.raises(Refused, match="earlier page"):
         reads.batches(after=after)
 
 
 @pytest.mark.parametrize("limit", [0, 1001])
-def test_a_page_has_a_bound(limit):
+def test_page_has_a_bound(limit):
     with pytest.raises(Refused, match="page of 1 to 1000"):
         reads.batches(limit=limit)
 
 
-def test_a_story_tells_of_the_zombie_and_of_who_came_after(lab):
+def test_batch_detail_shows_the_zombie_and_its_successor(lab):
     [one] = lab.submit(NFD, payload={"pod5": "a"})
     [frozen] = lab.claim(worker="bo")
     lab.pass_time(frozen.batch)
@@ -179,7 +179,7 @@ def test_a_story_tells_of_the_zombie_and_of_who_came_after(lab):
     assert (full.payload, full.result) == ('{"pod5":"a"}', '{"reads":7}')
 
 
-def test_a_lease_that_is_held_has_no_end(lab):
+def test_lease_that_is_held_has_no_end(lab):
     [one] = lab.submit("x")
     [lease] = lab.claim()
     story = lab.run(reads.batch_detail(one.receipt.batch_id))
@@ -187,7 +187,7 @@ def test_a_lease_that_is_held_has_no_end(lab):
     assert [held.ended_at for held in story.leases] == [None]
 
 
-def test_what_was_erased_and_what_was_retired_still_have_a_story(lab):
+def test_erased_and_retired_batches_still_have_a_detail(lab):
     [one] = lab.submit("x", payload={"name": "secret"})
     lab.complete(*lab.claim())
     lab.decide("erase", one.receipt.batch_id)
@@ -202,14 +202,14 @@ def test_what_was_erased_and_what_was_retired_still_have_a_story(lab):
     assert story.retired_at is not None
 
 
-def test_an_unknown_batch_has_no_story(lab):
+def test_unknown_batch_has_no_detail(lab):
     assert lab.run(reads.batch_detail(uuid.uuid4())) is None
     assert lab.run(reads.batch_detail_by_identity("a", lab.q, "nobody")) is None
     with pytest.raises(Refused, match="expected a key"):
         reads.batch_detail_by_key("v1:zz")
 
 
-def test_outcomes_and_events_come_in_the_order_they_were_asked_for(lab):
+def test_outcomes_and_events_come_in_input_order(lab):
     first, second, third = (one.receipt.batch_id for one in lab.submit("1", "2", "3"))
     lab.complete(*lab.claim())
     lab.fail(*lab.claim(), permanent=True, detail="no reads")
@@ -236,7 +236,7 @@ def test_queues_count_no_further_than_their_bound(lab):
     assert sight.settings.max_attempts == 1
 
 
-def test_a_count_of_leases_that_was_cut_says_so(lab):
+def test_truncated_count_of_leases_is_marked(lab):
     """Claims of the last seconds are looked at, newest first, whether their leases have ended."""
     lab.submit_many(81)
     lab.complete(*lab.claim(80))
@@ -264,7 +264,7 @@ def test_pages_of_queues_lead_to_all_of_them(lab, tenant):
 
 
 @pytest.mark.parametrize("after", ["", "b", "b/", "/q", "b/q/r", "b/\0", "2026~1", "B/q"])
-def test_a_page_of_queues_goes_on_behind_a_next_alone(after):
+def test_page_of_queues_continues_only_from_a_next(after):
     with pytest.raises(Refused, match="expected the `next` of an earlier page"):
         reads.queues(after=after)
 
@@ -298,7 +298,7 @@ def every_worker(lab):
             return found
 
 
-def test_a_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, database):
+def test_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, database):
     """It said hello as tenant/name, and claims as name."""
     name = f"gpu-of-{lab.q}"
     with database.connect("service") as service, service.transaction():
@@ -312,7 +312,7 @@ def test_a_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, data
 
 
 @pytest.mark.parametrize("after", ["", "pool", "2026~1"])
-def test_a_page_of_workers_goes_on_behind_a_next_alone(after):
+def test_page_of_workers_continues_only_from_a_next(after):
     with pytest.raises(Refused, match="expected the `next` of an earlier page"):
         reads.workers(after=after)
 
@@ -371,7 +371,7 @@ WALKS = """
 """
 
 
-def test_no_read_walks_a_table_whatever_the_policies_add(database, crowd):
+def test_no_read_scans_a_table_sequentially(database, crowd):
     """Row-level security keeps functions away from indexes unless a query is written for it."""
     with Lab(database, "app_a", q=crowd.q) as lab:
         for call in asked_of(lab):

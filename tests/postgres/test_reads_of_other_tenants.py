@@ -176,7 +176,7 @@ def test_every_read_has_a_case():
 
 
 @pytest.mark.parametrize(("name", "call"), ASKED)
-def test_no_read_tells_of_another_tenant(database, loot, name, call):
+def test_reads_reveal_nothing_of_another_tenant(database, loot, name, call):
     role, tenant = ("service", "b") if name in OF_SERVICE else ("app_b", "")
     found = repr(told(database, role, tenant, call, loot))
     assert WORD in found or str(loot["ids"][0]) in found, "the case shows nothing to its owner"
@@ -186,7 +186,7 @@ def test_no_read_tells_of_another_tenant(database, loot, name, call):
         assert not any(str(one) in found for one in loot["ids"]), who
 
 
-def test_reads_without_words_tell_nothing_of_another_tenant(database, loot):
+def test_reads_without_text_reveal_nothing_of_another_tenant(database, loot):
     holder = "helix.read_fence_holder_v1(%(fence)s)"
     lost = "helix.read_changes_lost_v1(0, 0, 0, '-infinity')"
     assert told(database, "app_b", "", holder, loot) == [("(2,f)",)]

@@ -82,7 +82,7 @@ def test_every_object_has_its_reason_above_it(path):
     assert not missing, f"{path.name}: write above each of these why it exists: {missing}"
 
 
-def test_the_rule_itself_finds_a_bare_object():
+def test_rule_itself_finds_a_bare_object():
     script = (
         "-- Why.\ncreate table a (b int); -- ;\ncreate index c on a (b);\n\ncreate table d ();\n"
     )
@@ -90,7 +90,7 @@ def test_the_rule_itself_finds_a_bare_object():
 
 
 @pytest.mark.parametrize("path", [*FILES, *MIGRATION_FILES], ids=lambda path: path.name)
-def test_files_begin_with_their_story(path):
+def test_sql_files_begin_with_a_comment(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("-- "), f"{path.name}: begin with what this file is about"
     assert [n for n, line in enumerate(lines, 1) if "\t" in line] == []
@@ -120,7 +120,7 @@ def functions(database):
     return [dict(zip(names, row, strict=True)) for row in database.rows(FUNCTIONS)]
 
 
-def test_functions_that_borrow_rights_pin_their_search_path(functions):
+def test_security_definer_functions_pin_their_search_path(functions):
     """Else whoever calls them could put functions of his own in the way."""
     pinned = {
         function["name"]: function["config"] or [] for function in functions if function["definer"]
@@ -140,7 +140,7 @@ def test_no_function_has_its_plans_compiled(functions):
     assert [name for name, config in steered.items() if "jit=off" not in config] == []
 
 
-def test_functions_are_closed_but_to_the_roles_meant(functions):
+def test_functions_are_granted_only_to_the_intended_roles(functions):
     roles = {"helix_owner", "helix_engine", "helix_reader"}
     for function in functions:
         callers = set(function["callers"]) - {function["owner"]}
@@ -170,7 +170,7 @@ def test_reads_run_as_the_reader_and_everything_else_as_the_engine(functions):
     assert [f["name"] for f in called if f["name"].startswith("read_") and f["volatile"]] == []
 
 
-def test_functions_that_clients_call_work_out_first_whom_they_act_for(functions):
+def test_client_functions_determine_the_tenant_first(functions):
     """The policies of helix_engine believe what `enter` noted; a client could set it too.
 
     Those of helix_reader ask for the session's tenants themselves.
@@ -198,7 +198,7 @@ def test_sql_is_built_only_from_names_of_objects(functions):
     assert [f["name"] for f in others if re.search(r"\bexecute\b", f["source"])] == []
 
 
-def test_nothing_is_open_to_everybody(database):
+def test_nothing_is_granted_to_public(database):
     assert (
         database.rows("""
             select c.relname, a.privilege_type from pg_class c, aclexplode(c.relacl) a

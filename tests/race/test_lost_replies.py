@@ -92,7 +92,7 @@ def test_submit(database, db, faults):
     proven(database)
 
 
-def test_a_submission_that_never_arrived_is_new_when_it_comes_again(database, db, faults):
+def test_submission_that_never_arrived_is_new_when_it_comes_again(database, db, faults):
     with store(faults.dsn) as cut_off:
         faults.lose_request(containing="submit_v1")
         with pytest.raises(Unavailable):
@@ -102,7 +102,7 @@ def test_a_submission_that_never_arrived_is_new_when_it_comes_again(database, db
     proven(database)
 
 
-def test_a_commit_of_the_callers_own_transaction(database, db, faults):
+def test_commit_of_the_callers_own_transaction(database, db, faults):
     """The reply to COMMIT is the one that is lost; what was submitted within is there."""
     with store(faults.dsn) as cut_off:
         cut_off.connection.autocommit = False
@@ -141,7 +141,7 @@ def test_claim_of_the_last_batches(database, db, faults):
     proven(database)
 
 
-def test_a_request_of_another_worker_is_not_answered(db):
+def test_request_of_another_worker_is_not_answered(db):
     """Tokens go to whoever they were given to, not to whoever knows a request's id."""
     submit(db, ["one"])
     call = claim_call(1, worker="A")
@@ -282,7 +282,7 @@ INSIDE_CLAIM = "lock table helix.batch in access exclusive mode"
 
 
 @pytest.mark.parametrize("ready", [6, 2], ids=["more-is-ready", "nothing-else-is-ready"])
-def test_a_repeated_claim_waits_for_the_first(database, db, ready):
+def test_repeated_claim_waits_for_the_first(database, db, ready):
     submit(db, [f"s{number}" for number in range(ready)])
     one, two = both_under_way(database, claim_call(2), "claim_v1", INSIDE_CLAIM)
     assert len(one.leases) == 2
@@ -291,7 +291,7 @@ def test_a_repeated_claim_waits_for_the_first(database, db, ready):
     proven(database)
 
 
-def test_a_repeated_settle_claim_and_start_waits_for_the_first(database, db):
+def test_repeated_settle_claim_and_start_waits_for_the_first(database, db):
     submit(db, ["one", "two", "three", "four"])
     leases = claim(db, 2)
     call = claim_call(2, settle=[completed(lease) for lease in leases])
@@ -306,7 +306,7 @@ def test_a_repeated_settle_claim_and_start_waits_for_the_first(database, db):
 
 
 @pytest.mark.parametrize("verb", ["settle", "release", "start"])
-def test_a_repeated_write_waits_for_the_first(database, db, verb):
+def test_repeated_write_waits_for_the_first(database, db, verb):
     submit(db, ["one", "two"])
     leases = claim(db, 2, start=verb != "start")
     call = {
@@ -322,7 +322,7 @@ def test_a_repeated_write_waits_for_the_first(database, db, verb):
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_a_repeated_submit_waits_for_the_first(database, db, ends):
+def test_repeated_submit_waits_for_the_first(database, db, ends):
     call = submission("one")
     with store(database.dsn("pool")) as first, ThreadPoolExecutor(1) as pool:
         first.connection.autocommit = False
@@ -336,7 +336,7 @@ def test_a_repeated_submit_waits_for_the_first(database, db, ends):
     proven(database)
 
 
-def test_a_link_that_swallows_everything_harms_only_its_caller(database, db, faults):
+def test_dead_network_link_affects_only_its_caller(database, db, faults):
     """The frozen call's outcome is open until the link is back; the others go on."""
     submit(db, ["one", "two"])
     lost = threading.Event()

@@ -268,7 +268,7 @@ def with_limits(dsn: str, number: int, seconds: float) -> Report:
 
 @pytest.mark.timeout(5 * SECONDS + 60)
 @pytest.mark.parametrize("work", [plain, with_limits], ids=["plain", "limits-and-pauses"])
-def test_nobody_deadlocks_and_no_renewal_starves(database, work):
+def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, work):
     dsn = database.dsn("pool")
     with database.connect("helix_bootstrap") as connection:
         connection.execute(BOARD)

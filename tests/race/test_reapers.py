@@ -74,7 +74,7 @@ def either(role: str, dsn: str, number: int) -> Told:
     return {"work": settle_around_the_deadline, "reap": reap_all_the_time}[role](dsn, number)
 
 
-def test_reapers_and_fast_workers_do_not_undo_each_other(database):
+def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
     dsn = database.dsn("pool")
     with store(dsn) as db:
         open_queue(db, lease_seconds=LEASE_S, max_attempts=1000)

@@ -56,7 +56,7 @@ def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
     proven(database)
 
 
-def test_overlapping_sets_in_any_order_do_not_lock_each_other_up(database):
+def test_overlapping_submissions_in_any_order_do_not_deadlock(database):
     """Within one call the engine sorts, so callers need not."""
     dsn = database.dsn("pool")
     with store(dsn) as db:

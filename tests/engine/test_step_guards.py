@@ -171,7 +171,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_no_step_forges(database, one_of_each, execute, what):
+def test_step_with_a_forged_column_is_refused(database, one_of_each, execute, what):
     before = everything(database)
     forged = step(one_of_each[State.RUNNING], State.COMPLETED, reason="'completed'", **FORGED[what])
     assert execute(forged) == "QH001"
@@ -209,7 +209,7 @@ PENDING_AGAIN = {
 
 
 @pytest.mark.parametrize("what", PENDING_AGAIN)
-def test_a_pending_batch_is_claimable_or_says_why_not(database, one_of_each, execute, what):
+def test_pending_batch_is_claimable_or_has_a_cause(database, one_of_each, execute, what):
     before = everything(database)
     wrong = step(one_of_each[State.RUNNING], State.PENDING, **PENDING_AGAIN[what])
     assert execute(wrong) == "QH001"
@@ -222,7 +222,7 @@ def test_a_pending_batch_is_claimable_or_says_why_not(database, one_of_each, exe
     assert everything(database) == before
 
 
-def test_a_legal_step_of_a_new_function_leaves_its_entry(database, one_of_each, execute):
+def test_legal_step_of_a_new_function_leaves_its_entry(database, one_of_each, execute):
     """The entry comes from the trigger, not from the care of the function's author."""
     batch = one_of_each[State.RUNNING]
     assert execute(step(batch, State.COMPLETED, reason="'completed'")) is None
@@ -239,7 +239,7 @@ def test_a_legal_step_of_a_new_function_leaves_its_entry(database, one_of_each, 
     assert_whole(database)
 
 
-def test_a_whole_transaction_goes_or_stays_with_its_entry(database, lab):
+def test_whole_transaction_goes_or_stays_with_its_entry(database, lab):
     """An entry without its state change would be as false as a change without its entry."""
     lab.queue()
     lab.submit("s1")
@@ -275,7 +275,7 @@ where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnu
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.COMPLETED])
-def test_what_is_no_step_changes_only_the_place_of_a_batch(database, one_of_each, execute, state):
+def test_update_without_step_changes_only_the_claim_order(database, one_of_each, execute, state):
     batch = one_of_each[state]
     before = everything(database)
     refused = set()
@@ -300,7 +300,7 @@ def test_what_is_no_step_changes_only_the_place_of_a_batch(database, one_of_each
 
 
 @pytest.mark.parametrize("state", [State.ASSIGNED, State.RUNNING])
-def test_a_renewal_is_no_step_and_leaves_no_entry(database, one_of_each, execute, state):
+def test_renewal_is_no_step_and_leaves_no_entry(database, one_of_each, execute, state):
     entries = database.rows(EVERY_ROW["entry"])
     renewal = (
         "update helix.work set step = false, deadline = deadline + interval '1 s'"
@@ -347,7 +347,7 @@ def test_no_row_is_deleted_and_inserted_again(database, one_of_each, execute):
     assert_whole(database)
 
 
-def test_a_retired_batch_does_not_begin_again(database, lab, one_of_each, execute):
+def test_retired_batch_does_not_begin_again(database, lab, one_of_each, execute):
     assert lab.rows("select helix.retire_v1('a', %s, 'COMPLETED', 'infinity')", QUEUE) == [(1,)]
     before = everything(database)
     assert execute(FIRST.format(batch=one_of_each[State.COMPLETED])) == "QH001"
@@ -366,7 +366,7 @@ FIRST_STEPS = {
 
 
 @pytest.mark.parametrize("what", FIRST_STEPS)
-def test_no_batch_begins_with(database, lab, execute, what):
+def test_new_batch_with_a_forged_column_is_refused(database, lab, execute, what):
     lab.queue()
     lab.submit("s1")
     before = everything(database)
@@ -400,7 +400,7 @@ TOMBSTONE = {"retired_at", "ended_at", "entry", "version", "state", "attempt", "
 
 
 @pytest.mark.parametrize("retired", [False, True])
-def test_what_was_asked_cannot_be_changed(database, lab, one_of_each, execute, retired):
+def test_submitted_batch_cannot_be_changed(database, lab, one_of_each, execute, retired):
     batch = one_of_each[State.COMPLETED]
     if retired:
         assert lab.rows("select helix.retire_v1('a', %s, 'COMPLETED', 'infinity')", QUEUE) == [(1,)]
@@ -431,7 +431,7 @@ def test_no_batch_is_deleted(database, one_of_each, execute):
 # --- the ledger --------------------------------------------------------------------------------
 
 
-def test_a_step_whose_predecessor_is_missing_is_refused(database, lab):
+def test_step_whose_predecessor_is_missing_is_refused(database, lab):
     """A ledger that was cut is not continued as if nothing had happened."""
     lab.queue()
     lab.submit("s1", "s2")

@@ -2,7 +2,7 @@
 
 Tables come from the catalog, so a new one cannot be forgotten. DDL can remove a guard; that this
 shows is what tests/operate/test_check.py is about. What a wrong function of the engine could do is
-in test_steps_cannot_be_forged.py.
+in test_step_guards.py.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def assert_whole(database):
 
 
 @pytest.mark.parametrize("hand", HANDS)
-def test_no_statement_typed_by_hand_is_let_through(busy, hand):
+def test_manual_dml_is_refused_on_every_table(busy, hand):
     before = history(busy)
     wrong = []
     with typing(busy, hand) as connection:
@@ -164,7 +164,7 @@ def test_every_table_has_its_own_guard(database, hand):
                 assert state == ("QH003" if ledger else "QH002"), (what, table)
 
 
-def test_operators_of_ones_own_do_not_fool_a_guard(busy):
+def test_user_defined_operators_do_not_bypass_a_guard(busy):
     """A guard that looked up `=` along the caller's search path would believe anything."""
     before = history(busy)
     with busy.connect("helix_bootstrap") as connection:
@@ -201,7 +201,7 @@ def test_operators_of_ones_own_do_not_fool_a_guard(busy):
     assert history(busy) == before
 
 
-def test_a_trigger_of_ones_own_does_not_write_entries(database):
+def test_user_defined_trigger_cannot_write_entries(database):
     """The ledger takes entries at trigger depth only; any trigger would do, were that all."""
     with lab(database) as a:
         a.queue()

@@ -86,7 +86,7 @@ def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("name", ["B", "A"], ids=["other-name", "same-name"])
-def test_a_zombie_is_refused_and_the_owner_does_not_notice(database, db, write, name):
+def test_zombie_is_refused_and_the_owner_is_unaffected(database, db, write, name):
     stale = frozen(database, db, started=write != "start")
     lease = replaced(db, stale, worker=name)
     before = database.rows(EVERY_COLUMN, lease.batch)
@@ -105,7 +105,7 @@ def test_a_zombie_is_refused_and_the_owner_does_not_notice(database, db, write, 
     proven(database)
 
 
-def test_a_zombie_is_refused_while_nobody_holds_its_batch(database, db):
+def test_zombie_is_refused_while_its_batch_has_no_owner(database, db):
     stale = frozen(database, db)
     until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
@@ -119,7 +119,7 @@ def test_a_zombie_is_refused_while_nobody_holds_its_batch(database, db):
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-def test_a_zombie_is_refused_after_the_end(database, db, end):
+def test_zombie_is_refused_after_the_end(database, db, end):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     if end == "cancelled":
@@ -137,7 +137,7 @@ def test_a_zombie_is_refused_after_the_end(database, db, end):
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_late_but_not_replaced_is_accepted_and_marked(database, db, write):
+def test_late_write_of_an_unreplaced_lease_is_accepted_and_marked(database, db, write):
     lease = frozen(database, db, started=write != "start")
     [answer] = db.run(WRITES[write]("A", lease))
     assert (answer.answer, answer.late) == ("ok", True)
@@ -159,7 +159,7 @@ def test_late_but_not_replaced_is_accepted_and_marked(database, db, write):
     proven(database)
 
 
-def test_a_late_start_does_not_make_a_timely_completion_late(database, db):
+def test_late_start_does_not_make_a_timely_completion_late(database, db):
     lease = frozen(database, db, started=False)
     assert db.run(WRITES["start"]("A", lease))[0].late
     db.run(WRITES["renew"]("A", lease))
@@ -170,7 +170,7 @@ def test_a_late_start_does_not_make_a_timely_completion_late(database, db):
     ]
 
 
-def test_a_hammering_zombie_makes_one_row_with_a_count(database, db):
+def test_repeated_refusals_of_a_zombie_are_one_row_with_a_count(database, db):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     for _ in range(7):
@@ -189,7 +189,7 @@ def test_a_hammering_zombie_makes_one_row_with_a_count(database, db):
     proven(database)
 
 
-def test_two_workers_that_present_one_stale_token_are_both_kept(database, db):
+def test_refusals_of_two_workers_with_one_stale_token_are_both_recorded(database, db):
     """A token that leaked, or a process that was copied: the second name is what matters."""
     stale = frozen(database, db)
     lease = replaced(db, stale)
@@ -208,7 +208,7 @@ def test_two_workers_that_present_one_stale_token_are_both_kept(database, db):
     proven(database)
 
 
-def test_a_refusal_names_the_owner_of_the_last_try(database, db):
+def test_refusal_names_the_owner_of_the_last_try(database, db):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     assert db.run(WRITES["renew"]("A", stale))[0].owner == "B"
@@ -220,7 +220,7 @@ def test_a_refusal_names_the_owner_of_the_last_try(database, db):
     ]
 
 
-def test_one_stale_token_among_many_spoils_nothing(database, db):
+def test_stale_token_does_not_affect_others_of_the_call(database, db):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     submit(db, ["two", "three"])
@@ -236,7 +236,7 @@ def test_one_stale_token_among_many_spoils_nothing(database, db):
     proven(database)
 
 
-def test_a_stale_token_named_twice_in_one_call_is_refused_like_once(database, db):
+def test_stale_token_passed_twice_in_one_call_is_refused_once(database, db):
     stale = frozen(database, db)
     replaced(db, stale)
     for write in WRITES:
@@ -252,7 +252,7 @@ def test_a_stale_token_named_twice_in_one_call_is_refused_like_once(database, db
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_token_of_ones_own_named_twice_in_one_call_works_like_once(database, db, write):
+def test_valid_token_passed_twice_in_one_call_counts_once(database, db, write):
     submit(db, ["one"])
     [lease] = claim(db, 1, "A", start=write != "start")
     answers = db.run(both(write, lease, lease))
@@ -262,9 +262,7 @@ def test_a_token_of_ones_own_named_twice_in_one_call_works_like_once(database, d
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_worker_that_brings_its_stale_and_its_new_token_together_uses_the_new_one(
-    database, db, write
-):
+def test_worker_with_stale_and_new_token_in_one_call_uses_the_new_one(database, db, write):
     """It lost the batch and was given it again, and settles all its slots with one call."""
     stale = frozen(database, db, started=write != "start")
     until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
@@ -297,11 +295,11 @@ def test_every_part_of_the_token_is_compared(database, db, write):
     proven(database)
 
 
-def test_a_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db):
+def test_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db):
     submit(db, ["one"])
     here = Path(__file__)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.test_zombies", database.dsn("pool")],
+        [sys.executable, "-m", "tests.engine.test_stale_tokens", database.dsn("pool")],
         cwd=here.parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

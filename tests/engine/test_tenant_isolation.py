@@ -164,7 +164,7 @@ def relations(database):
 
 
 @pytest.mark.parametrize("role", ["app_a", "app_b", "stranger", "service", "pool"])
-def test_no_login_of_a_program_can_read_a_table(wall, role):
+def test_application_login_cannot_read_any_table(wall, role):
     """Not even a plan of the query: row counts in it would tell how much others have."""
     with wall.connect(role) as connection:
         for name in relations(wall):
@@ -183,7 +183,7 @@ def test_no_login_of_a_program_can_read_a_table(wall, role):
                 connection.execute(f"select last_value from helix.{sequence}".encode())
 
 
-def test_the_plan_of_a_read_tells_nothing_of_what_it_reads(wall):
+def test_plan_of_a_read_reveals_nothing_of_its_rows(wall):
     with wall.connect("app_a") as connection:
         plan = connection.execute(
             "explain (analyze, buffers off, costs off, timing off, summary off)"
@@ -241,7 +241,7 @@ def careless(copied):
 
 
 @pytest.mark.parametrize("who", INTRUDERS)
-def test_a_read_that_forgets_its_where_returns_nothing_of_another_tenant(careless, who):
+def test_read_that_forgets_its_where_returns_nothing_of_another_tenant(careless, who):
     granted = dict(
         careless.rows(
             "select c.relname, array_agg(a.attname::text order by a.attnum) filter (where "
@@ -364,7 +364,7 @@ WORDLESS = {
 
 
 @pytest.mark.parametrize("who", INTRUDERS)
-def test_no_read_tells_of_another_tenant(wall, loot, who):
+def test_reads_reveal_nothing_of_another_tenant(wall, loot, who):
     secret = {str(one) for one in loot.ids} | {key.hex() for key in loot.keys}
     with as_intruder(wall, who) as connection:
         for name, cases in READS.items():
@@ -375,7 +375,7 @@ def test_no_read_tells_of_another_tenant(wall, loot, who):
 
 
 @pytest.mark.parametrize("name", sorted(READS.keys() - WORDLESS))
-def test_the_same_read_by_the_tenant_itself_tells_it_all(wall, loot, name):
+def test_same_read_by_the_tenant_returns_its_rows(wall, loot, name):
     """What is empty above is not empty for being malformed."""
     # Workers of a tenant are told to the login that serves many: names begin with the tenant's.
     role = "service" if name == "read_tenant_workers_v1" else "app_b"
@@ -402,7 +402,7 @@ def read_by(connection, name, arguments):
 
 
 @pytest.mark.parametrize("name", ["read_batch_states_v1", "read_chains_v1", "read_changes_v1"])
-def test_a_read_of_everything_names_the_tenants_own_batches_only(wall, loot, name):
+def test_unfiltered_read_returns_only_own_batches(wall, loot, name):
     for role, tenant in (("app_a", "a"), ("app_b", "b")):
         with wall.connect(role) as connection:
             [arguments, *_] = READS[name](loot)
@@ -415,7 +415,7 @@ def test_a_read_of_everything_names_the_tenants_own_batches_only(wall, loot, nam
         assert named - {None} == set(of_tenant(wall, tenant))
 
 
-def test_a_tenants_lease_names_are_its_own(wall, loot):
+def test_tenants_lease_names_are_its_own(wall, loot):
     [arguments] = READS["read_lease_names_v1"](loot)
     for role, number in (("app_a", 0), ("stranger", 0), ("app_b", 3), ("pool", 3)):
         with wall.connect(role) as connection:
@@ -423,7 +423,7 @@ def test_a_tenants_lease_names_are_its_own(wall, loot):
         assert len(rows) == number, role
 
 
-def test_a_tenant_reads_what_is_its_own(wall):
+def test_tenant_reads_what_is_its_own(wall):
     """The walls have a door: without it, everything above would be empty."""
     for role, words, tenants in (
         ("app_a", [], {"a"}),
@@ -443,7 +443,7 @@ def test_a_tenant_reads_what_is_its_own(wall):
             assert {tenant for (tenant,) in queues} == tenants, (role, words)
 
 
-def test_an_operator_reads_the_tables_of_all_tenants(wall):
+def test_operator_reads_the_tables_of_all_tenants(wall):
     with wall.connect("operator") as connection:
         for table in ("event", "queue", "decision", "refusal", "fence_event"):
             query = sql.SQL("select distinct tenant from {}").format(sql.Identifier("helix", table))
@@ -452,7 +452,7 @@ def test_an_operator_reads_the_tables_of_all_tenants(wall):
     assert WORD in repr(rows)
 
 
-def test_a_tenant_reads_the_requirements_of_its_own_queues(wall):
+def test_tenant_reads_the_requirements_of_its_own_queues(wall):
     """Classes are shared rows, but their labels are words of whoever asked first."""
     for role, told in (("app_a", False), ("app_b", True), ("operator", True)):
         with wall.connect(role) as connection:
@@ -461,7 +461,7 @@ def test_a_tenant_reads_the_requirements_of_its_own_queues(wall):
         assert (WORD in repr(rows)) is told, role
 
 
-def test_a_named_tenant_is_forgotten_with_its_transaction(wall):
+def test_tenant_setting_ends_with_its_transaction(wall):
     with wall.connect("service") as connection:
         own = Lab(connection)
         with connection.transaction():
@@ -470,7 +470,7 @@ def test_a_named_tenant_is_forgotten_with_its_transaction(wall):
         assert own.call("read_batches_v1", "count(tenant)", scan="all") == [(0,)]
 
 
-def test_a_talkative_function_is_told_nothing(wall):
+def test_function_with_side_output_sees_no_foreign_row(wall):
     """A condition that costs nothing would run before the policy, if PostgreSQL trusted it."""
     heard = []
     with wall.connect("app_a") as connection:
@@ -661,7 +661,7 @@ def told_by(connection, name, arguments):
 
 
 @pytest.mark.parametrize("who", INTRUDERS)
-def test_no_function_touches_or_tells_of_another_tenant(copied, loot, who):
+def test_functions_neither_change_nor_reveal_another_tenant(copied, loot, who):
     with copied.connect("helix_bootstrap") as watcher, as_intruder(copied, who) as connection:
         # What time alone decides, any claim does for all tenants: not the intruder's doing.
         watcher.execute("select helix.run_duty_v1('duty') from generate_series(1, 20)")
@@ -678,7 +678,7 @@ def test_no_function_touches_or_tells_of_another_tenant(copied, loot, who):
 
 
 @pytest.mark.parametrize("call", ["claim_v1", "reap_v1", "promote_v1"])
-def test_who_does_a_duty_for_another_tenant_writes_no_word_of_his_own_there(copied, call):
+def test_duty_for_another_tenant_records_no_actor_name_of_the_caller(copied, call):
     """Claims take back overdue leases of all tenants; the ledger of each is its own."""
     lost = "select count(*) from helix.event where tenant = 'b' and reason = 'lost'"
     assert copied.value(lost) == 0
@@ -703,7 +703,7 @@ GIVEN_BY_OPERATORS = {"create_token_v1", "rotate_token_v1", "revoke_token_v1", "
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in IDLE])
-def test_the_same_call_by_whoever_may_does_change_something(copied, loot, name):
+def test_same_call_by_a_permitted_role_changes_something(copied, loot, name):
     """What is refused above is not refused for being malformed."""
     with copied.connect("helix_bootstrap") as connection:
         before = rows_of_b(connection)
@@ -730,7 +730,7 @@ def test_the_same_call_by_whoever_may_does_change_something(copied, loot, name):
         ("app_a", ["set helix.scope = '*'"], {"a"}),
     ],
 )
-def test_a_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
+def test_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
     with lab(database) as pool:
         for tenant in ("a", "b"):
             pool.queue(tenant, "shared")
@@ -743,7 +743,7 @@ def test_a_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
     assert len(leases) == 5 * len(tenants)
 
 
-def test_a_role_bound_to_two_tenants_has_both_and_no_third(database):
+def test_role_bound_to_two_tenants_has_both_and_no_third(database):
     with lab(database, "operator") as operator, lab(database) as pool, lab(database, "app_a") as a:
         operator.call("bind_v1", role="app_a", tenant="b")
         for tenant in ("a", "b", "c"):

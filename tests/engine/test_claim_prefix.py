@@ -27,7 +27,7 @@ def lab(database):
         yield lab
 
 
-def test_a_claim_for_very_much_answers_with_a_portion(lab):
+def test_claim_of_large_payloads_returns_a_prefix(lab):
     lab.submit_many(20, payload=LARGE)
     first, second, third = (lab.call_claim(1000, start=True) for _ in range(3))
     assert [len(one.leases) for one in (first, second, third)] == [PORTION, 3, 0]
@@ -37,13 +37,13 @@ def test_a_claim_for_very_much_answers_with_a_portion(lab):
     assert sorted(told[:PORTION]) == [f"s{n:05}" for n in range(PORTION)]  # from the first
 
 
-def test_few_batches_are_never_cut_short(lab):
+def test_small_claims_are_not_truncated(lab):
     lab.submit_many(16, payload=LARGE)
     told = lab.call_claim(16)
     assert (len(told.leases), told.more) == (16, False)
 
 
-def test_a_repeat_of_a_claim_that_was_cut_short_gives_the_same_portion(lab):
+def test_repeat_of_a_truncated_claim_returns_the_same_prefix(lab):
     lab.submit_many(20, payload=LARGE)
     request = uuid.uuid4()
     first, again = (lab.call_claim(20, request=request) for _ in range(2))
@@ -51,7 +51,7 @@ def test_a_repeat_of_a_claim_that_was_cut_short_gives_the_same_portion(lab):
     assert len(first.leases) == PORTION
 
 
-def test_what_a_claim_settles_is_answered_beside_its_portion(lab):
+def test_truncated_claim_still_answers_its_settlements(lab):
     lab.submit_many(20, payload=LARGE)
     told = lab.call_claim(20, start=True)
     lab.submit_many(20, "t", payload=LARGE)
@@ -60,7 +60,7 @@ def test_what_a_claim_settles_is_answered_beside_its_portion(lab):
     assert (len(told.leases), told.more) == (PORTION, True)
 
 
-def test_nothing_behind_a_portion_is_passed_over_by_hints(lab):
+def test_hints_do_not_skip_batches_after_a_prefix(lab):
     hints, seen = Hints(), []
     lab.submit_many(40, payload=LARGE)
     for clock in range(3):

@@ -1,4 +1,4 @@
-"""What people decide from outside: cancel, retry, erase, retire."""
+"""Calls by batch id: cancel, retry, release, erase; and retention."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def lab(database):
         yield lab
 
 
-def told(verdicts):
-    return [(verdict.answer, verdict.state) for verdict in verdicts]
+def answers_and_states(results):
+    return [(result.answer, result.state) for result in results]
 
 
 def retire(lab, state, before=None, **options):
@@ -42,13 +42,13 @@ def retire(lab, state, before=None, **options):
     )
 
 
-def one(lab, **options):
+def submit_batch(lab, **options):
     [answer] = lab.submit("s1", **options)
     return answer.receipt.batch_id
 
 
 def finished(lab, state):
-    batch_id = one(lab, payload={"patient": 7})
+    batch_id = submit_batch(lab, payload={"patient": 7})
     if state is State.CANCELLED:
         lab.decide("cancel", batch_id)
     elif state is State.FAILED:
@@ -68,10 +68,10 @@ FINISHED = [State.COMPLETED, State.FAILED, State.CANCELLED]
 def test_waiting_work_can_be_cancelled(lab, place):
     if place == "paused":
         lab.queue(paused=True)
-    batch_id = one(lab, run_at=datetime.now(UTC) + LATER if place == "delayed" else None)
+    batch_id = submit_batch(lab, run_at=datetime.now(UTC) + LATER if place == "delayed" else None)
     [verdict] = lab.decide("cancel", batch_id, reason="wrong tube")
     assert (verdict.answer, verdict.state, verdict.batch_id) == ("ok", State.CANCELLED, batch_id)
-    assert told(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
+    assert answers_and_states(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
     assert lab.standing(batch_id) == ("CANCELLED", 2, 0, "outcome")
     assert lab.rows(
         "select actor, detail from helix.history_of(array[%s::bigint]) where version = 2",
@@ -83,13 +83,13 @@ def test_waiting_work_can_be_cancelled(lab, place):
 
 
 @pytest.mark.parametrize("start", [True, False])
-def test_the_token_of_cancelled_work_dies(lab, start):
-    batch_id = one(lab)
+def test_token_of_a_cancelled_batch_becomes_invalid(lab, start):
+    batch_id = submit_batch(lab)
     [lease] = lab.claim(start=start)
-    assert told(lab.decide("cancel", batch_id)) == [("ok", State.CANCELLED)]
+    assert answers_and_states(lab.decide("cancel", batch_id)) == [("ok", State.CANCELLED)]
     for answers in (lab.renew(lease), lab.complete(lease), lab.fail(lease), lab.release(lease)):
-        assert told(answers) == [("refused", State.CANCELLED)]
-    assert told(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
+        assert answers_and_states(answers) == [("refused", State.CANCELLED)]
+    assert answers_and_states(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
     assert lab.standing(batch_id)[0] == "CANCELLED"
 
 
@@ -97,11 +97,11 @@ def test_the_token_of_cancelled_work_dies(lab, start):
 def test_finished_work_cannot_be_cancelled(lab, state):
     batch_id = finished(lab, state)
     before = lab.standing(batch_id)
-    assert told(lab.decide("cancel", batch_id)) == [("illegal", state)]
+    assert answers_and_states(lab.decide("cancel", batch_id)) == [("illegal", state)]
     assert lab.standing(batch_id) == before
 
 
-def test_many_are_cancelled_in_one_call_and_answered_one_by_one(lab):
+def test_cancel_of_many_batches_answers_each(lab):
     ids = [answer.receipt.batch_id for answer in lab.submit("s1", "s2", "s3")]
     lab.complete(*lab.claim(1))
     lab.claim(1)
@@ -115,14 +115,14 @@ def test_many_are_cancelled_in_one_call_and_answered_one_by_one(lab):
 # --- retry -------------------------------------------------------------------------------------
 
 
-def test_failed_work_is_retried_with_all_its_tries(lab):
+def test_retry_of_a_failed_batch_restores_all_attempts(lab):
     lab.queue(max_attempts=2)
-    batch_id = one(lab)
+    batch_id = submit_batch(lab)
     for _ in range(2):
         lab.fail(*lab.claim())
     assert lab.standing(batch_id)[:3] == ("FAILED", 7, 2)
-    assert told(lab.decide("retry", batch_id)) == [("ok", State.PENDING)]
-    assert told(lab.decide("retry", batch_id)) == [("repeat", State.PENDING)]
+    assert answers_and_states(lab.decide("retry", batch_id)) == [("ok", State.PENDING)]
+    assert answers_and_states(lab.decide("retry", batch_id)) == [("repeat", State.PENDING)]
     assert lab.history(batch_id)[-1] == ("PENDING", "retried")
     for attempt in (1, 2):
         [lease] = lab.claim()
@@ -132,14 +132,14 @@ def test_failed_work_is_retried_with_all_its_tries(lab):
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
-def test_what_is_final_cannot_be_retried(lab, state):
+def test_final_batch_cannot_be_retried(lab, state):
     batch_id = finished(lab, state)
-    assert told(lab.decide("retry", batch_id)) == [("illegal", state)]
+    assert answers_and_states(lab.decide("retry", batch_id)) == [("illegal", state)]
 
 
 @pytest.mark.parametrize("start", [None, True, False])
-def test_what_has_not_failed_cannot_be_retried(lab, start):
-    batch_id = one(lab)
+def test_batch_that_has_not_failed_cannot_be_retried(lab, start):
+    batch_id = submit_batch(lab)
     if start is not None:
         lab.claim(start=start)
     [verdict] = lab.decide("retry", batch_id)
@@ -147,8 +147,8 @@ def test_what_has_not_failed_cannot_be_retried(lab, start):
     assert lab.standing(batch_id)[0] == verdict.state
 
 
-def test_an_old_token_stays_dead_after_a_retry(lab):
-    batch_id = one(lab)
+def test_old_token_stays_invalid_after_a_retry(lab):
+    batch_id = submit_batch(lab)
     [lease] = lab.claim()
     lab.fail(lease, permanent=True)
     lab.decide("retry", batch_id)
@@ -170,8 +170,8 @@ def test_erasing_takes_payload_and_result_and_leaves_fingerprint_and_ledger(lab,
         "from helix.event e where e.batch = b.id) from helix.batch b where b.id = %s"
     )
     before = lab.rows(kept, number)
-    assert told(lab.decide("erase", batch_id, reason="article 17")) == [("ok", state)]
-    assert told(lab.decide("erase", batch_id)) == [("repeat", state)]
+    assert answers_and_states(lab.decide("erase", batch_id, reason="article 17")) == [("ok", state)]
+    assert answers_and_states(lab.decide("erase", batch_id)) == [("repeat", state)]
     assert lab.rows(kept, number) == before
     assert lab.value("select payload::text from helix.batch where id = %s", number) is None
     results = "select result::text from helix.result where batch = %s and result is not null"
@@ -182,8 +182,8 @@ def test_erasing_takes_payload_and_result_and_leaves_fingerprint_and_ledger(lab,
 
 
 @pytest.mark.parametrize("start", [None, True, False])
-def test_what_a_worker_may_hold_cannot_be_erased(lab, start):
-    batch_id = one(lab, payload={"patient": 7})
+def test_unfinished_batch_cannot_be_erased(lab, start):
+    batch_id = submit_batch(lab, payload={"patient": 7})
     if start is not None:
         lab.claim(start=start)
     assert lab.decide("erase", batch_id)[0].answer == "illegal"
@@ -191,7 +191,7 @@ def test_what_a_worker_may_hold_cannot_be_erased(lab, start):
     assert lab.value("select payload is not null from helix.batch where id = %s", number)
 
 
-def test_what_was_erased_cannot_be_retried(lab):
+def test_erased_batch_cannot_be_retried(lab):
     """A worker would be handed work without its payload."""
     batch_id = finished(lab, State.FAILED)
     lab.decide("erase", batch_id)
@@ -205,7 +205,7 @@ def test_what_was_erased_cannot_be_retried(lab):
 
 
 @pytest.mark.parametrize("state", FINISHED)
-def test_a_retired_key_goes_on_answering(lab, state):
+def test_retired_key_still_answers_duplicates(lab, state):
     batch_id = finished(lab, state)
     [before] = lab.submit("s1", payload={"patient": 7})
     number = lab.number(batch_id)
@@ -233,15 +233,15 @@ def test_a_retired_key_goes_on_answering(lab, state):
     for table in ("work", "result", "ended", "refusal"):
         query = f"select 1 from helix.{table} where batch = %s"
         assert lab.rows(query, number) == []
-    assert told(lab.decide("retry", batch_id)) == [("illegal", state)]
-    assert told(lab.decide("erase", batch_id)) == [("illegal", state)]
-    assert told(lab.decide("cancel", batch_id)) == [
+    assert answers_and_states(lab.decide("retry", batch_id)) == [("illegal", state)]
+    assert answers_and_states(lab.decide("erase", batch_id)) == [("illegal", state)]
+    assert answers_and_states(lab.decide("cancel", batch_id)) == [
         ("repeat" if state is State.CANCELLED else "illegal", state)
     ]
 
 
-def test_a_zombie_is_refused_after_its_batch_was_retired(lab):
-    one(lab)
+def test_zombie_is_refused_after_its_batch_was_retired(lab):
+    submit_batch(lab)
     [lease] = lab.claim()
     lab.complete(lease)
     retire(lab, State.COMPLETED)
@@ -285,15 +285,27 @@ def test_retention_takes_nothing_that_is_not_finished(lab):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
-def test_an_unknown_batch_is_refused(lab, verb):
+def test_unknown_batch_is_refused(lab, verb):
     [verdict] = lab.decide(verb, uuid.uuid4())
     assert (verdict.answer, verdict.state, verdict.note) == ("refused", None, "no such batch")
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
-def test_another_tenants_batch_is_as_unknown_as_none(lab, database, verb):
-    batch_id = one(lab)
+def test_foreign_batch_is_refused_like_an_unknown_one(lab, database, verb):
+    batch_id = submit_batch(lab)
     with Lab(database, "app_b") as other:
         [verdict] = other.decide(verb, batch_id)
     assert (verdict.answer, verdict.state, verdict.note) == ("refused", None, "no such batch")
     assert lab.standing(batch_id)[0] == "PENDING"
+
+
+@pytest.mark.parametrize("call", ["cancel_v1", "retry_v1", "release_by_id_v1", "erase_v1"])
+def test_calls_by_id_answer_in_the_order_of_the_ids(lab, call):
+    leases = [lab.submit(f"s{number}") and lab.claim()[0] for number in range(8)]
+    lab.fail(*leases, permanent=True)
+    ids = [lease.batch_id for lease in leases]
+    for order in (sorted(ids), sorted(ids, reverse=True), [uuid.UUID(int=1), *ids]):
+        answers = lab.own_rows(
+            f"select public_id from helix.{call}(%s::uuid[], 'ann', 'because')", order
+        )
+        assert [batch_id for (batch_id,) in answers] == order
