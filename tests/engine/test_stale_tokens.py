@@ -86,7 +86,7 @@ def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("name", ["B", "A"], ids=["other-name", "same-name"])
-def test_zombie_is_refused_and_the_owner_is_unaffected(database, db, write, name):
+def test_stale_token_cannot_write_after_reassignment(database, db, write, name):
     stale = frozen(database, db, started=write != "start")
     lease = replaced(db, stale, worker=name)
     before = database.rows(EVERY_COLUMN, lease.batch)

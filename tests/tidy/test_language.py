@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "helixqueue"
 
 CLEAN = {
+    "engine",
     "failpoints.py",
     "identity",
     "ledger",
