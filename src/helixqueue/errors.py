@@ -156,7 +156,7 @@ class InDoubt(HelixError):
 class Unavailable(HelixError):
     """The database is away; with `outcome_unknown` the last call may have committed: repeat it.
 
-    `retry_after` are seconds, where whoever turned us away said so.
+    `retry_after`: seconds to wait, if the server named them.
     """
 
     def __init__(

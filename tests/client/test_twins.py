@@ -10,11 +10,11 @@ import pytest
 
 import helixqueue
 from helixqueue import AsyncHelixClient, AsyncHelixQueue, HelixClient, HelixQueue
-from helixqueue.client import async_base, asynchronous, base, http, http_async, sync
+from helixqueue.client import async_client, asynchronous, http, http_async, sync, sync_client
 
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 # Where their methods are written.
-FILES = [(sync, asynchronous), (base, async_base), (http, http_async)]
+FILES = [(sync, asynchronous), (sync_client, async_client), (http, http_async)]
 # What a loop does otherwise.
 OTHERWISE = {"batches", "close", "embedded", "twin", "fences"}
 

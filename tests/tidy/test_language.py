@@ -20,7 +20,12 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "helixqueue"
 
 CLEAN = {
+    "__init__.py",
     "engine",
+    "errors.py",
+    "operations",
+    "records",
+    "testing",
     "failpoints.py",
     "identity",
     "ledger",

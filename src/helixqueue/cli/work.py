@@ -17,9 +17,9 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
-from helixqueue.client.async_base import AsyncBaseClient
-from helixqueue.client.base import BaseClient
+from helixqueue.client.async_client import AsyncBaseClient
 from helixqueue.client.run_worker import jobs_of, work
+from helixqueue.client.sync_client import BaseClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
 from helixqueue.transport import operation_log

@@ -6,7 +6,7 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from helixqueue.client.async_base import AsyncBaseClient
+from helixqueue.client.async_client import AsyncBaseClient
 from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
 from helixqueue.client.postgres_backend import BACKEND
 from helixqueue.client.settings import ResolvedSettings
@@ -51,24 +51,24 @@ class AsyncHelixQueue(AsyncBaseClient):
     def __init__(
         self, dsn: str | EmbeddedSource, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> None:
-        chosen = ResolvedSettings.of(settings)
+        resolved = ResolvedSettings.of(settings)
         self._origin, self._settings = (dsn, tenant), settings
-        self._chosen = chosen
+        self._resolved = resolved
         home: DatabaseSource = dsn if isinstance(dsn, EmbeddedSource) else ServerSource(dsn)
         self._home = home
         self._operations = Operations(
-            BACKEND, tenant=tenant, actor=chosen.actor, retry_seconds=chosen.retry_seconds
+            BACKEND, tenant=tenant, actor=resolved.actor, retry_seconds=resolved.retry_seconds
         )
 
         async def connect() -> AsyncDatabase:
             # Embedded servers may take seconds to start; other tasks go on meanwhile.
             dsn = await asyncio.to_thread(home.open)
-            return await AsyncDatabase.connect(dsn, **chosen.connection(tenant))
+            return await AsyncDatabase.connect(dsn, **resolved.connection(tenant))
 
         self._pool = AsyncPool(
             connect,
-            size=chosen.connections,
-            wait_seconds=chosen.wait_seconds,
+            size=resolved.connections,
+            wait_seconds=resolved.wait_seconds,
         )
 
     @classmethod
@@ -231,7 +231,7 @@ class AsyncHelixQueue(AsyncBaseClient):
             worker=options.worker,
             connections=options.rounds + MORE_CONNECTIONS,
             handlers=options.slots,
-            options=self._chosen.connection(self._operations.tenant),
+            options=self._resolved.connection(self._operations.tenant),
         )
 
     def spec(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Where the database is: a server that a DSN names, or embedded ones in a directory.
+"""Where the database is: a server with a DSN, or embedded servers in a directory.
 
-A home belongs to one process. A forked child joins the embedded servers for itself, so that they
-run for as long as anybody needs them, whichever of the two ends first.
+A source belongs to one process. A forked child joins the embedded servers itself, so that they run
+until the last process has ended.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 class DatabaseSource(Protocol):
     def open(self) -> str:
-        """Make sure that it is there and give its DSN; cheap when it is."""
+        """Start the database if needed and return its DSN; cheap if it runs."""
 
     def close(self) -> None:
-        """Leave it."""
+        """Release the database."""
 
 
 class ServerSource:
-    """A PostgreSQL that others run."""
+    """A PostgreSQL server that is run elsewhere."""
 
     def __init__(self, dsn: str) -> None:
         parse_dsn(dsn)
@@ -44,7 +44,7 @@ class EmbeddedSource:
 
     def __init__(self, directory: str | Path) -> None:
         if not os.fspath(directory):
-            # Path("") is the working directory, which nobody means by an empty setting.
+            # Path("") is the working directory, which an empty setting does not mean.
             raise Refused("expected a directory for the embedded servers, got an empty name")
         self._directory = Path(directory)
         self._postgres: Postgres | None = None
@@ -63,7 +63,7 @@ class EmbeddedSource:
         except ImportError as error:
             raise NotInstalled(error.name, "embedded") from error
         if self._postgres is None:
-            # Only PostgreSQL: a client has no use for Valkey.
+            # Only PostgreSQL: clients do not use Valkey.
             self._postgres = Servers(self._directory).postgres
         self._postgres.start()
         set_up(self._postgres)

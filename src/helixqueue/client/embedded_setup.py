@@ -1,8 +1,8 @@
 """An embedded database set up: migrated, and its run-time role allowed to work and to operate.
 
-The embedded default has one login role at run time. Whoever can open its socket owns the data files
-anyway, so that role may work and operate for every tenant; it is still no superuser, and the guards
-and the ledger hold for it as for anybody. On a server of your own an administrator grants
+The embedded default has one login role at run time. A process that can open its socket owns
+the data files, so that role may work and operate for every tenant. It is no superuser: guards and
+ledger apply to it as to every role. On a server of your own an administrator grants
 helix_client to the application's role, helix_operator to a person's, and binds roles to tenants.
 """
 
@@ -31,7 +31,7 @@ def set_up(
     role = str(conninfo_to_dict(postgres.dsn)["user"])
     grant = sql.SQL("grant helix_client, helix_operator to {}").format(sql.Identifier(role))
     with psycopg.connect(postgres.migrator_dsn) as connection:
-        # Two that grant at once would fail with "tuple concurrently updated".
+        # Concurrent grants would fail with "tuple concurrently updated".
         connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
         connection.execute(grant)
         connection.execute("select helix.bind_v1(%s, '*')", (role,))

@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from helixqueue.client.base import BaseClient
 from helixqueue.client.http_backend import BACKEND
 from helixqueue.client.settings import ResolvedHttpSettings
+from helixqueue.client.sync_client import BaseClient
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.steps import Sleep, Step
 from helixqueue.transport.http.connection import HttpConnection, ServiceAddress
@@ -37,12 +37,12 @@ class HelixClient(BaseClient):
     """
 
     def __init__(self, url: str, token: str, **settings: Unpack[HttpSettings]) -> None:
-        chosen = ResolvedHttpSettings.of(settings)
+        resolved = ResolvedHttpSettings.of(settings)
         self._origin, self._settings = (url, token), settings
         self._operations = Operations(
-            BACKEND, tenant=None, actor=None, retry_seconds=chosen.retry_seconds
+            BACKEND, tenant=None, actor=None, retry_seconds=resolved.retry_seconds
         )
-        self._link = HttpConnection(ServiceAddress(**chosen.where(url, token)))
+        self._link = HttpConnection(ServiceAddress(**resolved.where(url, token)))
 
     def __repr__(self) -> str:
         return f"HelixClient({self._origin[0]!r})"

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from helixqueue.client.async_base import AsyncBaseClient
+from helixqueue.client.async_client import AsyncBaseClient
 from helixqueue.client.http_backend import BACKEND
 from helixqueue.client.settings import ResolvedHttpSettings
 from helixqueue.operations.batches import Operations
@@ -37,12 +37,12 @@ class AsyncHelixClient(AsyncBaseClient):
     """
 
     def __init__(self, url: str, token: str, **settings: Unpack[HttpSettings]) -> None:
-        chosen = ResolvedHttpSettings.of(settings)
+        resolved = ResolvedHttpSettings.of(settings)
         self._origin, self._settings = (url, token), settings
         self._operations = Operations(
-            BACKEND, tenant=None, actor=None, retry_seconds=chosen.retry_seconds
+            BACKEND, tenant=None, actor=None, retry_seconds=resolved.retry_seconds
         )
-        self._link = AsyncHttpConnection(ServiceAddress(**chosen.where(url, token)))
+        self._link = AsyncHttpConnection(ServiceAddress(**resolved.where(url, token)))
 
     def __repr__(self) -> str:
         return f"AsyncHelixClient({self._origin[0]!r})"

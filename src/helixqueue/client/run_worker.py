@@ -12,7 +12,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from helixqueue.client.base import BaseClient
+from helixqueue.client.sync_client import BaseClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
 from helixqueue.transport.operation_log import told
@@ -24,7 +24,7 @@ from helixqueue.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from helixqueue.client.async_base import AsyncBaseClient
+    from helixqueue.client.async_client import AsyncBaseClient
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
 

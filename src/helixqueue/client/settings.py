@@ -1,4 +1,4 @@
-"""What a client can be told besides its database and tenant. Every wait has a bound."""
+"""Settings of clients. Every wait has an upper bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helixqueue.errors import Refused
 
 MOST_SECONDS = 86_400
 MOST_CONNECTIONS = 10_000
-# PostgreSQL counts in milliseconds, and 0 of them are no bound at all.
+# PostgreSQL counts in milliseconds, and 0 means no limit.
 _LEAST_SECONDS = {
     "connect_seconds": 0.001,
     "statement_seconds": 0.001,
@@ -19,13 +19,13 @@ _LEAST_SECONDS = {
 
 
 class ClientSettings(TypedDict, total=False):
-    actor: str | None  # who submits, for the record; the login role unless said
-    connections: int  # at most so many at a time: 10
-    connect_seconds: float  # to reach a server, each of several: 10
+    actor: str | None  # submitter for the ledger; the login role by default
+    connections: int  # maximum number of connections: 10
+    connect_seconds: float  # to connect to one server: 10
     statement_seconds: float  # for one call: 30
     wait_seconds: float  # for a free connection: 10
-    retry_seconds: float  # in all, over repeats while the database is away: 30
-    pooled: bool  # the DSN leads through pgbouncer in transaction mode
+    retry_seconds: float  # total, while the database is unavailable: 30
+    pooled: bool  # the DSN points to pgbouncer in transaction mode
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class ResolvedSettings:
         unknown = next((name for name in settings if name not in known), None)
         if unknown is not None:
             raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
-        chosen = cls(**settings)
+        resolved = cls(**settings)
         for name, least in _LEAST_SECONDS.items():
-            _demand_number(name, getattr(chosen, name), least, MOST_SECONDS)
-        _demand_connections(chosen.connections)
-        actor = chosen.actor
+            _demand_number(name, getattr(resolved, name), least, MOST_SECONDS)
+        _demand_connections(resolved.connections)
+        actor = resolved.actor
         size = len(actor.encode("utf-8", "surrogatepass")) if isinstance(actor, str) else 0
         if actor is not None and not 1 <= size <= 255:
             raise Refused(f"actor: expected a name of 1 to 255 bytes, got {actor!r}")
-        return chosen
+        return resolved
 
     def connection(self, tenant: str) -> dict[str, Any]:
-        """What `Database.connect` takes."""
+        """Return the arguments of `Database.connect`."""
         return {
             "tenant": tenant,
             "pooled": self.pooled,
@@ -65,11 +65,11 @@ class ResolvedSettings:
 
 
 class HttpSettings(TypedDict, total=False):
-    connections: int  # at most so many at a time: 10
-    connect_seconds: float  # to reach the service: 10
+    connections: int  # maximum number of connections: 10
+    connect_seconds: float  # to connect to the service: 10
     answer_seconds: float  # for one request: 30
     wait_seconds: float  # for a free connection: 10
-    retry_seconds: float  # in all, over repeats while the service or its database is away: 30
+    retry_seconds: float  # total, while the service or its database is unavailable: 30
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,18 @@ class ResolvedHttpSettings:
         unknown = next((name for name in settings if name not in known), None)
         if unknown is not None:
             raise TypeError(f"unknown setting {unknown!r}; known are {', '.join(known)}")
-        chosen = cls(**settings)
+        resolved = cls(**settings)
         for name in ("connect_seconds", "answer_seconds", "wait_seconds"):
-            _demand_number(name, getattr(chosen, name), 0.001, MOST_SECONDS)
-        _demand_number("retry_seconds", chosen.retry_seconds, 0.0, MOST_SECONDS)
-        _demand_connections(chosen.connections)
-        return chosen
+            _demand_number(name, getattr(resolved, name), 0.001, MOST_SECONDS)
+        _demand_number("retry_seconds", resolved.retry_seconds, 0.0, MOST_SECONDS)
+        _demand_connections(resolved.connections)
+        return resolved
 
     def where(self, url: str, token: str) -> dict[str, Any]:
-        """What `Where` takes."""
-        told = asdict(self)
-        del told["retry_seconds"]
-        return {"url": url, "token": token, **told}
+        """Return the arguments of `ServiceAddress`."""
+        values = asdict(self)
+        del values["retry_seconds"]
+        return {"url": url, "token": token, **values}
 
 
 def _demand_connections(value: int) -> None:

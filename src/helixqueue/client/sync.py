@@ -6,10 +6,10 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from helixqueue.client.base import BaseClient
 from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
 from helixqueue.client.postgres_backend import BACKEND
 from helixqueue.client.settings import ResolvedSettings
+from helixqueue.client.sync_client import BaseClient
 from helixqueue.operations import submit
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.steps import Sleep, Step
@@ -51,18 +51,18 @@ class HelixQueue(BaseClient):
     def __init__(
         self, dsn: str | EmbeddedSource, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> None:
-        chosen = ResolvedSettings.of(settings)
+        resolved = ResolvedSettings.of(settings)
         self._origin, self._settings = (dsn, tenant), settings
-        self._chosen = chosen
+        self._resolved = resolved
         home: DatabaseSource = dsn if isinstance(dsn, EmbeddedSource) else ServerSource(dsn)
         self._home = home
         self._operations = Operations(
-            BACKEND, tenant=tenant, actor=chosen.actor, retry_seconds=chosen.retry_seconds
+            BACKEND, tenant=tenant, actor=resolved.actor, retry_seconds=resolved.retry_seconds
         )
         self._pool = Pool(
-            lambda: Database.connect(home.open(), **chosen.connection(tenant)),
-            size=chosen.connections,
-            wait_seconds=chosen.wait_seconds,
+            lambda: Database.connect(home.open(), **resolved.connection(tenant)),
+            size=resolved.connections,
+            wait_seconds=resolved.wait_seconds,
         )
 
     @classmethod
@@ -225,7 +225,7 @@ class HelixQueue(BaseClient):
             worker=options.worker,
             connections=options.rounds + MORE_CONNECTIONS,
             handlers=options.slots,
-            options=self._chosen.connection(self._operations.tenant),
+            options=self._resolved.connection(self._operations.tenant),
         )
 
     def spec(self) -> dict[str, Any]:

@@ -144,12 +144,12 @@ def act_on_page(
 def action_state(verb: str, state: State | str | None) -> State:
     """Check the state filter of an action; an action with one possible state needs no filter."""
     possible = ACTION_STATES[verb]
-    chosen = read_state(state) if state is not None else None
-    if chosen is None and len(possible) == 1:
+    selected = read_state(state) if state is not None else None
+    if selected is None and len(possible) == 1:
         return possible[0]
-    if chosen not in possible:
-        raise Refused(f"{verb}: expected the state {' or '.join(possible)}, got {chosen}")
-    return chosen
+    if selected not in possible:
+        raise Refused(f"{verb}: expected the state {' or '.join(possible)}, got {selected}")
+    return selected
 
 
 def read_state(word: State | str) -> State:

@@ -174,15 +174,17 @@ class Operations:
         return shape.read(json.loads(found.result))
 
     def _declared(self, name: str) -> Queue[Any, Any] | None:
-        """The latest declaration of that name: in a notebook a cell is run again."""
+        """Return the latest declaration of that name: notebooks run a cell again."""
         latest = reversed(list(self._known))
-        return next((one for one in latest if isinstance(one, Queue) and one.name == name), None)
+        return next(
+            (queue for queue in latest if isinstance(queue, Queue) and queue.name == name), None
+        )
 
     def history(self, which: Which) -> Steps[list[EventRow]]:
         batch_id = batch_id_of(which)
         found = yield from self.ask(self.reads.events(ids=[batch_id]))
         if not found[batch_id]:
-            yield from self.look(which)  # an unknown one is an error, a retired one has no steps
+            yield from self.look(which)  # raises for an unknown batch
         return found[batch_id]
 
     # Leases.
@@ -196,7 +198,7 @@ class Operations:
         *,
         start: bool,
     ) -> Steps[list[LeaseRow]]:
-        if isinstance(queues, str | Queue):  # which callers without a type checker do
+        if isinstance(queues, str | Queue):  # a frequent mistake without a type checker
             raise Refused(f"queues: expected several, such as [{queues!r}]; got {queues!r} alone")
         names = []
         for queue in queues:
@@ -205,7 +207,7 @@ class Operations:
         claimed = yield from self.ask(
             self.calls.claim(
                 worker=_worker(worker),
-                request=uuid.uuid4(),  # one for all tries: a repeat gives the same leases
+                request=uuid.uuid4(),  # the same for all retries: a repeat returns the same leases
                 queues=names,
                 count=count,
                 free=None if free is None else checked_requires(free, "free"),
@@ -217,10 +219,10 @@ class Operations:
     def hold(
         self, verb: str, worker: str, leases: Iterable[LeaseRow | LeaseRef]
     ) -> Steps[list[WriteResult]]:
-        """start, renew or release."""
+        """Start, renew or release leases."""
         calls = self.calls
         build = {"start": calls.start, "renew": calls.renew, "release": calls.release}[verb]
-        held = [LeaseRef(one.batch, one.token) for one in leases]
+        held = [LeaseRef(lease.batch, lease.token) for lease in leases]
         call = build(worker=_worker(worker), leases=held)
         return (yield from self.ask(call)) if held else []
 
@@ -255,7 +257,7 @@ def _equal(stored: object, named: object) -> bool:
 
 
 def _worker(name: object) -> str:
-    """Whom the record names: never nobody, and never more than a name."""
+    """Check the name of a worker, which the ledger records."""
     if not isinstance(name, str) or not 1 <= len(name) <= 255 or not name.isprintable():
         raise Refused(
             f"worker: expected a name of 1 to 255 visible characters, got {ascii(name)[:80]}"

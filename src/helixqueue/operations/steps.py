@@ -1,8 +1,7 @@
-"""Plans: what to ask and when to pause, as generators. Whoever carries one out does the I/O.
+"""Operations as generators of steps: run a call, or sleep. A runner does the I/O.
 
-A plan yields a step and is sent the answer; an error of ours is thrown into it at the step that
-failed. So everything that needs thought (what may be repeated, how long to wait, what an answer
-means) is written once, for threads and for event loops.
+A generator yields a step and receives the result; a `HelixError` is thrown into it at the step that
+failed. Retries, pauses and the meaning of results are written once, for threads and event loops.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-# What a plan may yield: our two steps, and for fences a few more.
+# A step: `Execute` and `Sleep`, and further steps of fences.
 S = TypeVar("S")
 
-# The longest first and the longest of all pauses between two tries; each is drawn by chance from
-# zero on, so that those whom one fault met do not come back together.
+# Upper bounds of the first pause and of every pause between retries. Each pause is random from zero
+# (full jitter), so that clients do not retry together.
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
 class AnyCall(Protocol[T_co]):
-    """A call of either kind: a statement (calls.py) or an HTTP request (transport/http)."""
+    """A call: a SQL statement (engine/calls.py) or an HTTP request (transport/http)."""
 
     @property
     def read(self) -> Callable[[Any], T_co]: ...
@@ -39,9 +38,9 @@ class AnyCall(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a call on a connection of ours, or on `within`."""
+    """Run a call on a connection of the client, or on `within`."""
 
-    call: Any  # Asked, of the kind that whoever performs it runs
+    call: Any  # an `AnyCall` of the kind that the runner executes
     within: object = None
 
 
@@ -55,10 +54,10 @@ Steps = Generator[Step, Any, T]
 
 
 def retried(call: AnyCall[T], *, seconds: float, replayable: bool = True) -> Steps[T]:
-    """Ask until there is an answer or the time is up.
+    """Run a call, and retry it until it succeeds or the time is over.
 
-    The engine recognises repeats, so also a call whose answer was lost is asked again, unless it is
-    not `replayable`.
+    The engine recognises repeats, so a call whose result was lost is also retried, unless it is not
+    `replayable`.
     """
     deadline = time.monotonic() + seconds
     for tries in count():
@@ -76,13 +75,13 @@ def retried(call: AnyCall[T], *, seconds: float, replayable: bool = True) -> Ste
     raise AssertionError("count() does not end")
 
 
-def run_steps(plan: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
-    """Perform every step in this thread; errors of ours are the plan's to judge."""
+def run_steps(steps: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
+    """Run every step in this thread; the generator handles each `HelixError`."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
         try:
-            step = plan.send(answer) if failure is None else plan.throw(failure)
+            step = steps.send(answer) if failure is None else steps.throw(failure)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -93,13 +92,13 @@ def run_steps(plan: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
             failure = error
 
 
-async def run_steps_async(plan: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
-    """The same in an event loop."""
+async def run_steps_async(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
+    """Run every step in an event loop."""
     answer: Any = None
     failure: HelixError | None = None
     while True:
         try:
-            step = plan.send(answer) if failure is None else plan.throw(failure)
+            step = steps.send(answer) if failure is None else steps.throw(failure)
         except StopIteration as done:
             result: T = done.value
             return result

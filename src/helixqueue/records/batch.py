@@ -22,22 +22,22 @@ Cause = Literal["delay", "limit", "paused"]
 
 
 class BatchRow(NamedTuple):
-    """A batch in a list: what was asked, and where it stands."""
+    """A batch in a list: its submission and its state."""
 
     batch_id: UUID
     key: str
     tenant: str
     queue: str
     identity: tuple[str, ...]  # canonical
-    raw: tuple[str, ...]  # as it came
+    raw: tuple[str, ...]  # as submitted
     revision: str
     state: State
     attempt: int
     priority: int
     created_at: datetime
-    worker: str | None  # who holds it now
+    worker: str | None  # worker that holds the batch
     deadline: datetime | None
-    cause: Cause | None  # why it is pending and not claimable
+    cause: Cause | None  # why a PENDING batch is not claimable
     due: datetime | None
     finished_at: datetime | None
     finished_by: str | None
@@ -49,12 +49,12 @@ class BatchRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BatchPage:
     rows: tuple[BatchRow, ...]
-    next: str | None  # hand it to the next call; None: that was all
+    next: str | None  # cursor of the next page; None: last page
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """One step of a batch's life, as the ledger has it."""
+    """One event of a batch in the ledger."""
 
     version: int
     at: datetime
@@ -71,7 +71,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One worker's hold on a batch, from claim to end. A released one costs no attempt."""
+    """One lease of a batch, from claim to end. A released lease does not count as an attempt."""
 
     attempt: int
     epoch: int | None
@@ -79,7 +79,7 @@ class AttemptRow:
     worker: str
     claimed_at: datetime
     started_at: datetime | None = None
-    ended_at: datetime | None = None  # None: it is held now
+    ended_at: datetime | None = None  # None: the lease is live
     end: str | None = None  # the reason of the event that ended it
     ended_by: str | None = None
     detail: str | None = None
@@ -88,7 +88,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusalRow:
-    """A write with a stale token: who tried, and who had the batch."""
+    """A refused write with a stale token, with both workers."""
 
     operation: str
     worker: str
@@ -105,7 +105,7 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A duplicate, a conflict, an erasure: what was decided and changed no state."""
+    """A decision that changed no state: a duplicate, a conflict, an erasure."""
 
     at: datetime
     kind: str
@@ -115,7 +115,7 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchDetail:
-    """Everything on record about one batch; after retention, its key, state and decisions."""
+    """Everything recorded about one batch; after retention, its key, state and decisions."""
 
     batch_id: UUID
     key: str
@@ -130,7 +130,7 @@ class BatchDetail:
     run_at: datetime | None
     expires_at: datetime | None
     limit_key: str | None
-    actor: str | None  # who submitted it
+    actor: str | None  # submitter
     created_at: datetime | None
     state: State
     place: Place
@@ -147,9 +147,9 @@ class BatchDetail:
     failure: str | None
     detail: str | None
     retired_at: datetime | None
-    erased: bool  # its payload is gone, by erasure or retention
-    payload: str | None  # JSON text, when asked for
-    result: str | None  # JSON text, when asked for
+    erased: bool  # the payload was deleted, by erasure or retention
+    payload: str | None  # JSON text, if requested
+    result: str | None  # JSON text, if requested
     events: tuple[EventRow, ...]
     leases: tuple[AttemptRow, ...]
     refusals: tuple[RefusalRow, ...]
@@ -158,7 +158,7 @@ class BatchDetail:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """Where a batch stands, and what it ended with once it has finished."""
+    """The state of a batch, and its outcome once it has finished."""
 
     batch_id: UUID
     state: State
@@ -167,9 +167,9 @@ class OutcomeRow:
     finished_by: str | None
     failure: str | None
     detail: str | None
-    result: str | None  # JSON text, when asked for
+    result: str | None  # JSON text, if requested
     late: bool
-    queue: str | None  # of a finished one: tells what its result looks like
+    queue: str | None  # of a finished batch; determines the type of the result
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is read of fences: plain frozen values, whoever asked for them."""
+"""Fences: rows, pages and events."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def lease_nonce(nonce: int, batch: int) -> int:
 
 
 class LeaseRow(NamedTuple):
-    """A lease as the engine hands it out."""
+    """A lease as a claim returns it."""
 
     batch: int
     token: Token
@@ -62,8 +62,8 @@ class LeaseRow(NamedTuple):
     state: State
     deadline: datetime
     lease_seconds: float
-    # The nonce of `token` is that of the claim; false for leases that came into this process with a
-    # token of their own (over HTTP, or from the worker of a child process).
+    # `token` has the nonce of the claim; false for leases with a token of their own (over HTTP, or
+    # from a parent worker process).
     shares_nonce: bool = True
 
     @property
@@ -101,7 +101,7 @@ class Settlement(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """What became of one worker's write."""
+    """Answer to a write of a worker on one lease."""
 
     batch: int
     answer: ResultWord

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue's settings."""
+    """Settings of a queue."""
 
     tenant: str
     name: str
@@ -27,15 +27,15 @@ class QueueRow:
     requires: Mapping[str, object]
     payload_schema: Mapping[str, object] | None
     result_schema: Mapping[str, object] | None
-    # How long finished batches stay, by state; 0: for ever. Their keys stay anyway.
+    # How long finished batches are kept, by state; 0: forever. Their keys are always kept.
     keep_completed_seconds: float = 0
     keep_failed_seconds: float = 0
     keep_cancelled_seconds: float = 0
-    keep_decisions_seconds: float = 0  # of submissions that made no batch
+    keep_decisions_seconds: float = 0  # of submissions without a new batch
 
 
 class QueueSettings(TypedDict, total=False):
-    """What can be set on a queue; the order is that of the function's parameters."""
+    """Settings that can be changed, in the order of the parameters of the SQL function."""
 
     profile: str | None
     lease_seconds: float | None
@@ -56,7 +56,7 @@ class QueueSettings(TypedDict, total=False):
 
 
 class BoundedCount(NamedTuple):
-    """How many; with `more`, at least so many: counting stops at a bound."""
+    """A count; with `more`, a lower bound: counting stops at a limit."""
 
     number: int
     more: bool = False
@@ -67,7 +67,7 @@ class BoundedCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """A queue's settings, and how much stands where."""
+    """Settings of a queue, and counts of its batches by state."""
 
     settings: QueueRow
     ready: BoundedCount

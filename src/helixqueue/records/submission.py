@@ -23,14 +23,14 @@ R = TypeVar("R", default=Any)
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What may be said about one submission; for that batch alone it wins over the queue."""
+    """Options of one submission; they override the settings of the queue."""
 
-    revision: str | None  # another revision of an identity is other work
-    priority: int | None  # 0 goes first, 9 last; 5 unless said
-    run_at: datetime | None  # not before
-    expires_at: datetime | None  # cancelled unless begun by then
-    limit_key: str | None  # batches with the same one share the queue's key_limit
-    requires: Mapping[str, Any] | None  # instead of the queue's
+    revision: str | None  # another revision of an identity is another batch
+    priority: int | None  # 0 (first) to 9 (last); 5 by default
+    run_at: datetime | None  # earliest time of the first attempt
+    expires_at: datetime | None  # cancelled unless started by then
+    limit_key: str | None  # batches with the same key share the queue's key_limit
+    requires: Mapping[str, Any] | None  # replaces the queue's
 
 
 class Submission(NamedTuple):
@@ -47,7 +47,7 @@ class Submission(NamedTuple):
 
 
 class SubmissionRow(NamedTuple):
-    """One thing to do. `identity` is canonical (`Identity.text`), `payload` is RFC 8785 text."""
+    """A prepared submission: `identity` is canonical (`Identity.text`), `payload` RFC 8785 text."""
 
     identity: str | None
     payload: str
@@ -61,12 +61,12 @@ class SubmissionRow(NamedTuple):
 
 
 class Receipt(Generic[R]):
-    """Equal for equal work, whoever asks and however often.
+    """Proof of a submission: equal for every submission of the same work.
 
-    `R` is the type of the work's result, for type checkers: a receipt remembers what it is for.
+    `R` is the type of the result, for type checkers.
 
-    It keeps the bytes of the engine's answer. What people see of them is derived when it is read:
-    of the thousands of receipts of a bulk submit most are never looked at.
+    A receipt stores the bytes of the engine's answer and derives id and texts on access: most of
+    the receipts of a bulk submit are never read.
     """
 
     __slots__ = ("_fingerprint", "_key")
@@ -81,7 +81,7 @@ class Receipt(Generic[R]):
 
     @classmethod
     def stored(cls, key: bytes, fingerprint: bytes) -> Self:
-        """As the database keeps the two."""
+        """Create a receipt from stored bytes."""
         receipt = cls.__new__(cls)
         receipt._key, receipt._fingerprint = key, fingerprint  # noqa: SLF001 - its own
         return receipt
@@ -120,7 +120,7 @@ class Receipt(Generic[R]):
 
 
 class SubmittedRow(NamedTuple):
-    """What became of one submission."""
+    """The answer to one submission."""
 
     decision: DecisionWord
     receipt: Receipt | None = None  # none when refused
@@ -128,13 +128,13 @@ class SubmittedRow(NamedTuple):
     stored_payload: str | None = None  # of a conflict, for the diff
     note: str | None = None  # why refused
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
-    error: Refused | None = None  # of a conflict or a refusal, where whoever was asked has made it
+    error: Refused | None = None  # of a conflict or a refusal, if the service created it
 
 
 class Submitted(NamedTuple, Generic[R]):
-    """What became of one submission."""
+    """The answer to one submission."""
 
-    receipt: Receipt[R] | None  # of the batch that stands for this identity; none when refused
+    receipt: Receipt[R] | None  # None if refused
     decision: DecisionWord
     state: State | None
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
@@ -142,7 +142,7 @@ class Submitted(NamedTuple, Generic[R]):
 
 
 class Accepted(Submitted[R]):
-    """What `submit` returns: new or duplicate, so there is a receipt."""
+    """The answer of `submit`: new or duplicate, always with a receipt."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What is read of tokens, whoever asked: never the tokens themselves."""
+"""API tokens as they are listed, without their secret."""
 
 from __future__ import annotations
 

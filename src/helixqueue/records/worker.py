@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker as it last introduced itself."""
+    """A worker as it last reported itself."""
 
     name: str
-    role: str | None  # its login; a service does not tell
+    role: str | None  # login role; None over HTTP
     free: Mapping[str, object]
     first_seen: datetime
     last_seen: datetime

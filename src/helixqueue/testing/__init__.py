@@ -85,8 +85,8 @@ def assert_submitted(
 
 
 def _payload(helix: HelixQueue, batch: BatchRow) -> str | None:
-    story = helix.run(reads.batch_detail(batch.batch_id, payload=True))
-    return None if story is None else story.payload
+    detail = helix.run(reads.batch_detail(batch.batch_id, payload=True))
+    return None if detail is None else detail.payload
 
 
 @contextlib.contextmanager

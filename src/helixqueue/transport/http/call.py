@@ -1,4 +1,4 @@
-"""One HTTP request, described once: what to send, and how to read the answer."""
+"""An HTTP request: what to send, and how to read the response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, whoever received it."""
+    """An HTTP response: status, headers and body."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,7 +30,7 @@ class Reply:
         try:
             return json.loads(self.body)
         except ValueError:
-            # Not ours: a proxy on the way, or another program at this address.
+            # Not from the service: a proxy, or another program at this address.
             raise Unavailable(
                 f"expected JSON from the service, got {self.body[:60]!r}; look at the URL",
                 outcome_unknown=True,
@@ -43,17 +43,17 @@ class HttpCall(Generic[T_co]):
     path: str
     read: Callable[[Reply], T_co]
     body: bytes | None = None
-    # For what the engine would not recognise when it comes again. Made once a call, kept over all
-    # repeats: the service gives the first answer again.
+    # For requests whose repeats the engine does not recognise. Every retry sends the same key: the
+    # service returns the first response again.
     key: str | None = field(default=None, repr=False)
-    # The engine would recognise it: the key goes along only where the service's policy demands one.
+    # The engine recognises repeats: the key is sent only where the service's policy demands it.
     spare_key: bool = False
-    seconds: float = 0.0  # that the service may hold the answer back
+    seconds: float = 0.0  # the service may delay the response this long
 
 
 def get(path: str, read: Callable[[Any], T], query: Iterable[tuple[str, str]] = ()) -> HttpCall[T]:
-    asked = urlencode(list(query))
-    return HttpCall("GET", f"{path}?{asked}" if asked else path, good(read))
+    parameters = urlencode(list(query))
+    return HttpCall("GET", f"{path}?{parameters}" if parameters else path, good(read))
 
 
 def post(
@@ -62,17 +62,17 @@ def post(
     read: Callable[[Any], T],
     *,
     method: str = "POST",
-    keyed: bool | None = None,
+    needs_key: bool | None = None,
     seconds: float = 0.0,
 ) -> HttpCall[T]:
-    """`keyed`: it needs an idempotency key; False: it may have one; None: it takes none."""
+    """Describe a request. `needs_key`: True requires a request key, False allows one."""
     data = body if isinstance(body, bytes) else to_json(body)
-    key = None if keyed is None else f'"{uuid.uuid4()}"'
-    return HttpCall(method, path, good(read), data, key, keyed is False, seconds)
+    key = None if needs_key is None else f'"{uuid.uuid4()}"'
+    return HttpCall(method, path, good(read), data, key, needs_key is False, seconds)
 
 
 def good(read: Callable[[Any], T]) -> Callable[[Reply], T]:
-    """Read what a 2xx says; anything else is raised as the error it stands for."""
+    """Read the body of a 2xx response; raise the error of any other status."""
 
     def judged(reply: Reply) -> T:
         if 200 <= reply.status < 300:
@@ -83,7 +83,7 @@ def good(read: Callable[[Any], T]) -> Callable[[Reply], T]:
 
 
 def unless(kind: str, call: HttpCall[T], instead: Callable[[dict[str, Any]], T]) -> HttpCall[T]:
-    """The same call, for which this problem is an answer."""
+    """Return the call with a result for this problem type instead of an error."""
 
     def judged(reply: Reply) -> T:
         if reply.status >= 400 and kind_of(reply.body) == kind:
@@ -98,5 +98,5 @@ def to_json(value: Any) -> bytes:
 
 
 def at(*parts: object) -> str:
-    """A path; each part is one, whatever stands in it."""
+    """Build a path from segments, quoting each."""
     return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)

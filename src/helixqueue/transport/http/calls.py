@@ -1,7 +1,7 @@
-"""Every call that changes something, as `helixqueue.engine.calls` has it, over HTTP.
+"""The writes of `helixqueue.engine.calls`, over HTTP.
 
-The token names tenant and actor, so both are taken and not sent. What the engine recognises when it
-comes again goes as it is; all else carries an idempotency key.
+The token determines tenant and actor, so both parameters are ignored. Requests whose repeats the
+engine does not recognise carry a request key.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
-# The service's bounds of one request.
+# Limits of one request to the service.
 BODY_BYTES_MAX = 1024 * 1024
 SUBMIT_ROWS_MAX = 1_000
-# A character has four bytes at most, and a row's other members are short.
+# A character has at most four bytes, and the other members of a row are short.
 SUBMIT_CHARS_MAX = 180_000
-ENVELOPE_BYTES = 8_192  # around one row: its names, its options, the list it is in
+ENVELOPE_BYTES = 8_192  # around one row: member names, options, the list
 PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - ENVELOPE_BYTES
 CLAIM_MAX = 100
 SETTLE_MAX = 100
@@ -52,48 +52,48 @@ def submit(
     rows: Sequence[SubmissionRow],
     actor: str | None = None,  # noqa: ARG001
 ) -> HttpCall[list[SubmittedRow]]:
-    """Submit up to 1,000 rows; answers come in the order of the input."""
+    """Submit up to 1,000 rows; answers are in the order of the input."""
     # The payloads are JSON text already.
     pieces = b",".join(_submission(row) for row in rows)
     return post(
         at("queues", queue, "chunks"),
         b'{"submissions":[' + pieces + b"]}",
-        lambda told: [_read_submitted(one) for one in told["submitted"]],
-        keyed=any(row.identity is None for row in rows),
+        lambda document: [_read_submitted(item) for item in document["submitted"]],
+        needs_key=any(row.identity is None for row in rows),
     )
 
 
 def _submission(row: SubmissionRow) -> bytes:
     named = row.raw if row.raw is not None else row.identity
     parts = None if named is None else named.split(PART_SEPARATOR)
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "identity": parts[0] if parts is not None and len(parts) == 1 else parts
     }
     for name in ("revision", "priority", "limit_key"):
         value = getattr(row, name)
         if value not in (None, ""):
-            told[name] = value
+            document[name] = value
     for name in ("run_at", "expires_at"):
         moment = getattr(row, name)
         if moment is not None:
-            told[name] = moment.isoformat()
+            document[name] = moment.isoformat()
     if row.requires is not None:
-        told["requires"] = json.loads(row.requires)
-    return to_json(told)[:-1] + b',"payload":' + row.payload.encode() + b"}"
+        document["requires"] = json.loads(row.requires)
+    return to_json(document)[:-1] + b',"payload":' + row.payload.encode() + b"}"
 
 
-def _read_submitted(told: dict[str, Any]) -> SubmittedRow:
-    receipt = told["receipt"]
+def _read_submitted(document: dict[str, Any]) -> SubmittedRow:
+    receipt = document["receipt"]
     if receipt is not None:
         # The key gives the batch's id.
         receipt = Receipt.stored(key_bytes(receipt["key"]), bytes.fromhex(receipt["fingerprint"]))
     error = None
-    if told.get("problem"):
-        found = error_from(told["problem"])
+    if document.get("problem"):
+        found = error_from(document["problem"])
         error = found if isinstance(found, Refused) else Refused(str(found))
     return SubmittedRow(
-        told["decision"], receipt, read_state(told["state"]), None, None,
-        tuple(told["differs"]), error,
+        document["decision"], receipt, read_state(document["state"]), None, None,
+        tuple(document["differs"]), error,
     )  # fmt: skip
 
 
@@ -104,9 +104,9 @@ def note_refused(
     refused: Sequence[tuple[bytes, str]],
     actor: str | None = None,  # noqa: ARG001
 ) -> HttpCall[None]:
-    """Keep identities that broke their profile: raw bytes and why."""
-    told = [{"raw": raw.hex(), "why": why} for raw, why in refused]
-    return post(at("queues", queue, "refused"), {"refused": told}, lambda _: None)
+    """Record identities that violate their profile: raw bytes and reason."""
+    document = [{"raw": raw.hex(), "why": why} for raw, why in refused]
+    return post(at("queues", queue, "refused"), {"refused": document}, lambda _: None)
 
 
 def queue(*, tenant: str, queue: str) -> HttpCall[QueueRow | None]:  # noqa: ARG001
@@ -127,18 +127,18 @@ def set_queue(
     paused = named.pop("paused", None)
     if paused is None:
         body = {"reason": reason, **named}
-        return post(at("queues", queue), body, read_queue, method="PUT", keyed=True)
+        return post(at("queues", queue), body, read_queue, method="PUT", needs_key=True)
     if named:
         raise Refused(
             f"queue {queue}: expected `paused` alone, got it with {', '.join(sorted(named))}; "
             "over HTTP these are two requests"
         )
     verb = "pause" if paused else "resume"
-    return post(at("queues", queue, verb), {"reason": reason}, read_queue, keyed=True)
+    return post(at("queues", queue, verb), {"reason": reason}, read_queue, needs_key=True)
 
 
-def read_queue(told: dict[str, Any]) -> QueueRow:
-    return QueueRow(**{name: told[name] for name in _QUEUE_FIELDS})
+def read_queue(document: dict[str, Any]) -> QueueRow:
+    return QueueRow(**{name: document[name] for name in _QUEUE_FIELDS})
 
 
 # Actions of people.
@@ -164,7 +164,7 @@ def _act_on_batches(
         at("batches", verb),
         body,
         lambda answer: [_read_action(row) for row in answer["answers"]],
-        keyed=True,
+        needs_key=True,
     )
 
 
@@ -189,7 +189,7 @@ def _act_on_batch(
         at("batches", batch_id, verb),
         {"reason": reason},
         lambda answer: [_read_action(answer)],
-        keyed=True,
+        needs_key=True,
     )
     call = unless(
         "illegal-transition",
@@ -240,7 +240,7 @@ def claim(
 
     The same `request` again gives the same leases again: repeat with it when an answer was lost.
     """
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "worker": worker,
         "request": str(request),
         "queues": list(queues),
@@ -249,38 +249,38 @@ def claim(
         "start": start,
     }
     if lease_seconds is not None:
-        told["lease_seconds"] = lease_seconds
+        document["lease_seconds"] = lease_seconds
     if hints:
-        told["hints"] = [list(hint) for hint in hints]
-    body = to_json(told)[:-1] + b',"settle":[' + _settlements(settle) + b"]}"
+        document["hints"] = [list(hint) for hint in hints]
+    body = to_json(document)[:-1] + b',"settle":[' + _settlements(settle) + b"]}"
     return post(at("work", "claim"), body, _read_claimed)
 
 
-def _read_claimed(told: dict[str, Any]) -> ClaimResult:
+def _read_claimed(document: dict[str, Any]) -> ClaimResult:
     return ClaimResult(
-        tuple(_read_lease(one) for one in told["leases"]),
-        tuple(_read_answer(one) for one in told["settled"]),
-        tuple(Hint(*hint) for hint in told["hints"]),
-        told["more"],
+        tuple(_read_lease(item) for item in document["leases"]),
+        tuple(_read_answer(item) for item in document["settled"]),
+        tuple(Hint(*hint) for hint in document["hints"]),
+        document["more"],
     )
 
 
-def _read_lease(told: dict[str, Any]) -> LeaseRow:
-    identity = told["identity"]
-    version, _, digest = told["key"].partition(":")
+def _read_lease(document: dict[str, Any]) -> LeaseRow:
+    identity = document["identity"]
+    version, _, digest = document["key"].partition(":")
     return LeaseRow(
-        told["batch"],
-        Token(*(int(part) for part in told["token"].split("."))),
+        document["batch"],
+        Token(*(int(part) for part in document["token"].split("."))),
         bytes([int(version[1:])]) + bytes.fromhex(digest),
-        told["tenant"],
-        told["queue"],
+        document["tenant"],
+        document["queue"],
         PART_SEPARATOR.join(identity) if isinstance(identity, list) else identity,
-        told["revision"],
-        to_json(told["payload"]).decode(),
-        told["attempt"],
-        State(told["state"]),
-        datetime.fromisoformat(told["deadline"]),
-        told["lease_seconds"],
+        document["revision"],
+        to_json(document["payload"]).decode(),
+        document["attempt"],
+        State(document["state"]),
+        datetime.fromisoformat(document["deadline"]),
+        document["lease_seconds"],
         shares_nonce=False,
     )
 
@@ -314,45 +314,45 @@ def settle(*, worker: str, settlements: Sequence[Settlement]) -> HttpCall[list[W
 
 
 def _settlements(settlements: Sequence[Settlement]) -> bytes:
-    return b",".join(write_settlement(one) for one in settlements)
+    return b",".join(write_settlement(item) for item in settlements)
 
 
-def write_settlement(one: Settlement) -> bytes:
-    told: dict[str, Any] = {
-        "batch": one.batch,
-        "token": write_token(one.token),
-        "outcome": one.outcome,
+def write_settlement(item: Settlement) -> bytes:
+    document: dict[str, Any] = {
+        "batch": item.batch,
+        "token": write_token(item.token),
+        "outcome": item.outcome,
     }
     for name in ("failure", "detail", "after_seconds"):
-        value = getattr(one, name)
+        value = getattr(item, name)
         if value is not None:
-            told[name] = value
-    if one.permanent:
-        told["permanent"] = True
-    if one.result is None:
-        return to_json(told)
+            document[name] = value
+    if item.permanent:
+        document["permanent"] = True
+    if item.result is None:
+        return to_json(document)
     # The result is JSON text already.
-    return to_json(told)[:-1] + b',"result":' + one.result.encode() + b"}"
+    return to_json(document)[:-1] + b',"result":' + item.result.encode() + b"}"
 
 
-def _read_answers(told: dict[str, Any]) -> list[WriteResult]:
-    return [_read_answer(one) for one in told["answers"]]
+def _read_answers(document: dict[str, Any]) -> list[WriteResult]:
+    return [_read_answer(item) for item in document["answers"]]
 
 
-def _read_answer(told: dict[str, Any]) -> WriteResult:
+def _read_answer(document: dict[str, Any]) -> WriteResult:
     return WriteResult(
-        told["batch"],
-        told["answer"],
-        told["owner"],
-        read_state(told["state"]),
-        told["late"],
-        told["mismatch"],
+        document["batch"],
+        document["answer"],
+        document["owner"],
+        read_state(document["state"]),
+        document["late"],
+        document["mismatch"],
     )
 
 
-def hello(*, worker: str, told: dict[str, Any]) -> HttpCall[None]:
-    """A worker says that it is there, now and then, so that people can see it."""
-    free = dict(told)
+def hello(*, worker: str, report: dict[str, Any]) -> HttpCall[None]:
+    """Report that a worker is alive, with its free resources, for lists of workers."""
+    free = dict(report)
     body = {"worker": worker, "free": free}
     body |= {name: free.pop(name) for name in ("health", "progress") if name in free}
     return post(at("work", "hello"), body, lambda _: None)
@@ -361,7 +361,7 @@ def hello(*, worker: str, told: dict[str, Any]) -> HttpCall[None]:
 def expect(*, worker: str, queues: Sequence[str], seconds: float) -> HttpCall[str | None]:
     """Wake this worker for so long, with 0 not any more; gives the mark to wait with."""
     body = {"worker": worker, "queues": list(queues), "seconds": seconds}
-    return post(at("work", "expect"), body, lambda told: told["mark"])
+    return post(at("work", "expect"), body, lambda document: document["mark"])
 
 
 def wait(
@@ -371,7 +371,7 @@ def wait(
     return post(
         at("work", "wait"),
         {"worker": worker, "queues": list(queues), "mark": mark, "seconds": seconds},
-        lambda told: (told["woken"], told["mark"]),
+        lambda document: (document["woken"], document["mark"]),
         seconds=seconds,
     )
 

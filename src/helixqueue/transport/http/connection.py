@@ -239,7 +239,7 @@ def _trouble(where: ServiceAddress, error: Exception) -> Unavailable:
         return Unavailable(
             f"the certificate of {where.url} is not trusted: {what}; "
             "name the file of your own authority in SSL_CERT_FILE",
-            retry_after=math.inf,  # a worker outlives a certificate; nobody else waits for one
+            retry_after=math.inf,  # a worker outlives a certificate; other callers do not wait
         )
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_fence(key: bytes) -> HttpCall[FenceRow | None]:
-    """The fence with this key; None when the tenant has none such."""
+    """Read the fence with this key; None if the tenant has no such fence."""
     call: HttpCall[FenceRow | None] = get(at("fences", key_text(key)), _row)
     return unless("no-such-fence", call, lambda _: None)
 
@@ -32,8 +32,8 @@ def list_fences(
     after: str | None = None,
     limit: int = 50,
 ) -> HttpCall[FencePage]:
-    """A page of fences, newest first."""
-    asked = [
+    """Read a page of fences, newest first."""
+    parameters = [
         ("fence_name", name),
         ("fence_state", state),
         ("after", after),
@@ -41,16 +41,18 @@ def list_fences(
     ]
     return get(
         at("fences"),
-        lambda told: FencePage(tuple(_row(row) for row in told["fences"]), told["next"]),
-        [(word, value) for word, value in asked if value is not None],
+        lambda document: FencePage(
+            tuple(_row(row) for row in document["fences"]), document["next"]
+        ),
+        [(word, value) for word, value in parameters if value is not None],
     )
 
 
 def fence_history(key: bytes) -> HttpCall[list[FenceEventRow]]:
-    """Steps and decisions of one fence, in their order."""
+    """Read the events and decisions of one fence, in order."""
     return get(
         at("fences", key_text(key)),
-        lambda told: [_step(row) for row in told["story"]],
+        lambda document: [_step(row) for row in document["story"]],
     )
 
 
@@ -64,13 +66,13 @@ def resolve(
     result: str | None,
     http_status: int | None,
 ) -> HttpCall[bool]:
-    """Decide a doubt; False when it is none (any more). `result` is JSON text."""
-    told = {"reason": reason, "version": version, "applied": applied}
+    """Resolve a fence in doubt; False if it is not in doubt. `result` is JSON text."""
+    document = {"reason": reason, "version": version, "applied": applied}
     more = {"effect": effect, "http_status": http_status}
-    body = to_json(told | {name: value for name, value in more.items() if value is not None})
+    body = to_json(document | {name: value for name, value in more.items() if value is not None})
     if result is not None:
         body = body[:-1] + b',"result":' + result.encode() + b"}"
-    call = post(at("fences", key_text(key), "resolve"), body, lambda _: True, keyed=True)
+    call = post(at("fences", key_text(key), "resolve"), body, lambda _: True, needs_key=True)
     return unless("not-in-doubt", call, lambda _: False)
 
 
@@ -89,53 +91,56 @@ def preview(
 
 
 def write_call(preview: FencePreview) -> bytes:
-    told = to_json({"name": preview.name, "key": preview.identity.split(PART_SEPARATOR)})
+    document = to_json({"name": preview.name, "key": preview.identity.split(PART_SEPARATOR)})
     if preview.request is not None:  # JSON text already
-        told = told[:-1] + b',"payload":' + preview.request.encode() + b"}"
-    if len(told) > BODY_BYTES_MAX // 2:
+        document = document[:-1] + b',"payload":' + preview.request.encode() + b"}"
+    if len(document) > BODY_BYTES_MAX // 2:
         raise InvalidPayload(
-            f"payload: expected at most {BODY_BYTES_MAX // 2} bytes over HTTP, got {len(told)}; "
-            "leave it out, and none is compared",
+            f"payload: expected at most {BODY_BYTES_MAX // 2} bytes over HTTP, "
+            f"got {len(document)}; omit it, and no payload is compared",
             code="too_large",
         )
-    return told
+    return document
 
 
-def _row(told: dict[str, Any]) -> FenceRow:
-    identity = told["identity"]
-    # Only whoever may read payloads is told what proves the answer.
-    proof = told["receipt_document"] or {"form": None, "digest": None, "fingerprint": ""}
-    digest, receipt = proof["digest"], told["receipt"]
+def _row(document: dict[str, Any]) -> FenceRow:
+    identity = document["identity"]
+    # Only clients that may read payloads see the proof of the answer.
+    proof = document["receipt_document"] or {"form": None, "digest": None, "fingerprint": ""}
+    digest, receipt = proof["digest"], document["receipt"]
     return FenceRow(
-        key=key_bytes(told["fence"]),
-        tenant=told["tenant"],
-        name=told["name"],
+        key=key_bytes(document["fence"]),
+        tenant=document["tenant"],
+        name=document["name"],
         identity=None if identity is None else PART_SEPARATOR.join(identity),
-        state=FenceState(told["state"]),
-        version=told["version"],
-        attempt=told["attempt"],
-        actor=told["actor"],
-        reason=told["reason"],
-        detail=told["detail"],
-        first_at=datetime.fromisoformat(told["first_at"]),
-        changed_at=datetime.fromisoformat(told["changed_at"]),
-        deadline=datetime.fromisoformat(told["deadline"]),
-        effect=told["effect"],
+        state=FenceState(document["state"]),
+        version=document["version"],
+        attempt=document["attempt"],
+        actor=document["actor"],
+        reason=document["reason"],
+        detail=document["detail"],
+        first_at=datetime.fromisoformat(document["first_at"]),
+        changed_at=datetime.fromisoformat(document["changed_at"]),
+        deadline=datetime.fromisoformat(document["deadline"]),
+        effect=document["effect"],
         form=proof["form"],
         digest=None if digest is None else bytes.fromhex(digest),
-        answer_kept=told["answer_kept"],
-        answer_until=_time(told["answer_until"]),
-        until=_time(told["until"]),
-        quiet_seconds=told["quiet_seconds"],
+        answer_kept=document["answer_kept"],
+        answer_until=_time(document["answer_until"]),
+        until=_time(document["until"]),
+        quiet_seconds=document["quiet_seconds"],
         fingerprint=bytes.fromhex(proof["fingerprint"]),
         receipt=None if receipt is None else bytes.fromhex(receipt.partition(":")[2]),
     )
 
 
-def _step(told: dict[str, Any]) -> FenceEventRow:
+def _step(document: dict[str, Any]) -> FenceEventRow:
     return FenceEventRow(
-        datetime.fromisoformat(told["at"]),
-        *(told[name] for name in ("what", "from_state", "to_state", "attempt", "actor", "detail")),
+        datetime.fromisoformat(document["at"]),
+        *(
+            document[name]
+            for name in ("what", "from_state", "to_state", "attempt", "actor", "detail")
+        ),
     )
 
 

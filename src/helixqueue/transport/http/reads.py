@@ -1,4 +1,4 @@
-"""Every read, as `helixqueue.engine.reads` has it, over HTTP."""
+"""The reads of `helixqueue.engine.reads`, over HTTP."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def batches(
     after: str | None = None,
     limit: int = 50,
 ) -> HttpCall[BatchPage]:
-    """A page of batches. `identity` may come in any spelling."""
+    """Read a page of batches. `identity` matches in any spelling."""
     parts = identity if isinstance(identity, tuple) else (identity,)
-    asked = [
+    parameters = [
         ("queue", queue),
         ("state", None if state is None else state.value),
         ("failure", failure),
@@ -65,33 +65,35 @@ def batches(
         ("after", after),
         ("limit", str(limit)),
     ]
-    query = [(name, value) for name, value in asked if value is not None]
+    query = [(name, value) for name, value in parameters if value is not None]
     return get(
         at("batches"),
-        lambda told: BatchPage(tuple(_row(BatchRow, one) for one in told["batches"]), told["next"]),
+        lambda document: BatchPage(
+            tuple(_row(BatchRow, item) for item in document["batches"]), document["next"]
+        ),
         query,
     )
 
 
 def batch_detail(batch_id: UUID, *, payload: bool = False) -> HttpCall[BatchDetail | None]:
-    """The story of one batch; with `payload`, also its payload and result."""
+    """Read everything recorded about one batch; with `payload`, also its payload and result."""
     call: HttpCall[BatchDetail | None] = get(
         at("batches", batch_id), _read_story, [("payload", "true")] if payload else ()
     )
     return unless("no-such-batch", call, lambda _: None)
 
 
-def _read_story(told: dict[str, Any]) -> BatchDetail:
-    has = told["has_payload"], told["has_result"]
+def _read_story(document: dict[str, Any]) -> BatchDetail:
+    has = document["has_payload"], document["has_result"]
     texts = [
-        canonical_text(told[name]) if there else None
+        canonical_text(document[name]) if there else None
         for name, there in zip(("payload", "result"), has, strict=True)
     ]
-    whole = told | {
-        "events": tuple(_row(EventRow, one) for one in told["events"]),
-        "leases": tuple(_row(AttemptRow, one) for one in told["attempts"]),
-        "refusals": tuple(_row(RefusalRow, one) for one in told["refusals"]),
-        "decisions": tuple(_row(DecisionRow, one) for one in told["decisions"]),
+    whole = document | {
+        "events": tuple(_row(EventRow, item) for item in document["events"]),
+        "leases": tuple(_row(AttemptRow, item) for item in document["attempts"]),
+        "refusals": tuple(_row(RefusalRow, item) for item in document["refusals"]),
+        "decisions": tuple(_row(DecisionRow, item) for item in document["decisions"]),
         "payload": texts[0],
         "result": texts[1],
     }
@@ -99,27 +101,27 @@ def _read_story(told: dict[str, Any]) -> BatchDetail:
 
 
 def outcomes(*, ids: Sequence[UUID], results: bool = False) -> HttpCall[list[OutcomeRow | None]]:
-    """Where a batch stands; None for an id that nobody knows (or may see). One id a request."""
+    """Read the outcome of a batch; None for an unknown or invisible id. One id per request."""
     [batch_id] = ids
     call: HttpCall[list[OutcomeRow | None]] = get(
         at("batches", batch_id, "outcome"),
-        lambda told: [_read_outcome(told)],
+        lambda document: [_read_outcome(document)],
         [("result", "true" if results else "false")],
     )
     return unless("no-such-batch", call, lambda _: [None])
 
 
-def _read_outcome(told: dict[str, Any]) -> OutcomeRow:
-    text = json.dumps(told["result"], ensure_ascii=False) if told["has_result"] else None
-    return _row(OutcomeRow, told | {"result": text})
+def _read_outcome(document: dict[str, Any]) -> OutcomeRow:
+    text = json.dumps(document["result"], ensure_ascii=False) if document["has_result"] else None
+    return _row(OutcomeRow, document | {"result": text})
 
 
 def events(*, ids: Sequence[UUID], after: int = 0) -> HttpCall[dict[UUID, list[EventRow]]]:
-    """The ledger of a batch, from the step behind `after` on; an unknown id has no steps."""
+    """Read the events of a batch after version `after`; an unknown id has none."""
     [batch_id] = ids
 
-    def read(told: dict[str, Any]) -> dict[UUID, list[EventRow]]:
-        steps = [_row(EventRow, one) for one in told["events"]]
+    def read(document: dict[str, Any]) -> dict[UUID, list[EventRow]]:
+        steps = [_row(EventRow, item) for item in document["events"]]
         return {batch_id: [step for step in steps if step.version > after]}
 
     return unless("no-such-batch", get(at("batches", batch_id), read), lambda _: {batch_id: []})
@@ -139,41 +141,46 @@ def queues(
     """
     count = [("count_to", str(bound))]
     if queue is not None:
-        one = get(at("queues", queue), lambda told: QueuePage((_read_sight(told),), None), count)
-        return unless("no-such-queue", one, lambda _: QueuePage((), None))
+        item = get(
+            at("queues", queue), lambda document: QueuePage((_read_summary(document),), None), count
+        )
+        return unless("no-such-queue", item, lambda _: QueuePage((), None))
     return get(
         at("queues"),
-        lambda told: QueuePage(tuple(_read_sight(one) for one in told["queues"]), told["next"]),
+        lambda document: QueuePage(
+            tuple(_read_summary(item) for item in document["queues"]), document["next"]
+        ),
         [*count, ("limit", str(limit)), *([] if after is None else [("after", after)])],
     )
 
 
-def _read_sight(told: dict[str, Any]) -> QueueSummary:
-    counts = [BoundedCount(**told["counts"][name]) for name in _COUNTS]
-    return QueueSummary(read_queue(told), *counts)
+def _read_summary(document: dict[str, Any]) -> QueueSummary:
+    counts = [BoundedCount(**document["counts"][name]) for name in _COUNTS]
+    return QueueSummary(read_queue(document), *counts)
 
 
 def workers(
     *, since: datetime | None = None, after: str | None = None, limit: int = 50
 ) -> HttpCall[WorkerPage]:
-    """A page of workers that said hello over HTTP, by name."""
-    asked = [
+    """Read a page of workers that use the service, by name."""
+    parameters = [
         ("since", None if since is None else since.isoformat()),
         ("after", after),
         ("limit", str(limit)),
     ]
     return get(
         at("workers"),
-        lambda told: WorkerPage(
-            tuple(_row(WorkerRow, {"role": None, **one}) for one in told["workers"]), told["next"]
+        lambda document: WorkerPage(
+            tuple(_row(WorkerRow, {"role": None, **item}) for item in document["workers"]),
+            document["next"],
         ),
-        [(name, value) for name, value in asked if value is not None],
+        [(name, value) for name, value in parameters if value is not None],
     )
 
 
-def _row(kind: type[T], told: dict[str, Any]) -> T:
-    """A row of the store's from what stands in an answer."""
-    return kind(**{name: _value(name, told[name]) for name in kind.__annotations__})
+def _row(kind: type[T], document: dict[str, Any]) -> T:
+    """Read a record from its JSON object."""
+    return kind(**{name: _value(name, document[name]) for name in kind.__annotations__})
 
 
 def _value(name: str, value: Any) -> Any:

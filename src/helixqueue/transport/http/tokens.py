@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAGE_ROWS = 1_000  # the most that the service gives
-_FIELDS = [one.name for one in fields(TokenRow)]
+_FIELDS = [item.name for item in fields(TokenRow)]
 _TIMES = {"created_at", "expires_at", "revoked_at", "last_used_at"}
 
 
@@ -38,7 +38,7 @@ class Login(NamedTuple):
 
 def own_tenant() -> HttpCall[str]:
     """Whose the token is that asks."""
-    return get(at("token"), lambda told: str(told["tenant"]))
+    return get(at("token"), lambda document: str(document["tenant"]))
 
 
 def create(
@@ -59,7 +59,9 @@ def rotate(*, name: str, days: int, overlap_seconds: float) -> HttpCall[CreatedT
 
 def revoke(*, name: str, reason: str) -> HttpCall[int]:
     """How many were good."""
-    call = post(at("tokens", name, "revoke"), {"reason": reason}, lambda told: int(told["revoked"]))
+    call = post(
+        at("tokens", name, "revoke"), {"reason": reason}, lambda document: int(document["revoked"])
+    )
     return unless("no-such-token", call, lambda _: 0)
 
 
@@ -74,25 +76,27 @@ def list_tokens(
     if after is not None:
         _, name, generation = after
         query.append(("after", f"{name}~{generation}"))
-    return get(at("tokens"), lambda told: [_row(one) for one in told["tokens"]], query)
+    return get(at("tokens"), lambda document: [_row(item) for item in document["tokens"]], query)
 
 
 def offer_login() -> HttpCall[Login]:
     return post(
         at("links"),
         b"",
-        lambda told: Login(told["code"], told["tenant"], datetime.fromisoformat(told["until"])),
+        lambda document: Login(
+            document["code"], document["tenant"], datetime.fromisoformat(document["until"])
+        ),
     )
 
 
-def _read_made(told: dict[str, Any]) -> CreatedToken:
-    return CreatedToken(told["token"], _row(told))
+def _read_made(document: dict[str, Any]) -> CreatedToken:
+    return CreatedToken(document["token"], _row(document))
 
 
-def _row(told: dict[str, Any]) -> TokenRow:
-    return TokenRow(**{name: _value(name, told) for name in _FIELDS})
+def _row(document: dict[str, Any]) -> TokenRow:
+    return TokenRow(**{name: _value(name, document) for name in _FIELDS})
 
 
-def _value(name: str, told: dict[str, Any]) -> Any:
-    value = told[name]
+def _value(name: str, document: dict[str, Any]) -> Any:
+    value = document[name]
     return datetime.fromisoformat(value) if name in _TIMES and value is not None else value

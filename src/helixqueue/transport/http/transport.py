@@ -123,7 +123,7 @@ class HttpTransport:
         return await self._run(calls.queue(tenant=tenant, queue=name))
 
     async def hello(self, told: dict[str, Any]) -> None:
-        await self._run(calls.hello(worker=self.worker, told=told))
+        await self._run(calls.hello(worker=self.worker, report=told))
 
     # Waking.
 
