@@ -20,8 +20,8 @@ from helixqueue.engine.migrate import migrate
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from tests.support.database import Database, copy_of
-from tests.support.lab import until
-from tests.support.ledger_traffic import busy_lab
+from tests.support.lab import new_database, wait_until
+from tests.support.ledger_traffic import run_traffic
 from tests.support.pooler import Pooler
 
 if TYPE_CHECKING:
@@ -92,16 +92,29 @@ def template(server: Postgres) -> str:
 
 
 @pytest.fixture
-def database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest) -> Database:
+    """A fresh database per test, or one per module marked `module_database`."""
+    shared = request.node.get_closest_marker("module_database") is not None
+    return request.getfixturevalue("module_database" if shared else "fresh_database")
+
+
+@pytest.fixture
+def fresh_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
     with copy_of(template, server, f"helix_test_{next(_numbers)}", pooler) as database:
         yield database
+
+
+@pytest.fixture(scope="module")
+def module_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
+    """One database for a module, with the function that makes time pass."""
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="session")
 def busy_template(server: Postgres, template: str) -> Iterator[str]:
     """A database after real traffic, with clean check and replay."""
     with copy_of(template, server, "helix_busy") as database:
-        busy_lab(database)
+        run_traffic(database)
         with database.connect("helix_migrator") as connection:
             assert [result for result in check(connection) if not result.holds] == []
             assert replay(connection).clean
@@ -130,7 +143,7 @@ def durable(server: Postgres) -> Iterator[None]:
         return value
 
     alter("set {} = on")
-    until(lambda: shown() == "on")
+    wait_until(lambda: shown() == "on")
     yield
     alter("reset {}")
 

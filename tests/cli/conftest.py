@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cli import Helixq
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab, new_database
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from helixqueue.cli import batch_ref, pages
 from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.engine import calls
-from tests.support.lab import completed
+from tests.support.lab import completion
 
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
 
@@ -22,8 +22,8 @@ def zombie(lab, identity=NFD):
     lab.pass_time(frozen.batch)
     lab.run(calls.reap(actor="reaper"))
     [second] = lab.claim(worker="ada")
-    lab.settle(completed(second), worker="ada")
-    lab.settle(completed(frozen), worker="bo")
+    lab.settle(completion(second), worker="ada")
+    lab.settle(completion(frozen), worker="bo")
     return str(one.receipt.batch_id)
 
 

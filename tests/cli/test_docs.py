@@ -18,7 +18,7 @@ import pytest
 from helixqueue.cli.main import VERBS
 from helixqueue.engine import calls
 from tests.support.cli import HELIXQ
-from tests.support.lab import Lab, completed, until
+from tests.support.lab import Lab, completion, wait_until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -111,10 +111,10 @@ def work(database):
     """Between the submits and the lists: bo freezes with a batch, and ada finishes it."""
     with Lab(database, q="basecall") as lab:
         [frozen] = lab.claim(worker="bo", lease_seconds=0.05)
-        until(lambda: lab.run(calls.reap(actor="ada")))
+        wait_until(lambda: lab.run(calls.reap(actor="ada")))
         [second] = lab.claim(worker="ada")
-        lab.settle(completed(second), worker="ada")
-        lab.settle(completed(frozen), worker="bo")
+        lab.settle(completion(second), worker="ada")
+        lab.settle(completion(frozen), worker="bo")
 
 
 @pytest.mark.usefixtures("durable")

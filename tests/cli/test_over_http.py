@@ -19,7 +19,7 @@ from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
 from tests.support.cli import Helixq
-from tests.support.lab import POOLED, Lab, failed
+from tests.support.lab import POOLED, Lab, failure
 from tests.support.service import Site, serving, settings_for
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
@@ -87,7 +87,7 @@ def test_list_returns_the_requested_number_of_rows_over_http(over_http, database
     with Lab(database, q=over_http.q) as lab:
         lab.queue(max_attempts=1)
         lab.submit_many(1100)
-        lab.settle(*[failed(one) for one in lab.claim(600)])
+        lab.settle(*[failure(one) for one in lab.claim(600)])
     failed_only = ("--state", "failed")
     for filters, limit, wanted in (
         ((), 1050, 1050), ((), 2000, 1100), (failed_only, 550, 550), (failed_only, 2000, 600),
@@ -416,7 +416,7 @@ def test_worker_output_and_logs_contain_no_secret(over_http, database, tmp_path,
         lab.queue()
         [row] = lab.submit("S-1", payload={"card": "canary-payload"})
         done = helixq.process(*words, **there)
-        assert (done.code, lab.standing(row.receipt.batch_id)[0]) == (Exit.OK, "COMPLETED")
+        assert (done.code, lab.location(row.receipt.batch_id)[0]) == (Exit.OK, "COMPLETED")
     away = helixq.process(*words, **gone)
     assert away.code == Exit.UNAVAILABLE
     lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helixqueue import AsyncHelixQueue, HelixQueue
-from tests.support.lab import one_database
+from tests.support.lab import new_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler) -> Iterator[Database]:
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Unavailable
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Postgres
 from helixqueue.postgres.database import connect_options, is_usable
-from tests.support.lab import BATCHES, until
+from tests.support.lab import BATCHES, wait_until
 
 pytestmark = [
     pytest.mark.xdist_group("client outages"),
@@ -76,7 +76,7 @@ def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name)
         [idle] = helix._pool._states[os.getpid()].idle
         own.kill()
         # A session may outlive its postmaster for a moment, and answer.
-        until(lambda: not is_usable(idle.connection))
+        wait_until(lambda: not is_usable(idle.connection))
         try:
             before = time.monotonic()
             with pytest.raises(Unavailable) as away:
@@ -140,7 +140,7 @@ def test_work_with_identity_is_repeated_when_its_answer_is_lost(database, name):
 
 
 def other_submit_waits(database):
-    [(pid,)] = until(
+    [(pid,)] = wait_until(
         lambda: database.rows(
             "select pid from pg_stat_activity where datname = %s and wait_event_type = 'Lock' "
             "and query like '%%submit_v1%%' and pid <> pg_backend_pid()",
@@ -284,7 +284,7 @@ def test_what_an_ended_loop_left_open_is_closed_with_the_client(database, name):
     queue = Queue(name)
     before = sessions()
     asyncio.run(two_loops())
-    until(lambda: sessions() == before)
+    wait_until(lambda: sessions() == before)
 
 
 def in_a_child(work):

@@ -16,7 +16,13 @@ from helixqueue.errors import Unavailable
 from helixqueue.postgres.database import Database as Store
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
-from tests.support.engine_traffic import completed, open_queue, operator, proven, together, until
+from tests.support.engine_traffic import (
+    assert_consistent,
+    connect_operator,
+    open_queue,
+    run_in_processes,
+)
+from tests.support.lab import completion, wait_until
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -37,7 +43,7 @@ class Journal:
 
     submitted: list[UUID] = field(default_factory=list)
     decisions: Counter[str] = field(default_factory=Counter)
-    completed: dict[int, str] = field(default_factory=dict)  # batch, result
+    completion: dict[int, str] = field(default_factory=dict)  # batch, result
     answers: Counter[str] = field(default_factory=Counter)
     cut_off: int = 0
 
@@ -106,7 +112,7 @@ def keep_working(dsn: str, number: int) -> Journal:
             lease.batch: f'{{"by":"{name}","number":{lease.token.number}}}'
             for lease in claimed.leases
         }
-        settlements = [completed(lease, results[lease.batch]) for lease in claimed.leases]
+        settlements = [completion(lease, results[lease.batch]) for lease in claimed.leases]
         if not settlements and everything_is_done(dsn):
             return client.close()
 
@@ -114,7 +120,7 @@ def keep_working(dsn: str, number: int) -> Journal:
 def everything_is_done(dsn: str) -> bool:
     """Asked as an operator; no while the server is away."""
     try:
-        with operator(dsn) as reader:
+        with connect_operator(dsn) as reader:
             return reader.execute(ENDED).fetchone() == (BATCHES,)
     except psycopg.OperationalError:
         return False
@@ -142,9 +148,9 @@ def test_everything_acknowledged_survives_kill_9_of_the_server(own_database):
     roles += [("work", dsn, n) for n in range(WORKERS)]
 
     with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(together, either, roles)
+        load = pool.submit(run_in_processes, either, roles)
         for kill in range(1, KILLS + 1):
-            until(
+            wait_until(
                 lambda share=kill / (KILLS + 1): (
                     finished(own_database) >= share * BATCHES or load.done()
                 ),
@@ -171,7 +177,7 @@ def test_everything_acknowledged_survives_kill_9_of_the_server(own_database):
     # Only a worker that was cut off and then reaped may not know of its own completion.
     refused = sum(journal.answers["refused"] for journal in journals)
     assert len(stands) - len(told) <= refused
-    proven(own_database)
+    assert_consistent(own_database)
 
 
 def finished(database):

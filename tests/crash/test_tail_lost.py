@@ -18,16 +18,8 @@ from helixqueue.errors import Unavailable
 from helixqueue.postgres.database import Database as Store
 from helixqueue.states import State
 from tests.support.database import Database
-from tests.support.engine_traffic import (
-    claim,
-    completed,
-    drain,
-    held,
-    open_queue,
-    proven,
-    submit,
-    until,
-)
+from tests.support.engine_traffic import assert_consistent, claim, drain, open_queue, submit
+from tests.support.lab import completion, lease_refs, wait_until
 from tests.support.own_server import new_server
 
 if TYPE_CHECKING:
@@ -84,7 +76,7 @@ def past(tmp_path_factory):
 
 def cut_off(standby):
     """Let it catch up, then take its primary away; returns whether it refused to take work."""
-    until(lambda: standby.value(LEASED) == 2, "the standby to follow")
+    wait_until(lambda: standby.value(LEASED) == 2, "the standby to follow")
     with Store.connect(standby.dsn("pool")) as db:
         try:
             submit(db, ["one"])
@@ -94,7 +86,7 @@ def cut_off(standby):
     with standby.connect("helix_bootstrap") as connection:
         connection.execute("alter system set primary_conninfo = ''")
         connection.execute("select pg_reload_conf()")
-    until(
+    wait_until(
         lambda: standby.value("select count(*) from pg_stat_wal_receiver") == 0,
         "the standby to be cut off",
     )
@@ -136,7 +128,7 @@ def test_tokens_after_the_failover_have_a_higher_epoch_and_no_number_is_reused(p
     assert new.rows("select number, timeline, reason from helix.epoch order by number")[1:] == [
         (leases[0].token.epoch, "00000002", "timeline")
     ]
-    proven(new)
+    assert_consistent(new)
 
 
 @pytest.mark.parametrize("worker", ["W", "V"], ids=["same-name", "other-name"])
@@ -160,32 +152,32 @@ def test_zombie_from_before_failover_is_refused_despite_equal_number_and_batch(
     before = new.rows(LEASE_ROW, lease.batch)
 
     answers = [
-        *db.run(calls.start(worker="W", leases=held([zombie]))),
-        *db.run(calls.renew(worker="W", leases=held([zombie]))),
-        *db.run(calls.settle(worker="W", settlements=[completed(zombie, '"of old"')])),
-        *db.run(calls.release(worker="W", leases=held([zombie]))),
+        *db.run(calls.start(worker="W", leases=lease_refs([zombie]))),
+        *db.run(calls.renew(worker="W", leases=lease_refs([zombie]))),
+        *db.run(calls.settle(worker="W", settlements=[completion(zombie, '"of old"')])),
+        *db.run(calls.release(worker="W", leases=lease_refs([zombie]))),
     ]
 
     assert [(one.answer, one.owner) for one in answers] == [("refused", worker)] * 4
     assert new.rows(LEASE_ROW, lease.batch) == before
-    [done] = db.run(calls.settle(worker=worker, settlements=[completed(lease, '"new"')]))
+    [done] = db.run(calls.settle(worker=worker, settlements=[completion(lease, '"new"')]))
     assert done.answer == "ok"
     # Also when the ledger has a completion of this batch under this number: not the zombie's.
-    [late] = db.run(calls.settle(worker="W", settlements=[completed(zombie, '"of old"')]))
+    [late] = db.run(calls.settle(worker="W", settlements=[completion(zombie, '"of old"')]))
     assert (late.answer, late.state) == ("refused", State.COMPLETED)
     assert new.rows("select result from helix.result where batch = %s", lease.batch) == [("new",)]
     for name, last in counters.items():
         new.value("select setval(%s, %s)", f"helix.{name}", last)
-    proven(new)
+    assert_consistent(new)
 
 
 def test_replicated_leases_continue_under_their_tokens(past, new, db):
     """A failover ends no lease that both sides know: hours of a GPU's work are not thrown away."""
-    settlements = [completed(lease) for lease in past.kept_leases]
+    settlements = [completion(lease) for lease in past.kept_leases]
     answers = db.run(calls.settle(worker="W", settlements=settlements))
     assert [one.answer for one in answers] == ["ok", "ok"]
     assert drain(db) == 1
-    proven(new)
+    assert_consistent(new)
 
 
 def test_lost_batch_submitted_again_gets_its_former_ids_exclusively(past, new, db):
@@ -198,7 +190,7 @@ def test_lost_batch_submitted_again_gets_its_former_ids_exclusively(past, new, d
     assert [one.receipt for one in kept] == [one.receipt for one in past.kept]
     lost = {one.receipt.batch_id for one in past.lost}
     assert not lost & {one.receipt.batch_id for one in others}
-    proven(new)
+    assert_consistent(new)
 
 
 def test_recover_ends_leases_and_raises_the_epoch(past, new):
@@ -207,10 +199,10 @@ def test_recover_ends_leases_and_raises_the_epoch(past, new):
         assert ended == len(past.kept_leases)
         assert epoch > max(one.token.epoch for one in [*past.kept_leases, *past.lost_leases])
         assert {lease.token.epoch for lease in claim(db, 3, "V")} == {epoch}
-        settlements = [completed(lease) for lease in past.kept_leases]
+        settlements = [completion(lease) for lease in past.kept_leases]
         answers = db.run(calls.settle(worker="W", settlements=settlements))
         assert [one.answer for one in answers] == ["refused", "refused"]
-    proven(new)
+    assert_consistent(new)
 
 
 @pytest.mark.parametrize("first", ["claim", "recover"])
@@ -224,7 +216,7 @@ def test_epoch_lost_with_the_tail_is_not_reused(past, first):
         submit(db, ["one"])
         [lease] = claim(db, 1)
     assert lease.token.epoch > past.lost_epoch
-    proven(drilled)
+    assert_consistent(drilled)
 
 
 def test_standby_accepts_no_writes(past):

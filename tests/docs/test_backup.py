@@ -49,8 +49,8 @@ def test_tokens_issued_before_a_restore_are_refused_after_it(database, restored,
             assert result.returncode == 0, result.stdout + result.stderr
         queue = lab.q
     with Lab(restored, q=queue) as after:
-        assert after.standing(done.receipt.batch_id)[0] == "COMPLETED"
-        assert after.standing(running.receipt.batch_id)[0] == "PENDING"
+        assert after.location(done.receipt.batch_id)[0] == "COMPLETED"
+        assert after.location(running.receipt.batch_id)[0] == "PENDING"
         [late] = after.complete(*second)
         assert late.answer == "refused"
         [again] = after.submit("b")

@@ -19,8 +19,8 @@ from helixqueue import AsyncHelixClient, HelixClient, Queue, Refused, State, Una
 from helixqueue.service import ServiceSettings
 from helixqueue.service.changes import QUIET_SECONDS
 from helixqueue.service.settings import MAX_WAIT_SECONDS
-from tests.support.lab import Lab, one_database, until
-from tests.support.nginx import GUIDE, Nginx, _program, block
+from tests.support.lab import Lab, new_database, wait_until
+from tests.support.nginx import GUIDE, Nginx, _program, configuration
 from tests.support.service import Site, offer_login, serving, settings_for, stream_events
 
 NAME = "helix.example.org"
@@ -31,7 +31,7 @@ MONITOR, OUTSIDER, OTHER_OUTSIDER = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_idle_worker_is_woken_renews_and_completes(site, trusted, database, lab)
     @queue.handler
     async def run(lease):
         first = database.value(deadline, lab.q)
-        await asyncio.to_thread(until, lambda: database.value(deadline, lab.q) > first)
+        await asyncio.to_thread(wait_until, lambda: database.value(deadline, lab.q) > first)
         return lease.payload["n"] + 1
 
     async def main():
@@ -114,7 +114,7 @@ def test_idle_worker_is_woken_renews_and_completes(site, trusted, database, lab)
             # It polls once a minute: completing earlier shows the wake-up.
             working = asyncio.create_task(helix.work(queue, poll_seconds=60))
             waits = "select from helix.waiter where queue = %s"
-            await asyncio.to_thread(until, lambda: database.rows(waits, lab.q))
+            await asyncio.to_thread(wait_until, lambda: database.rows(waits, lab.q))
             item = await helix.submit(queue, identity="s", payload={"n": 1})
             assert await helix.wait(item.receipt, timeout=30) is State.COMPLETED
             assert await helix.result(item.receipt) == 2
@@ -210,15 +210,15 @@ def test_internal_paths_are_for_monitors_only(proxy, site, path):
 def test_request_has_one_id_in_both_logs_and_its_response(proxy, http, caplog):
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         response = http.get("/v1/token", headers={"X-Request-Id": "the-client-s-own"})
-        until(lambda: caplog.messages)
+        wait_until(lambda: caplog.messages)
     request = json.loads(caplog.messages[-1])["request"]
     assert response.headers["x-request-id"] == request
-    assert until(lambda: [item for item in proxy.requests if item[-1] == request])
+    assert wait_until(lambda: [item for item in proxy.requests if item[-1] == request])
 
 
 def test_service_keeps_connections_longer_than_the_proxy(site, http):
-    [keepalive] = re.findall(r"keepalive_timeout (\d+)s;", block())
-    [read_timeout] = re.findall(r"proxy_read_timeout (\d+)s;", block())
+    [keepalive] = re.findall(r"keepalive_timeout (\d+)s;", configuration())
+    [read_timeout] = re.findall(r"proxy_read_timeout (\d+)s;", configuration())
     settings = ServiceSettings("postgresql://db/lab")
     assert int(keepalive) < settings.idle_seconds
     assert int(read_timeout) > max(MAX_WAIT_SECONDS, settings.check_seconds, QUIET_SECONDS) + 10

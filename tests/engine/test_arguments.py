@@ -13,12 +13,9 @@ import pytest
 from psycopg import sql
 
 from helixqueue.identity.characters import WHITE_SPACE
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture

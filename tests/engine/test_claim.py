@@ -16,13 +16,10 @@ from helixqueue.ledger.chain import LedgerEntry, entry_hash, microseconds
 from helixqueue.records.claim_hints import SWEEP_EVERY_SECONDS, Hint, Hints
 from helixqueue.records.lease import Settlement, Token
 from helixqueue.states import State
-from tests.support.engine_traffic import until_waiting
-from tests.support.lab import Lab, completed, failed, one_database, until
+from tests.support.engine_traffic import wait_until_blocked
+from tests.support.lab import Lab, completion, failure, wait_until
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def test_lease_carries_everything_a_worker_needs(lab):
     assert (lease.attempt, lease.state) == (1, State.ASSIGNED)
     assert lease.lease_seconds == 120
     assert timedelta(seconds=119) < lease.deadline - before < timedelta(seconds=180)
-    assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
+    assert lab.location(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
 
 
 def test_claim_may_ask_for_another_length_of_lease(lab):
@@ -87,7 +84,7 @@ def test_claim_that_starts_takes_both_steps_in_one_entry_of_the_chain(lab):
     [submitted] = lab.submit("s1")
     [lease] = lab.claim(start=True)
     assert lease.state is State.RUNNING
-    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+    assert lab.location(lease.batch_id) == ("RUNNING", 3, 1, "active")
     assert lab.history(submitted.receipt.batch_id) == [
         ("PENDING", "submitted"),
         ("ASSIGNED", "claimed"),
@@ -121,7 +118,7 @@ def test_token_nonce_is_not_readable_anywhere(lab):
             Lab(lab.database, role) as reader,
             pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied"),
         ):
-            reader.own_rows("select nonce from helix.work")
+            reader.rows_as_client("select nonce from helix.work")
 
 
 # --- order -------------------------------------------------------------------------------------
@@ -223,7 +220,7 @@ def test_claim_returns_only_batches_that_fit(lab):
     assert names(lab.claim(10)) == []
     assert names(lab.claim(10, free={"gpus": 1, "gpu_vram_gb": 80})) == ["big-vram"]
     everything = {"gpus": 8, "ram_gb": 64, "disk_gb": 5.5}
-    until(lambda: lab.claim(1, free=everything) == [])
+    wait_until(lambda: lab.claim(1, free=everything) == [])
     assert (
         lab.value(
             "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
@@ -319,7 +316,7 @@ def test_repeat_of_a_running_claim_waits_and_returns_the_same_leases(lab, databa
         with lab.store.connection.transaction():
             first = lab.claim(count, request=request)
             repeated = pool.submit(again.claim, count, request=request)
-            until_waiting(database, 1, "claim_v1")
+            wait_until_blocked(database, 1, "claim_v1")
         leases = repeated.result(30)
     assert sorted(leases, key=lambda lease: lease.batch) == sorted(
         first, key=lambda lease: lease.batch
@@ -334,7 +331,7 @@ def test_repeat_of_a_rolled_back_claim_is_a_new_claim(lab, database):
         with lab.store.connection.transaction(force_rollback=True):
             first = lab.claim(2, request=request)
             repeated = pool.submit(again.claim, 2, request=request)
-            until_waiting(database, 1, "claim_v1")
+            wait_until_blocked(database, 1, "claim_v1")
         leases = repeated.result(30)
     assert [lease.batch for lease in leases] == [lease.batch for lease in first]
     assert {lease.token for lease in leases}.isdisjoint({lease.token for lease in first})
@@ -353,9 +350,9 @@ def test_repeat_answers_its_settlements_as_repeats(lab):
     lab.submit_many(4)
     [one, two] = lab.claim(2)
     request = uuid.uuid4()
-    settle = [completed(one), failed(two, permanent=True)]
-    first = lab.call_claim(1, request=request, settle=settle)
-    again = lab.call_claim(1, request=request, settle=settle)
+    settle = [completion(one), failure(two, permanent=True)]
+    first = lab.claim_result(1, request=request, settle=settle)
+    again = lab.claim_result(1, request=request, settle=settle)
     assert [answer.answer for answer in first.settled] == ["ok", "ok"]
     assert [answer.answer for answer in again.settled] == ["repeat", "repeat"]
     assert first.leases[0].batch == again.leases[0].batch
@@ -369,16 +366,18 @@ def test_claim_that_finds_nothing_writes_nothing(lab):
     def wrote():
         with lab.store.connection.transaction():
             assert lab.claim(5, request=request) == []
-            return lab.own_rows("select pg_current_xact_id_if_assigned() is not null") == [(True,)]
+            return lab.rows_as_client("select pg_current_xact_id_if_assigned() is not null") == [
+                (True,)
+            ]
 
-    until(lambda: not wrote())
+    wait_until(lambda: not wrote())
     assert lab.database.value("select count(*) from helix.request where id = %s", request) == 0
 
 
 def test_claim_for_zero_batches_settles_and_claims_nothing(lab):
     lab.submit("s1", "s2")
     [lease] = lab.claim()
-    answer = lab.call_claim(0, settle=[completed(lease)])
+    answer = lab.claim_result(0, settle=[completion(lease)])
     assert (answer.leases, answer.settled[0].answer) == ((), "ok")
     assert lab.claim(-1) == []
     with pytest.raises(ValueError, match="at most 1000 rows"):
@@ -398,14 +397,14 @@ def test_settle_claim_and_start_in_one_commit(lab):
     [assigned] = lab.claim(1, start=False)
     assert assigned.batch == stale.batch
     lab.submit_many(4, "t")
-    answer = lab.call_claim(
+    answer = lab.claim_result(
         2,
         start=True,
         settle=[
-            completed(good),
-            failed(bad, permanent=True),
-            completed(stale),
-            completed(assigned),
+            completion(good),
+            failure(bad, permanent=True),
+            completion(stale),
+            completion(assigned),
             Settlement(10**12, Token(1, 1, 1), "completed"),
         ],
     )
@@ -477,7 +476,7 @@ def test_service_claims_for_the_tenant_it_names(database):
             pool.submit("s1", tenant=tenant)
         assert service.claim(5) == []
         with service.store.connection.transaction():
-            service.own_rows("select set_config('helix.tenant', 'b', true)")
+            service.rows_as_client("select set_config('helix.tenant', 'b', true)")
             [lease] = service.claim(5)
         assert lease.tenant == "b"
         assert service.claim(5) == []
@@ -514,7 +513,7 @@ def test_hints_are_dropped_every_second_and_after_a_short_claim():
 
 def test_batch_hidden_by_a_hint_is_found_by_the_next_sweep(lab):
     lab.submit_many(6)
-    claimed = lab.call_claim(1, start=True)
+    claimed = lab.claim_result(1, start=True)
     [first] = claimed.leases
     [looked] = claimed.hints
     assert (looked.turn, looked.batch) == (1, first.batch)
@@ -532,7 +531,7 @@ def test_client_with_hints_drains_everything(lab):
     lab.submit_many(40)
     for round_ in range(30):
         clock += 0.01
-        claimed = lab.call_claim(3, start=True, hints=hints.now(clock))
+        claimed = lab.claim_result(3, start=True, hints=hints.now(clock))
         leases = claimed.leases
         hints.learn(claimed.hints, short=len(leases) < 3)
         seen |= {lease.batch for lease in leases}
@@ -549,7 +548,7 @@ def test_hints_for_other_lanes_are_ignored(lab):
 
 
 def test_hello_records_the_worker(lab):
-    lab.own_rows(
+    lab.rows_as_client(
         "select helix.hello_v1('w9', '{\"gpus\":1}'), helix.hello_v1('w9', '{\"gpus\":2}')"
     )
     assert lab.rows("select role, free from helix.worker where name = 'w9'") == [

@@ -7,17 +7,14 @@ import uuid
 import pytest
 
 from helixqueue.records.claim_hints import Hints
-from tests.support.lab import Lab, completed, one_database
+from tests.support.lab import Lab, completion
+
+pytestmark = pytest.mark.module_database
 
 # The seventeenth is the one that makes 16 MiB full. Such payloads are compressed to a hundredth: it
 # is their size in the answer that counts, not that on disk.
 LARGE = {"reads": "A" * 1000 * 1024}
 PORTION = 17
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def lab(database):
 
 def test_claim_of_large_payloads_returns_a_prefix(lab):
     lab.submit_many(20, payload=LARGE)
-    first, second, third = (lab.call_claim(1000, start=True) for _ in range(3))
+    first, second, third = (lab.claim_result(1000, start=True) for _ in range(3))
     assert [len(one.leases) for one in (first, second, third)] == [PORTION, 3, 0]
     assert [one.more for one in (first, second, third)] == [True, False, False]
     told = [lease.identity for lease in first.leases + second.leases]
@@ -39,23 +36,23 @@ def test_claim_of_large_payloads_returns_a_prefix(lab):
 
 def test_small_claims_are_not_truncated(lab):
     lab.submit_many(16, payload=LARGE)
-    told = lab.call_claim(16)
+    told = lab.claim_result(16)
     assert (len(told.leases), told.more) == (16, False)
 
 
 def test_repeat_of_a_truncated_claim_returns_the_same_prefix(lab):
     lab.submit_many(20, payload=LARGE)
     request = uuid.uuid4()
-    first, again = (lab.call_claim(20, request=request) for _ in range(2))
+    first, again = (lab.claim_result(20, request=request) for _ in range(2))
     assert {one.batch for one in again.leases} == {one.batch for one in first.leases}
     assert len(first.leases) == PORTION
 
 
 def test_truncated_claim_still_answers_its_settlements(lab):
     lab.submit_many(20, payload=LARGE)
-    told = lab.call_claim(20, start=True)
+    told = lab.claim_result(20, start=True)
     lab.submit_many(20, "t", payload=LARGE)
-    told = lab.call_claim(20, settle=[completed(one) for one in told.leases])
+    told = lab.claim_result(20, settle=[completion(one) for one in told.leases])
     assert [one.answer for one in told.settled] == ["ok"] * PORTION
     assert (len(told.leases), told.more) == (PORTION, True)
 
@@ -64,7 +61,7 @@ def test_hints_do_not_skip_batches_after_a_prefix(lab):
     hints, seen = Hints(), []
     lab.submit_many(40, payload=LARGE)
     for clock in range(3):
-        told = lab.call_claim(30, start=True, hints=hints.now(clock * 0.01))
+        told = lab.claim_result(30, start=True, hints=hints.now(clock * 0.01))
         hints.learn(told.hints, short=len(told.leases) < 30 and not told.more)
         seen += [one.batch for one in told.leases]
     assert len(seen) == len(set(seen)) == 40

@@ -11,7 +11,7 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.states import State
-from tests.support.lab import Lab, completed, failed, wrong_function
+from tests.support.lab import Lab, completion, engine_function, failure
 
 SEQUENCES = ("batch_id", "entry_id", "fence_number")
 FENCE = """
@@ -41,7 +41,7 @@ class Before:
         self.leases = leases[2:]
         [self.assigned] = lab.claim(1, start=False)
         for number in range(3):
-            lab.own_rows(FENCE, f"order-{number}")
+            lab.rows_as_client(FENCE, f"order-{number}")
         self.epoch = leases[0].token.epoch
         self.highest = self.numbers()
 
@@ -64,7 +64,7 @@ def fail_over(lab):
     """Another timeline than the epoch noted, and sequences as they were long ago."""
     for name in SEQUENCES:
         lab.value("select setval(%s, 1, false)", f"helix.{name}")
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         assert execute("update helix.epoch set timeline = '00000000'") is None
 
 
@@ -98,12 +98,12 @@ def settled(lab, before):
 
 def settled_many(lab, before):
     one, two, three = before.leases
-    answers = lab.settle(completed(one), completed(two), failed(three))
+    answers = lab.settle(completion(one), completion(two), failure(three))
     assert [answer.answer for answer in answers] == ["ok"] * 3
 
 
 def settled_and_claimed(lab, before):
-    answer = lab.call_claim(2, settle=[completed(before.leases[0])], start=True)
+    answer = lab.claim_result(2, settle=[completion(before.leases[0])], start=True)
     assert [one.answer for one in answer.settled] == ["ok"]
     assert len(answer.leases) == 2
 
@@ -126,7 +126,7 @@ def retried(lab, before):
 
 
 def fenced(lab, _before):
-    assert len(lab.own_rows(FENCE, "order-new")) == 1
+    assert len(lab.rows_as_client(FENCE, "order-new")) == 1
 
 
 def recovered(lab, before):
@@ -166,7 +166,7 @@ def test_no_number_is_reused_after_failover_by_any_first_call(lab, before, first
     assert min(lease.token.number for lease in leases) > before.highest["entry_id"]
     assert lab.decide("cancel", leases[0].batch_id)[0].answer == "ok"
     lab.complete(*leases[1:])
-    [(number, epoch)] = lab.own_rows(FENCE, "order-next")
+    [(number, epoch)] = lab.rows_as_client(FENCE, "order-next")
     assert number > before.highest["fence_number"]
     assert epoch > before.epoch
     fresh = {entry for (entry,) in lab.rows("select id from helix.entry")} - entries

@@ -16,7 +16,7 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.records.claim_hints import Hints
-from tests.support.lab import Lab, completed, passing_time, until, wrong_function
+from tests.support.lab import Lab, completion, engine_function, time_control, wait_until
 
 CALLS, SIZE = 30, 100
 DUE = "select count(*) from helix.request where due is not null"
@@ -24,7 +24,7 @@ DUE = "select count(*) from helix.request where due is not null"
 
 @pytest.fixture
 def lab(database):
-    with passing_time(database), Lab(database) as lab:
+    with time_control(database), Lab(database) as lab:
         lab.queue()
         yield lab
 
@@ -58,7 +58,7 @@ def pages_of_claim(database, queue, hints):
 
 def ten_seconds_pass(database):
     """The reaper looks at calls that still have leases, and at no others, after ten seconds."""
-    with wrong_function(database) as execute:
+    with engine_function(database) as execute:
         for statement in (
             "update helix.request set due = now() - interval '1 s' where due is not null",
             "update helix.duty set next_at = '-infinity'",
@@ -70,11 +70,11 @@ def test_hinted_claim_reads_few_pages_while_an_old_snapshot_is_held(lab):
     for start in range(CALLS + 2):
         lab.submit_many(SIZE, prefix=f"s{start}-")
     hints = Hints()
-    hints.learn(lab.call_claim(1).hints, short=False)
+    hints.learn(lab.claim_result(1).hints, short=False)
     before = pages_of_claim(lab.database, lab.q, hints.now(0.0))
     with old_snapshot(lab.database):
         for _ in range(CALLS):
-            claimed = lab.call_claim(SIZE, start=True, hints=hints.now(0.0))
+            claimed = lab.claim_result(SIZE, start=True, hints=hints.now(0.0))
             hints.learn(claimed.hints, short=False)
             lab.complete(*claimed.leases)
         ten_seconds_pass(lab.database)
@@ -120,7 +120,7 @@ def test_repeated_and_refused_settlements_are_not_counted(lab):
     lab.submit_many(4)
     leases = lab.claim(4)
     for _ in range(3):
-        lab.settle(*[completed(lease) for lease in leases[:2]])
+        lab.settle(*[completion(lease) for lease in leases[:2]])
     assert lab.value("select unsettled from helix.request") == 2
     assert lab.value(DUE) == 1
 
@@ -130,11 +130,11 @@ def test_reaper_finds_a_call_that_was_due_long_before_its_last_run(lab):
     lab.submit_many(1)
     [lease] = lab.claim(1)
     lab.pass_time(lease.batch)
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         long_ago = "update helix.request set due = clock_timestamp() - interval '1 hour'"
         mark = (
             "update helix.duty set next_at = '-infinity', mark = case when duty = 'reap'"
             " then extract(epoch from clock_timestamp()) * 1000000 else mark end"
         )
         assert execute(long_ago) is execute(mark) is None
-    assert [found.batch for found in until(lambda: lab.claim(1))] == [lease.batch]
+    assert [found.batch for found in wait_until(lambda: lab.claim(1))] == [lease.batch]

@@ -14,14 +14,11 @@ import pytest
 from helixqueue.engine import calls
 from helixqueue.errors import HelixError
 from helixqueue.records.submission import SubmissionRow
-from tests.support.lab import Lab, one_database, wrong_function
+from tests.support.lab import Lab, engine_function
+
+pytestmark = pytest.mark.module_database
 
 LATER = timedelta(hours=1)
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def lanes(lab, *, idle=False):
 
 def age(lab):
     """The lanes of this queue were used two hours ago."""
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         assert execute(
             "update helix.lane set used_at = clock_timestamp() - interval '2 hours'"
             f" where queue = '{lab.q}'"
@@ -59,7 +56,7 @@ def age(lab):
 
 def no_duty_is_due(lab):
     """A sweep would wake lanes."""
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         later = "update helix.duty set next_at = clock_timestamp() + interval '1 hour'"
         assert execute(later) is None
 
@@ -163,7 +160,7 @@ def test_idle_lanes_do_not_count_against_the_limit(lab, bound):
 def test_claims_skip_idle_lanes_and_the_sweep_finds_what_was_left_in_one(lab):
     """A submission may use a lane at the very moment when it is put to rest."""
     lab.submit_rows(*requiring(1))
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         idle = f"update helix.lane set idle = true where queue = '{lab.q}' and class <> 0"
         assert execute(idle) is None
     no_duty_is_due(lab)

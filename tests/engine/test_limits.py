@@ -10,12 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helixqueue.engine import calls
-from tests.support.lab import Lab, one_database, until
+from tests.support.lab import Lab, wait_until
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture
@@ -167,14 +164,14 @@ def test_backlog_of_one_key_does_not_delay_a_claim(lab):
         found.extend(lab.claim(2))
         return len(found) == 2
 
-    until(enough, 5)
+    wait_until(enough, seconds=5)
     assert "free" in names(found)
     # One place becomes free: one batch comes back, not three thousand.
     waiting = (
         "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
         " where q.name = %s and w.cause is not null"
     )
-    until(lambda: lab.claim(1) == [] and lab.value(waiting, lab.q) == 2999, 5)
+    wait_until(lambda: lab.claim(1) == [] and lab.value(waiting, lab.q) == 2999, seconds=5)
     lab.complete(next(lease for lease in found if lease.identity != "free"))
     lab.run(calls.promote())
     assert lab.value(waiting, lab.q) >= 2997
@@ -205,7 +202,7 @@ def test_many_claimers_never_exceed_the_limit(database, lab, limit):
         most = 0
         with Lab(database, "operator", q=lab.q) as eyes:
             while not stop.is_set():
-                counts = eyes.own_rows(
+                counts = eyes.rows_as_client(
                     "select count(*) from helix.work w join helix.queue q on q.id = w.queue"
                     " where q.name = %s and w.state in ('ASSIGNED', 'RUNNING')"
                     " group by w.limit_key",

@@ -36,7 +36,9 @@ from helixqueue.records.lease import LeaseRef, Settlement
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import FINISHED, State
 from tests.support.engine_model import KEY_LIMIT, LEASED, MAX_ATTEMPTS, Model
-from tests.support.lab import PLACE, Lab, one_database
+from tests.support.lab import WORK_LOCATION, Lab
+
+pytestmark = pytest.mark.module_database
 
 LONGER = 10 if os.environ.get("HELIX_PROOF") else 1
 EXAMPLES = 30 * LONGER
@@ -59,7 +61,7 @@ select batch, version, reason::text, from_state::text, to_state::text
 from helix.history_of(%s) order by batch, version
 """
 STANDS = f"""
-select b.identity, b.id, w.state::text, w.version, w.attempt, {PLACE},
+select b.identity, b.id, w.state::text, w.version, w.attempt, {WORK_LOCATION},
        case when w.state in ('ASSIGNED', 'RUNNING') then w.actor end,
        case when w.state in ('ASSIGNED', 'RUNNING') then w.number end, w.entry
 from helix.batch b join helix.work w on w.batch = b.id join helix.queue q on q.id = b.queue
@@ -217,7 +219,7 @@ class Lives(RuleBasedStateMachine):
         states = [batch.state for (batch, _, _), _ in settle]
         self.tend()
         could, number = self.model.claimable(), self.model.claim_count(count)
-        claimed = self.lab.call_claim(
+        claimed = self.lab.claim_result(
             count,
             worker=worker,
             request=request,
@@ -475,11 +477,6 @@ class Lives(RuleBasedStateMachine):
         )
         assert counted == live
         assert all(number <= KEY_LIMIT for number in live.values())
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 def assert_replay_is_clean(database):

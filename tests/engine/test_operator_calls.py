@@ -9,14 +9,11 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.states import State
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab
+
+pytestmark = pytest.mark.module_database
 
 LATER = timedelta(hours=1)
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -72,7 +69,7 @@ def test_waiting_work_can_be_cancelled(lab, place):
     [verdict] = lab.decide("cancel", batch_id, reason="wrong tube")
     assert (verdict.answer, verdict.state, verdict.batch_id) == ("ok", State.CANCELLED, batch_id)
     assert answers_and_states(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
-    assert lab.standing(batch_id) == ("CANCELLED", 2, 0, "outcome")
+    assert lab.location(batch_id) == ("CANCELLED", 2, 0, "outcome")
     assert lab.rows(
         "select actor, detail from helix.history_of(array[%s::bigint]) where version = 2",
         lab.number(batch_id),
@@ -90,15 +87,15 @@ def test_token_of_a_cancelled_batch_becomes_invalid(lab, start):
     for answers in (lab.renew(lease), lab.complete(lease), lab.fail(lease), lab.release(lease)):
         assert answers_and_states(answers) == [("refused", State.CANCELLED)]
     assert answers_and_states(lab.decide("cancel", batch_id)) == [("repeat", State.CANCELLED)]
-    assert lab.standing(batch_id)[0] == "CANCELLED"
+    assert lab.location(batch_id)[0] == "CANCELLED"
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
 def test_finished_work_cannot_be_cancelled(lab, state):
     batch_id = finished(lab, state)
-    before = lab.standing(batch_id)
+    before = lab.location(batch_id)
     assert answers_and_states(lab.decide("cancel", batch_id)) == [("illegal", state)]
-    assert lab.standing(batch_id) == before
+    assert lab.location(batch_id) == before
 
 
 def test_cancel_of_many_batches_answers_each(lab):
@@ -120,7 +117,7 @@ def test_retry_of_a_failed_batch_restores_all_attempts(lab):
     batch_id = submit_batch(lab)
     for _ in range(2):
         lab.fail(*lab.claim())
-    assert lab.standing(batch_id)[:3] == ("FAILED", 7, 2)
+    assert lab.location(batch_id)[:3] == ("FAILED", 7, 2)
     assert answers_and_states(lab.decide("retry", batch_id)) == [("ok", State.PENDING)]
     assert answers_and_states(lab.decide("retry", batch_id)) == [("repeat", State.PENDING)]
     assert lab.history(batch_id)[-1] == ("PENDING", "retried")
@@ -128,7 +125,7 @@ def test_retry_of_a_failed_batch_restores_all_attempts(lab):
         [lease] = lab.claim()
         assert lease.attempt == attempt
         lab.fail(lease)
-    assert lab.standing(batch_id)[0] == "FAILED"
+    assert lab.location(batch_id)[0] == "FAILED"
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
@@ -144,7 +141,7 @@ def test_batch_that_has_not_failed_cannot_be_retried(lab, start):
         lab.claim(start=start)
     [verdict] = lab.decide("retry", batch_id)
     assert verdict.answer == "illegal"
-    assert lab.standing(batch_id)[0] == verdict.state
+    assert lab.location(batch_id)[0] == verdict.state
 
 
 def test_old_token_stays_invalid_after_a_retry(lab):
@@ -296,7 +293,7 @@ def test_foreign_batch_is_refused_like_an_unknown_one(lab, database, verb):
     with Lab(database, "app_b") as other:
         [verdict] = other.decide(verb, batch_id)
     assert (verdict.answer, verdict.state, verdict.note) == ("refused", None, "no such batch")
-    assert lab.standing(batch_id)[0] == "PENDING"
+    assert lab.location(batch_id)[0] == "PENDING"
 
 
 @pytest.mark.parametrize("call", ["cancel_v1", "retry_v1", "release_by_id_v1", "erase_v1"])
@@ -305,7 +302,7 @@ def test_calls_by_id_answer_in_the_order_of_the_ids(lab, call):
     lab.fail(*leases, permanent=True)
     ids = [lease.batch_id for lease in leases]
     for order in (sorted(ids), sorted(ids, reverse=True), [uuid.UUID(int=1), *ids]):
-        answers = lab.own_rows(
+        answers = lab.rows_as_client(
             f"select public_id from helix.{call}(%s::uuid[], 'ann', 'because')", order
         )
         assert [batch_id for (batch_id,) in answers] == order

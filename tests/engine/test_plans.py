@@ -8,7 +8,7 @@ import pytest
 
 from helixqueue.engine import calls
 from helixqueue.records.claim_hints import Hint
-from tests.support.lab import Lab, completed, wrong_function
+from tests.support.lab import Lab, completion, engine_function
 
 SCANNED = """
   select coalesce(sum(seq_tup_read), 0)::integer from pg_stat_xact_user_tables
@@ -33,16 +33,16 @@ def test_ledger_is_never_read_from_end_to_end_for_its_heads(lab):
     # Often enough that PostgreSQL settles for a plan, on tables that are as good as empty.
     for number in range(12):
         lab.submit(f"first-{number}")
-        claimed = lab.call_claim(start=True)
-        lab.settle(*[completed(lease) for lease in claimed.leases])
+        claimed = lab.claim_result(start=True)
+        lab.settle(*[completion(lease) for lease in claimed.leases])
     lab.submit_many(300)
     with lab.store.connection.transaction():
         lab.submit_many(50, prefix="then")
         lease = calls.claim(worker="w1", request=uuid.uuid4(), queues=[lab.q], count=50, start=True)
         leases = lab.run(lease).leases
-        lab.settle(*[completed(one) for one in leases])
+        lab.settle(*[completion(one) for one in leases])
         assert len(leases) == 50
-        assert lab.own_rows(SCANNED) == [(0,)]
+        assert lab.rows_as_client(SCANNED) == [(0,)]
 
 
 @pytest.mark.parametrize("hinted", [False, True])
@@ -56,18 +56,18 @@ def test_claim_bound_to_a_tenant_does_not_step_over_the_backlog_of_others(lab, h
         own.claim(1, hints=hints)
         no_duty_is_due(own)
         with own.store.connection.transaction():
-            [(before,)] = own.own_rows(FETCHED)
+            [(before,)] = own.rows_as_client(FETCHED)
             assert len(own.claim(2, hints=hints)) == 2
-            [(after,)] = own.own_rows(FETCHED)
+            [(after,)] = own.rows_as_client(FETCHED)
             assert own.claim(2, hints=hints) == []
-            [(nothing,)] = own.own_rows(FETCHED)
+            [(nothing,)] = own.rows_as_client(FETCHED)
     assert after - before < 30
     assert nothing - after < 30
 
 
 def no_duty_is_due(lab):
     """A claim that does duties reads more."""
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         later = "update helix.duty set next_at = clock_timestamp() + interval '1 hour'"
         assert execute(later) is None
 
@@ -78,12 +78,12 @@ def test_settlement_reads_only_its_own_leases(lab):
         connection.execute("analyze")
     for number in range(12):
         lab.submit(f"first-{number}", f"second-{number}")
-        lab.settle(*[completed(lease) for lease in lab.call_claim(2, start=True).leases])
+        lab.settle(*[completion(lease) for lease in lab.claim_result(2, start=True).leases])
     lab.submit_many(300)
-    leases = lab.call_claim(300, start=True).leases
+    leases = lab.claim_result(300, start=True).leases
     with lab.store.connection.transaction():
         # Of earlier transactions too, until a session reports them.
-        [(before,)] = lab.own_rows(FETCHED)
-        lab.settle(*[completed(lease) for lease in leases[:2]])
-        [(after,)] = lab.own_rows(FETCHED)
+        [(before,)] = lab.rows_as_client(FETCHED)
+        lab.settle(*[completion(lease) for lease in leases[:2]])
+        [(after,)] = lab.rows_as_client(FETCHED)
         assert 2 <= after - before < 20

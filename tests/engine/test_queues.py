@@ -9,15 +9,12 @@ import pytest
 from helixqueue.engine import calls
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.states import State
-from tests.support.lab import PLACE, Lab, one_database, until
+from tests.support.lab import WORK_LOCATION, Lab, wait_until
+
+pytestmark = pytest.mark.module_database
 
 LATER = timedelta(hours=1)
 EXPIRED = "select clock_timestamp() > expires_at from helix.batch where id = %s"
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def own(database, lab):
 def places(lab):
     return dict(
         lab.rows(
-            f"select {PLACE}, count(*) from helix.work w"
+            f"select {WORK_LOCATION}, count(*) from helix.work w"
             " join helix.queue q on q.id = w.queue where q.name = %s group by 1",
             lab.q,
         )
@@ -196,7 +193,7 @@ def test_pause_writes_no_events(lab):
     lab.queue(paused=False)
     lab.run(calls.promote())
     assert lab.history(answer.receipt.batch_id) == [("PENDING", "submitted")]
-    assert lab.standing(answer.receipt.batch_id) == ("PENDING", 1, 0, "ready")
+    assert lab.location(answer.receipt.batch_id) == ("PENDING", 1, 0, "ready")
 
 
 def test_pause_affects_only_its_tenant(lab):
@@ -236,11 +233,11 @@ def test_paused_backlog_does_not_delay_a_claim(lab):
     lab.queue("beside", profile="text-v1")
     lab.submit("b1", queue="beside")
     lab.queue(paused=True)
-    leases = until(lambda: lab.claim(1, queues=[lab.q, "beside"]), 5)
+    leases = wait_until(lambda: lab.claim(1, queues=[lab.q, "beside"]), seconds=5)
     assert [lease.identity for lease in leases] == ["b1"]
-    until(lambda: lab.claim(1) == [] and "ready" not in places(lab), 5)
+    wait_until(lambda: lab.claim(1) == [] and "ready" not in places(lab), seconds=5)
     lab.queue(paused=False)
-    until(lambda: lab.run(calls.promote()) == 0, 5)
+    wait_until(lambda: lab.run(calls.promote()) == 0, seconds=5)
     assert places(lab) == {"ready": 3000}
 
 
@@ -258,7 +255,7 @@ def test_closed_queue_still_serves_its_workers(lab):
 def test_work_waits_for_its_time(lab, own):
     [answer] = lab.submit("s1", run_at=datetime.now(UTC) + LATER)
     batch_id = answer.receipt.batch_id
-    assert lab.standing(batch_id) == ("PENDING", 1, 0, "waiting")
+    assert lab.location(batch_id) == ("PENDING", 1, 0, "waiting")
     assert own.claim() == []
     assert lab.run(calls.promote()) == 0
     lab.pass_time(lab.number(batch_id))
@@ -275,7 +272,7 @@ def test_past_run_at_does_not_delay(lab):
 def test_clock_of_the_database_makes_work_due(lab, own):
     due = datetime.now(UTC) + timedelta(milliseconds=80)
     lab.submit("s1", run_at=due)
-    [lease] = until(own.claim)
+    [lease] = wait_until(own.claim)
     assert lease.deadline - timedelta(seconds=lease.lease_seconds) >= due
 
 
@@ -292,7 +289,7 @@ def test_batch_not_started_before_expiry_is_cancelled(lab, own, wait):
     batch_id = answer.receipt.batch_id
     lab.pass_time(lab.number(batch_id))
     assert own.claim() == []
-    assert lab.standing(batch_id) == ("CANCELLED", 2, 0, "outcome")
+    assert lab.location(batch_id) == ("CANCELLED", 2, 0, "outcome")
     assert lab.history(batch_id)[-1] == ("CANCELLED", "expired")
     assert lab.submit("s1")[0].state is State.CANCELLED
 
@@ -302,13 +299,13 @@ def test_claim_never_returns_an_expired_batch(lab):
     [answer, _] = lab.submit("s1", "s2", expires_at=datetime.now(UTC) + LATER)
     lab.pass_time(lab.number(answer.receipt.batch_id))
     assert [lease.identity for lease in lab.claim(5)] == ["s2"]
-    assert lab.standing(answer.receipt.batch_id)[0] == "CANCELLED"
+    assert lab.location(answer.receipt.batch_id)[0] == "CANCELLED"
 
 
 def test_started_batch_does_not_expire(lab, own):
     lab.submit("s1", expires_at=datetime.now(UTC) + timedelta(milliseconds=500))
     [lease] = lab.claim()
-    until(lambda: lab.value(EXPIRED, lease.batch))
+    wait_until(lambda: lab.value(EXPIRED, lease.batch))
     assert own.claim() == []
     assert lab.complete(lease)[0].answer == "ok"
 
@@ -316,7 +313,7 @@ def test_started_batch_does_not_expire(lab, own):
 def test_batch_that_expired_while_running_is_not_retried(lab, own):
     lab.submit("s1", expires_at=datetime.now(UTC) + timedelta(milliseconds=300))
     [lease] = lab.claim()
-    until(lambda: lab.value(EXPIRED, lease.batch))
+    wait_until(lambda: lab.value(EXPIRED, lease.batch))
     assert lab.fail(lease)[0].state is State.PENDING
     assert own.claim() == []
     assert lab.history(lease.batch_id)[-1] == ("CANCELLED", "expired")

@@ -9,12 +9,9 @@ from helixqueue.engine import calls, duties
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import State
-from tests.support.lab import Lab, one_database, wrong_function
+from tests.support.lab import Lab, engine_function
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def lab(database):
 
 def tended(lab, duty, limit=1_000):
     """Let a duty be due, and done until there is no more to do; the rows of each run."""
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         due = f"update helix.duty set next_at = '-infinity' where duty = '{duty}'"
         assert execute(due) is None
     did = []
@@ -77,7 +74,7 @@ def test_retention_deletes_nothing_without_a_queue_setting(lab):
     lab.queue()
     told = finished(lab)
     assert sum(retired(lab)) == 0
-    assert lab.standing(told[0].receipt.batch_id)[0] == "COMPLETED"
+    assert lab.location(told[0].receipt.batch_id)[0] == "COMPLETED"
 
 
 def test_retention_applies_per_state(lab):
@@ -88,8 +85,8 @@ def test_retention_applies_per_state(lab):
     lab.fail(two, permanent=True)
     lab.decide("cancel", cancelled.receipt.batch_id)
     assert sum(retired(lab)) == 2
-    assert lab.standing(failed.receipt.batch_id)[0] == "FAILED"
-    assert lab.standing(pending.receipt.batch_id)[0] == "PENDING"
+    assert lab.location(failed.receipt.batch_id)[0] == "FAILED"
+    assert lab.location(pending.receipt.batch_id)[0] == "PENDING"
     # What failed may be retried, and goes when it is done.
     lab.decide("retry", failed.receipt.batch_id)
     lab.complete(*lab.claim(2))
@@ -110,7 +107,7 @@ def test_one_queues_retention_is_not_anothers(lab):
         [kept] = finished(other, 1)
         lab.queue(keep_completed_seconds=0.001, tenant="b")
         assert sum(retired(lab)) == 2
-        assert other.standing(kept.receipt.batch_id)[0] == "COMPLETED"
+        assert other.location(kept.receipt.batch_id)[0] == "COMPLETED"
 
 
 def test_retention_goes_in_bounded_steps(lab):
@@ -126,7 +123,7 @@ def test_batch_locked_by_a_retry_is_kept_without_waiting(lab):
     with Lab(lab.database, q=lab.q) as other, other.store.connection.transaction():
         other.decide("retry", one.receipt.batch_id)
         assert sum(retired(lab)) == 0
-    assert lab.standing(one.receipt.batch_id)[0] == "PENDING"
+    assert lab.location(one.receipt.batch_id)[0] == "PENDING"
     assert sum(retired(lab)) == 0
 
 
@@ -246,7 +243,7 @@ ARRAYS = ("batch", "queue", "version", "attempt", "before", "content")
 
 def archived(lab):
     """Walk the ledger from its beginning; how many entries were emptied."""
-    with wrong_function(lab.database) as execute:
+    with engine_function(lab.database) as execute:
         assert execute("update helix.duty set mark = 0 where duty = 'archive'") is None
     return sum(tended(lab, "archive"))
 

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from helixqueue.engine import calls
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.states import State
-from tests.support.lab import Lab, completed, failed, one_database
+from tests.support.lab import Lab, completion, failure
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture
@@ -62,7 +59,7 @@ def test_start_happens_once(lab):
     [lease] = lab.claim(start=False)
     assert told(lab.start(lease)) == [("ok", State.RUNNING)]
     assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
-    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+    assert lab.location(lease.batch_id) == ("RUNNING", 3, 1, "active")
     assert len(lab.history(lease.batch_id)) == 3
 
 
@@ -83,12 +80,12 @@ def test_nothing_starts_after_its_end(lab):
 @pytest.mark.parametrize("start", [True, False])
 def test_renewal_moves_the_deadline_and_nothing_else(lab, start):
     [lease] = lab.claim(start=start)
-    before = (lab.standing(lease.batch_id), lab.history(lease.batch_id))
+    before = (lab.location(lease.batch_id), lab.history(lease.batch_id))
     lab.pass_time(lease.batch)
     [answer] = lab.renew(lease)
     assert (answer.answer, answer.state, answer.late) == ("ok", lease.state, True)
     assert lab.renew(lease)[0].late is False
-    assert (lab.standing(lease.batch_id), lab.history(lease.batch_id)) == before
+    assert (lab.location(lease.batch_id), lab.history(lease.batch_id)) == before
     left = lab.value(
         "select deadline - clock_timestamp() from helix.work where batch = %s", lease.batch
     )
@@ -110,7 +107,7 @@ def test_renewals_of_many_are_answered_one_by_one(lab):
 def test_completion_keeps_the_result_and_ends_the_lease(lab):
     [lease] = lab.claim()
     assert told(lab.complete(lease, result='{"reads": 7,"x":1.50}')) == [("ok", State.COMPLETED)]
-    assert lab.standing(lease.batch_id) == ("COMPLETED", 4, 1, "outcome")
+    assert lab.location(lease.batch_id) == ("COMPLETED", 4, 1, "outcome")
     # The very text, as it came.
     assert outcome(lab, lease) == ("COMPLETED", "completed", None, None, '{"reads": 7,"x":1.50}')
     assert lab.history(lease.batch_id)[-1] == ("COMPLETED", "completed")
@@ -125,7 +122,7 @@ def test_result_is_not_needed(lab):
 def test_unstarted_batch_cannot_be_completed(lab):
     [lease] = lab.claim(start=False)
     assert told(lab.complete(lease)) == [("illegal", State.ASSIGNED)]
-    assert lab.standing(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
+    assert lab.location(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
     # It is no stale write, so it leaves no refusal, and the lease still stands.
     assert lab.rows("select 1 from helix.refusal where batch = %s", lease.batch) == []
     assert told(lab.start(lease)) == [("ok", State.RUNNING)]
@@ -154,7 +151,7 @@ def test_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, again
         assert (answer.answer, answer.mismatch) == ("repeat", differs)
     # The same for many, and beside a claim.
     assert [answer.mismatch for answer in lab.complete(one, two, result=again)] == [differs] * 2
-    claimed = lab.call_claim(1, settle=[completed(one, again), completed(two, again)])
+    claimed = lab.claim_result(1, settle=[completion(one, again), completion(two, again)])
     assert [(answer.answer, answer.mismatch) for answer in claimed.settled] == [
         ("repeat", differs)
     ] * 2
@@ -187,8 +184,8 @@ def test_result_that_is_not_json_settles_nothing(lab, result):
     lab.submit("s2")
     one, two = lab.claim(2)
     with pytest.raises(InvalidPayload, match="json"):
-        lab.settle(completed(one), completed(two, result))
-    assert [lab.standing(lease.batch_id)[0] for lease in (one, two)] == ["RUNNING"] * 2
+        lab.settle(completion(one), completion(two, result))
+    assert [lab.location(lease.batch_id)[0] for lease in (one, two)] == ["RUNNING"] * 2
     assert told(lab.complete(one, two)) == [("ok", State.COMPLETED)] * 2
 
 
@@ -199,7 +196,7 @@ def test_result_may_be_one_mebibyte_and_no_more(lab):
     assert told(lab.complete(one, result=largest)) == [("ok", State.COMPLETED)]
     with pytest.raises(Refused):
         lab.complete(two, result=largest[:-1] + 'x"')
-    assert lab.standing(two.batch_id)[0] == "RUNNING"
+    assert lab.location(two.batch_id)[0] == "RUNNING"
 
 
 # --- fail --------------------------------------------------------------------------------------
@@ -273,7 +270,7 @@ def test_failure_of_the_last_attempt_ends_as_failed(lab):
 def test_permanent_failure_is_not_retried(lab, start):
     [lease] = lab.claim(start=start)
     assert told(lab.fail(lease, permanent=True)) == [("ok", State.FAILED)]
-    assert lab.standing(lease.batch_id)[2:] == (1, "outcome")
+    assert lab.location(lease.batch_id)[2:] == (1, "outcome")
     assert told(lab.fail(lease, permanent=True)) == [("repeat", State.FAILED)]
 
 
@@ -298,7 +295,7 @@ def test_any_text_without_nul_comes_back_from_a_failure(lab):
         leases = lab.claim(len(details))
         lab.settle(
             *[
-                failed(lease, permanent=True, detail=detail)
+                failure(lease, permanent=True, detail=detail)
                 for lease, detail in zip(leases, details, strict=True)
             ]
         )
@@ -313,13 +310,13 @@ def test_nul_is_refused_and_settles_nothing(lab):
     with pytest.raises(Refused) as refused:
         lab.fail(lease, permanent=True, detail="a\0b")
     assert type(refused.value) is Refused
-    assert lab.standing(lease.batch_id) == ("RUNNING", 3, 1, "active")
+    assert lab.location(lease.batch_id) == ("RUNNING", 3, 1, "active")
 
 
 def test_oversized_failure_report_is_truncated_and_accepted(lab):
     [lease] = lab.claim()
     lab.fail(lease, permanent=True, detail="\N{DNA DOUBLE HELIX}" * 70_000, failure="x" * 300)
-    assert lab.standing(lease.batch_id)[0] == "FAILED"
+    assert lab.location(lease.batch_id)[0] == "FAILED"
     [(detail, failure)] = lab.rows(
         "select length(detail), length(failure) from helix.result where batch = %s", lease.batch
     )
@@ -329,8 +326,8 @@ def test_oversized_failure_report_is_truncated_and_accepted(lab):
 def test_unknown_outcome_settles_nothing(lab):
     [lease] = lab.claim()
     with pytest.raises(Exception, match="done"):
-        lab.settle(type(completed(lease))(lease.batch, lease.token, "done"))
-    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+        lab.settle(type(completion(lease))(lease.batch, lease.token, "done"))
+    assert lab.location(lease.batch_id)[0] == "RUNNING"
 
 
 # --- release -----------------------------------------------------------------------------------
@@ -343,7 +340,7 @@ def test_release_costs_no_attempt(lab, start):
         [lease] = lab.claim(start=start)
         assert lease.attempt == 1
         assert told(lab.release(lease, detail="draining")) == [("ok", State.PENDING)]
-    assert lab.standing(lease.batch_id)[2:] == (0, "ready")
+    assert lab.location(lease.batch_id)[2:] == (0, "ready")
     assert lab.history(lease.batch_id)[-1] == ("PENDING", "released")
     assert told(lab.release(lease)) == [("repeat", State.PENDING)]
     assert told(lab.complete(lease)) == [("refused", State.PENDING)]
@@ -406,7 +403,7 @@ def test_mixed_settlement_is_answered_row_by_row(lab):
     one, two, three, four = lab.claim(4)
     lab.release(four)
     answers = lab.settle(
-        completed(one), failed(two, permanent=True), failed(three), completed(four)
+        completion(one), failure(two, permanent=True), failure(three), completion(four)
     )
     assert {(answer.batch, answer.answer, answer.state) for answer in answers} == {
         (one.batch, "ok", State.COMPLETED),
@@ -420,7 +417,7 @@ def test_whole_settlement_is_undone_with_its_transaction(lab):
     [lease] = lab.claim()
     with lab.store.connection.transaction(force_rollback=True):
         assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
-    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+    assert lab.location(lease.batch_id)[0] == "RUNNING"
     assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 

@@ -14,18 +14,15 @@ import pytest
 from helixqueue.engine import calls
 from helixqueue.states import State
 from tests.support.engine_traffic import (
+    assert_consistent,
     claim,
-    completed,
-    failed,
-    held,
-    in_threads,
     open_queue,
-    proven,
-    store,
+    open_store,
+    run_in_threads,
     submit,
-    until,
-    until_overdue,
+    wait_until_expired,
 )
+from tests.support.lab import completion, failure, lease_refs, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +34,11 @@ SHORT_S = 0.05
 
 # Everything a worker can do with a lease.
 WRITES: dict[str, Callable[[str, LeaseRow], calls.Call[list[WriteResult]]]] = {
-    "start": lambda worker, lease: calls.start(worker=worker, leases=held([lease])),
-    "renew": lambda worker, lease: calls.renew(worker=worker, leases=held([lease])),
-    "complete": lambda worker, lease: calls.settle(worker=worker, settlements=[completed(lease)]),
-    "fail": lambda worker, lease: calls.settle(worker=worker, settlements=[failed(lease)]),
-    "release": lambda worker, lease: calls.release(worker=worker, leases=held([lease])),
+    "start": lambda worker, lease: calls.start(worker=worker, leases=lease_refs([lease])),
+    "renew": lambda worker, lease: calls.renew(worker=worker, leases=lease_refs([lease])),
+    "complete": lambda worker, lease: calls.settle(worker=worker, settlements=[completion(lease)]),
+    "fail": lambda worker, lease: calls.settle(worker=worker, settlements=[failure(lease)]),
+    "release": lambda worker, lease: calls.release(worker=worker, leases=lease_refs([lease])),
 }
 OPERATION = {name: name for name in WRITES} | {"complete": "settle", "fail": "settle"}
 EVERY_COLUMN = "select to_jsonb(w) from helix.work w where batch = %s"
@@ -53,7 +50,7 @@ EVERY_ROW = (
 
 @pytest.fixture
 def db(database):
-    with store(database.dsn("pool")) as db:
+    with open_store(database.dsn("pool")) as db:
         open_queue(db)
         yield db
 
@@ -62,13 +59,15 @@ def frozen(database, db: Store, *, started: bool = True, worker: str = "A") -> L
     """A lease whose worker has not been heard of until its deadline."""
     submit(db, ["one"])
     [lease] = claim(db, 1, worker, start=started, seconds=SHORT_S)
-    until_overdue(database, lease)
+    wait_until_expired(database, lease)
     return lease
 
 
 def replaced(db: Store, stale: LeaseRow, worker: str = "B") -> LeaseRow:
     """The lease of whoever the batch was given to after that."""
-    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the frozen worker's lease to be reaped")
+    wait_until(
+        lambda: db.run(calls.reap(actor="reaper")) == 1, "the frozen worker's lease to be reaped"
+    )
     [lease] = claim(db, 1, worker)
     assert lease.batch == stale.batch
     assert lease.token != stale.token
@@ -78,10 +77,10 @@ def replaced(db: Store, stale: LeaseRow, worker: str = "B") -> LeaseRow:
 def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
     """One call that names these leases."""
     if write in ("complete", "fail"):
-        settled = [completed(one) if write == "complete" else failed(one) for one in leases]
+        settled = [completion(one) if write == "complete" else failure(one) for one in leases]
         return calls.settle(worker="A", settlements=settled)
     verb = {"start": calls.start, "renew": calls.renew, "release": calls.release}[write]
-    return verb(worker="A", leases=held(leases))
+    return verb(worker="A", leases=lease_refs(leases))
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -102,12 +101,12 @@ def test_stale_token_cannot_write_after_reassignment(database, db, write, name):
     ) == [(OPERATION[write], "A", name, stale.token.number, lease.token.number, "RUNNING", 1)]
     [answer] = db.run(WRITES["complete"](name, lease))
     assert (answer.answer, answer.state) == ("ok", State.COMPLETED)
-    proven(database)
+    assert_consistent(database)
 
 
 def test_zombie_is_refused_while_its_batch_has_no_owner(database, db):
     stale = frozen(database, db)
-    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
+    wait_until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
     assert {(one.answer, one.owner, one.state) for one in answers} == {
         ("refused", None, State.PENDING)
@@ -115,7 +114,7 @@ def test_zombie_is_refused_while_its_batch_has_no_owner(database, db):
     assert database.rows("select distinct worker, owner, state::text from helix.refusal") == [
         ("A", None, "PENDING")
     ]
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
@@ -125,7 +124,7 @@ def test_zombie_is_refused_after_the_end(database, db, end):
     if end == "cancelled":
         db.run(calls.cancel(ids=[lease.batch_id], reason="wrong tube"))
     else:
-        settlement = completed(lease) if end == "completed" else failed(lease, permanent=True)
+        settlement = completion(lease) if end == "completed" else failure(lease, permanent=True)
         db.run(calls.settle(worker="B", settlements=[settlement]))
     outcome = database.rows(EVERY_ROW)
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
@@ -133,7 +132,7 @@ def test_zombie_is_refused_after_the_end(database, db, end):
         ("refused", "B", State(end.upper()))
     }
     assert database.rows(EVERY_ROW) == outcome
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -156,7 +155,7 @@ def test_late_write_of_an_unreplaced_lease_is_accepted_and_marked(database, db, 
         assert last == [
             ({"start": "started", "fail": "failed", "release": "released"}[write], True)
         ]
-    proven(database)
+    assert_consistent(database)
 
 
 def test_late_start_does_not_make_a_timely_completion_late(database, db):
@@ -177,16 +176,16 @@ def test_repeated_refusals_of_a_zombie_are_one_row_with_a_count(database, db):
         db.run(WRITES["renew"]("A", stale))
 
     def hammer(_: int) -> list[str]:
-        with store(database.dsn("pool")) as mine:
+        with open_store(database.dsn("pool")) as mine:
             return [mine.run(WRITES["complete"]("A", stale))[0].answer for _ in range(25)]
 
-    answers = in_threads(hammer, [(number,) for number in range(8)])
+    answers = run_in_threads(hammer, [(number,) for number in range(8)])
     assert {answer for one in answers for answer in one} == {"refused"}
     assert database.rows(
         "select operation, worker, owner, times, last_at > first_at from helix.refusal order by 1"
     ) == [("renew", "A", "B", 7, True), ("settle", "A", "B", 200, True)]
     assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_refusals_of_two_workers_with_one_stale_token_are_both_recorded(database, db):
@@ -195,7 +194,7 @@ def test_refusals_of_two_workers_with_one_stale_token_are_both_recorded(database
     lease = replaced(db, stale)
     for worker, times in (("A", 2), ("copy of A", 3), ("thief", 1)):
         for _ in range(times):
-            [answer] = db.run(calls.settle(worker=worker, settlements=[completed(stale)]))
+            [answer] = db.run(calls.settle(worker=worker, settlements=[completion(stale)]))
             assert (answer.answer, answer.owner) == ("refused", "B")
     assert database.rows(
         "select worker, owner, number, owner_number, times from helix.refusal order by worker"
@@ -205,14 +204,14 @@ def test_refusals_of_two_workers_with_one_stale_token_are_both_recorded(database
         ("thief", "B", stale.token.number, lease.token.number, 1),
     ]
     assert db.run(WRITES["complete"]("B", lease))[0].answer == "ok"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_refusal_names_the_owner_of_the_last_try(database, db):
     stale = frozen(database, db)
     lease = replaced(db, stale)
     assert db.run(WRITES["renew"]("A", stale))[0].owner == "B"
-    db.run(calls.release(worker="B", leases=held([lease])))
+    db.run(calls.release(worker="B", leases=lease_refs([lease])))
     [third] = claim(db, 1, "C")
     assert db.run(WRITES["renew"]("A", stale))[0].owner == "C"
     assert database.rows("select owner, owner_number, times from helix.refusal") == [
@@ -226,14 +225,14 @@ def test_stale_token_does_not_affect_others_of_the_call(database, db):
     submit(db, ["two", "three"])
     others = claim(db, 2, "A")
     answers = db.run(
-        calls.settle(worker="A", settlements=[completed(one) for one in [*others, stale]])
+        calls.settle(worker="A", settlements=[completion(one) for one in [*others, stale]])
     )
     assert {answer.batch: answer.answer for answer in answers} == {
         others[0].batch: "ok",
         others[1].batch: "ok",
         lease.batch: "refused",
     }
-    proven(database)
+    assert_consistent(database)
 
 
 def test_stale_token_passed_twice_in_one_call_is_refused_once(database, db):
@@ -258,14 +257,14 @@ def test_valid_token_passed_twice_in_one_call_counts_once(database, db, write):
     answers = db.run(both(write, lease, lease))
     assert {answer.answer for answer in answers} == {"ok"}
     assert database.value("select count(*) from helix.refusal") == 0
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("write", WRITES)
 def test_worker_with_stale_and_new_token_in_one_call_uses_the_new_one(database, db, write):
     """It lost the batch and was given it again, and settles all its slots with one call."""
     stale = frozen(database, db, started=write != "start")
-    until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
+    wait_until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
     [lease] = claim(db, 1, "A", start=write != "start")
     answers = db.run(both(write, stale, lease))
     assert sorted(answer.answer for answer in answers) == ["ok", "refused"]
@@ -279,7 +278,7 @@ def test_worker_with_stale_and_new_token_in_one_call_uses_the_new_one(database, 
     )[0]
     expected = {"start": "started", "renew": "started", "complete": "completed", "fail": "failed"}
     assert last == (lease.token.number, expected.get(write, "released"))
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -292,7 +291,7 @@ def test_every_part_of_the_token_is_compared(database, db, write):
         assert (answer.answer, answer.owner) == ("refused", "A")
     [answer] = db.run(WRITES[write]("A", lease))
     assert answer.answer == "ok"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db):
@@ -310,11 +309,13 @@ def test_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db
         assert worker.stdout
         assert worker.stdout.readline() == "claimed\n"
         os.kill(worker.pid, signal.SIGSTOP)
-        until(lambda: " T " in Path(f"/proc/{worker.pid}/stat").read_text(), "the process to stop")
+        wait_until(
+            lambda: " T " in Path(f"/proc/{worker.pid}/stat").read_text(), "the process to stop"
+        )
         # It will find this the moment it wakes up: it knows nothing of the time in between.
         worker.stdin.write("settle\n")
         worker.stdin.flush()
-        until(lambda: db.run(calls.reap(actor="reaper")) == 1, "its lease to be reaped")
+        wait_until(lambda: db.run(calls.reap(actor="reaper")) == 1, "its lease to be reaped")
         [lease] = claim(db, 1, "B")
         os.kill(worker.pid, signal.SIGCONT)
         assert worker.stdout.readline() == "refused B\n"
@@ -327,12 +328,12 @@ def test_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db
     assert worker.returncode == 0
     assert database.rows("select worker, owner, times from helix.refusal") == [("frozen", "B", 2)]
     assert database.rows("select state::text, actor from helix.work") == [("COMPLETED", "B")]
-    proven(database)
+    assert_consistent(database)
 
 
 def frozen_worker(dsn: str) -> None:
     """The process of the test above: claims, and settles each time it is told to."""
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         [lease] = claim(db, 1, "frozen", seconds=0.5)
         sys.stdout.write("claimed\n")
         sys.stdout.flush()

@@ -15,7 +15,7 @@ import pytest
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.states import ARROWS, State
-from tests.support.lab import Lab, wrong_function
+from tests.support.lab import Lab, engine_function
 
 QUEUE = "q"
 
@@ -28,7 +28,7 @@ def lab(database):
 
 @pytest.fixture
 def execute(database):
-    with wrong_function(database) as execute:
+    with engine_function(database) as execute:
         yield execute
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.lab import Lab, completed, until
+from tests.support.lab import Lab, completion, wait_until
 
 ROUNDS, SIZE, RENEWALS = 5, 200, 2
 COUNTED = (
@@ -45,7 +45,7 @@ where datname = current_database() and pid <> pg_backend_pid() and backend_xmin 
 
 def wait_until_old_versions_can_go(lab):
     """A page has room for a HOT update only when PostgreSQL may remove the old versions on it."""
-    until(lambda: lab.value(SNAPSHOTS) == 0, 30)
+    wait_until(lambda: lab.value(SNAPSHOTS) == 0, seconds=30)
 
 
 def updates(lab, at_least):
@@ -53,12 +53,12 @@ def updates(lab, at_least):
 
     def reported():
         # A session reports what it did when it is idle for a while, or when it is told to.
-        lab.own_rows("select pg_stat_force_next_flush()::text")
-        lab.own_rows("select 1")
+        lab.rows_as_client("select pg_stat_force_next_flush()::text")
+        lab.rows_as_client("select 1")
         [row] = lab.rows(COUNTED)
         return row if row[0] >= at_least else None
 
-    return until(reported, 30)
+    return wait_until(reported, seconds=30)
 
 
 def test_settle_and_renew_are_hot_updates_and_claims_are_not(lab):
@@ -68,7 +68,7 @@ def test_settle_and_renew_are_hot_updates_and_claims_are_not(lab):
     done = []
     for _ in range(ROUNDS + 1):
         wait_until_old_versions_can_go(lab)
-        answer = lab.call_claim(SIZE, start=True, settle=[completed(lease) for lease in done])
+        answer = lab.claim_result(SIZE, start=True, settle=[completion(lease) for lease in done])
         settled += len(done)
         claimed += len(answer.leases)
         done = list(answer.leases)

@@ -25,14 +25,11 @@ from helixqueue.identity.characters import WHITE_SPACE, flaw
 from helixqueue.postgres.database import Database
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
-from tests.support.lab import POOLED, Lab, one_database, until
+from tests.support.lab import POOLED, Lab, wait_until
+
+pytestmark = pytest.mark.module_database
 
 SOON = timedelta(hours=1)
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -389,7 +386,7 @@ def test_paused_queue_still_takes_work(lab):
     lab.queue(paused=True)
     [answer] = lab.submit("s1")
     assert answer.decision == "new"
-    assert lab.standing(answer.receipt.batch_id) == ("PENDING", 1, 0, "waiting")
+    assert lab.location(answer.receipt.batch_id) == ("PENDING", 1, 0, "waiting")
 
 
 def test_expired_submission_is_refused(lab):
@@ -404,7 +401,7 @@ def test_repeat_of_a_submission_that_has_expired_meanwhile_is_a_duplicate(lab):
     expires_at = datetime.now(UTC) + timedelta(milliseconds=300)
     [first] = lab.submit("s1", expires_at=expires_at, payload=PAYLOAD)
     lab.complete(*lab.claim())
-    until(lambda: datetime.now(UTC) > expires_at)
+    wait_until(lambda: datetime.now(UTC) > expires_at)
     [again] = lab.submit("s1", expires_at=expires_at, payload=PAYLOAD)
     [other] = lab.submit("s1", expires_at=expires_at, payload=OTHER)
     assert (again.decision, again.state) == ("duplicate", State.COMPLETED)
@@ -526,7 +523,7 @@ def test_fingerprint_is_an_hmac_of_the_payloads_canonical_text(lab, database):
 def test_no_client_can_read_the_secret(database):
     for role in ("pool", "app_a", "operator"):
         with Lab(database, role) as lab, pytest.raises(psycopg.errors.InsufficientPrivilege):
-            lab.own_rows("select * from helix.secret")
+            lab.rows_as_client("select * from helix.secret")
 
 
 strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)

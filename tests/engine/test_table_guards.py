@@ -16,7 +16,7 @@ from psycopg import sql
 
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from tests.support.ledger_traffic import lab
+from tests.support.ledger_traffic import sql_client
 
 # Who types: the login role, and what is said before the statement.
 HANDS = {
@@ -203,7 +203,7 @@ def test_user_defined_operators_do_not_bypass_a_guard(busy):
 
 def test_user_defined_trigger_cannot_write_entries(database):
     """The ledger takes entries at trigger depth only; any trigger would do, were that all."""
-    with lab(database) as a:
+    with sql_client(database) as a:
         a.queue()
         a.submit("s1")
     for role, words in HANDS.values():

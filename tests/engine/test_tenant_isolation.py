@@ -17,9 +17,9 @@ from psycopg import sql
 
 from helixqueue.operate.check import check
 from tests.support.database import copy_of
-from tests.support.lab import PLACE, until
+from tests.support.lab import WORK_LOCATION, wait_until
 from tests.support.lab import Lab as Client
-from tests.support.ledger_traffic import FAR, Held, Lab, fence_every_way, lab
+from tests.support.ledger_traffic import FAR, SqlClient, SqlLease, fence_every_way, sql_client
 
 WORD = "zebra"
 
@@ -44,7 +44,7 @@ class Loot:
 
     ids: list[uuid.UUID]
     keys: list[bytes]
-    held: list[Held]
+    held: list[SqlLease]
     request: uuid.UUID
     fences: dict[str, bytes]
     fence_numbers: dict[str, tuple[int, int]]  # epoch and number of their tokens
@@ -59,14 +59,18 @@ def shared(server, template):
 @pytest.fixture(scope="module")
 def walled(shared):
     """Tenants a and b at work in queues of the same name; b in every state and every table."""
-    with lab(shared, "app_a") as a, lab(shared, "app_b") as b, lab(shared, "operator") as op:
+    with (
+        sql_client(shared, "app_a") as a,
+        sql_client(shared, "app_b") as b,
+        sql_client(shared, "operator") as op,
+    ):
         a.queue("a", "shared")
         a.submit("mine-1", "mine-2", queue="shared")
         b.queue("b", "shared", key_limit=1, backoff_seconds=0)
         b.queue("b", f"{WORD}-queue", requires=f'{{"labels":{{"{WORD}":"1"}}}}')
         b.queue("b", f"{WORD}-paused", paused=True)
         b.call("hello_v1", worker=f"{WORD}-worker", free='{"gpus":1}')
-        with lab(shared, "service") as service, service.connection.transaction():
+        with sql_client(shared, "service") as service, service.connection.transaction():
             service.rows("select set_config('helix.tenant', 'b', true)")
             service.call("hello_v1", worker=f"b/{WORD}-far", free='{"gpus":1}')
 
@@ -107,7 +111,7 @@ def walled(shared):
         )
     }
     places = shared.rows(
-        f"select distinct {PLACE} from helix.work w join helix.queue q on q.id = w.queue"
+        f"select distinct {WORK_LOCATION} from helix.work w join helix.queue q on q.id = w.queue"
         " where q.tenant = 'b'"
     )
     assert {place for (place,) in places} == {"ready", "waiting", "active", "outcome"}
@@ -406,7 +410,7 @@ def test_unfiltered_read_returns_only_own_batches(wall, loot, name):
     for role, tenant in (("app_a", "a"), ("app_b", "b")):
         with wall.connect(role) as connection:
             [arguments, *_] = READS[name](loot)
-            rows = Lab(connection).call(name, "batch", **arguments)
+            rows = SqlClient(connection).call(name, "batch", **arguments)
         named = {
             batch
             for (batches,) in rows
@@ -419,7 +423,7 @@ def test_tenants_lease_names_are_its_own(wall, loot):
     [arguments] = READS["read_lease_names_v1"](loot)
     for role, number in (("app_a", 0), ("stranger", 0), ("app_b", 3), ("pool", 3)):
         with wall.connect(role) as connection:
-            rows = Lab(connection).call("read_lease_names_v1", "batch, attempt", **arguments)
+            rows = SqlClient(connection).call("read_lease_names_v1", "batch, attempt", **arguments)
         assert len(rows) == number, role
 
 
@@ -435,9 +439,11 @@ def test_tenant_reads_what_is_its_own(wall):
         with wall.connect(role) as connection:
             for word in words:
                 connection.execute(word.encode())
-            batches = Lab(connection).call("read_batches_v1", "tenant", scan="all", limit=1000)
+            batches = SqlClient(connection).call(
+                "read_batches_v1", "tenant", scan="all", limit=1000
+            )
             assert {tenant for (tenant,) in batches} == tenants, (role, words)
-            queues = Lab(connection).call(
+            queues = SqlClient(connection).call(
                 "read_queues_v1", "(settings).tenant", tenant=None, queue=None
             )
             assert {tenant for (tenant,) in queues} == tenants, (role, words)
@@ -456,14 +462,14 @@ def test_tenant_reads_the_requirements_of_its_own_queues(wall):
     """Classes are shared rows, but their labels are words of whoever asked first."""
     for role, told in (("app_a", False), ("app_b", True), ("operator", True)):
         with wall.connect(role) as connection:
-            rows = Lab(connection).call("read_queues_v1", "settings", tenant=None, queue=None)
+            rows = SqlClient(connection).call("read_queues_v1", "settings", tenant=None, queue=None)
         assert rows, role
         assert (WORD in repr(rows)) is told, role
 
 
 def test_tenant_setting_ends_with_its_transaction(wall):
     with wall.connect("service") as connection:
-        own = Lab(connection)
+        own = SqlClient(connection)
         with connection.transaction():
             connection.execute("set local helix.tenant = 'a'")
             assert own.call("read_batches_v1", "distinct tenant", scan="all") == [("a",)]
@@ -655,7 +661,7 @@ def told_by(connection, name, arguments):
     """Everything that comes back from a call: its rows, or its refusal for want of a right."""
     try:
         with connection.transaction():
-            return repr(Lab(connection).call(name, **arguments))
+            return repr(SqlClient(connection).call(name, **arguments))
     except psycopg.errors.InsufficientPrivilege as refused:
         return repr([refused.diag.message_primary, refused.diag.message_detail])
 
@@ -682,9 +688,11 @@ def test_duty_for_another_tenant_records_no_actor_name_of_the_caller(copied, cal
     """Claims take back overdue leases of all tenants; the ledger of each is its own."""
     lost = "select count(*) from helix.event where tenant = 'b' and reason = 'lost'"
     assert copied.value(lost) == 0
-    with lab(copied, "app_a") as a:
+    with sql_client(copied, "app_a") as a:
         if call == "claim_v1":
-            until(lambda: a.claim(1, worker="eve", queue="shared") == [] or copied.value(lost) == 1)
+            wait_until(
+                lambda: a.claim(1, worker="eve", queue="shared") == [] or copied.value(lost) == 1
+            )
         else:
             a.call(call, **({"actor": "eve"} if call == "reap_v1" else {}))
     with copied.connect("helix_bootstrap") as connection:
@@ -709,7 +717,7 @@ def test_same_call_by_a_permitted_role_changes_something(copied, loot, name):
         before = rows_of_b(connection)
         caller = "operator" if name in GIVEN_BY_OPERATORS else "app_b"
         connection.execute(f"set session authorization {caller}")
-        Lab(connection).call(name, **CASES[name](loot))
+        SqlClient(connection).call(name, **CASES[name](loot))
         connection.execute("reset session authorization")
         assert rows_of_b(connection) != before
 
@@ -731,7 +739,7 @@ def test_same_call_by_a_permitted_role_changes_something(copied, loot, name):
     ],
 )
 def test_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
-    with lab(database) as pool:
+    with sql_client(database) as pool:
         for tenant in ("a", "b"):
             pool.queue(tenant, "shared")
             pool.submit(*(f"s{n}" for n in range(5)), tenant=tenant, queue="shared")
@@ -744,7 +752,11 @@ def test_claim_crosses_tenants_only_as_bound(database, role, words, tenants):
 
 
 def test_role_bound_to_two_tenants_has_both_and_no_third(database):
-    with lab(database, "operator") as operator, lab(database) as pool, lab(database, "app_a") as a:
+    with (
+        sql_client(database, "operator") as operator,
+        sql_client(database) as pool,
+        sql_client(database, "app_a") as a,
+    ):
         operator.call("bind_v1", role="app_a", tenant="b")
         for tenant in ("a", "b", "c"):
             pool.queue(tenant)

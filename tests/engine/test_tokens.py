@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 from helixqueue.records.lease import lease_nonce
 from helixqueue.states import State
-from tests.support.lab import Lab, completed, failed, one_database
+from tests.support.lab import Lab, completion, failure
 
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+pytestmark = pytest.mark.module_database
 
 
 @pytest.fixture
@@ -34,8 +31,8 @@ WRITES = {
     "complete": lambda lab, lease: lab.complete(lease),
     "fail": lambda lab, lease: lab.fail(lease),
     "release": lambda lab, lease: lab.release(lease),
-    "settle and claim": lambda lab, lease: lab.call_claim(0, settle=[completed(lease)]).settled,
-    "fail and claim": lambda lab, lease: lab.call_claim(0, settle=[failed(lease)]).settled,
+    "settle and claim": lambda lab, lease: lab.claim_result(0, settle=[completion(lease)]).settled,
+    "fail and claim": lambda lab, lease: lab.claim_result(0, settle=[failure(lease)]).settled,
 }
 
 
@@ -97,7 +94,7 @@ def test_stolen_token_does_not_affect_valid_tokens_of_the_call(lab):
         four.batch: "refused",
     }
     for lease, state in ((one, State.COMPLETED), (two, State.RUNNING), (four, State.RUNNING)):
-        assert lab.standing(lease.batch_id)[0] == state
+        assert lab.location(lease.batch_id)[0] == state
     # The result of a refused row is nowhere.
     results = "select count(*) from helix.result where batch = any (%s)"
     assert lab.value(results, [two.batch, four.batch]) == 0

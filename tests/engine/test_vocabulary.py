@@ -6,15 +6,12 @@ import pytest
 
 from helixqueue.ledger.fold import REASONS
 from helixqueue.states import ARROWS, FINAL, FINISHED, State
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab
+
+pytestmark = pytest.mark.module_database
 
 # Tables store how a batch ended as a number.
 ENDINGS = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
-
-
-@pytest.fixture(scope="module")
-def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
 
 
 def enum(database, name):

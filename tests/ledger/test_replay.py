@@ -9,8 +9,8 @@ from helixqueue.errors import SchemaMismatch
 from helixqueue.ledger import replay as module
 from helixqueue.ledger.fold import REASONS, Kind
 from helixqueue.ledger.replay import estimate, replay, sees_every_tenant
-from tests.support.ledger_damage import damaged, one
-from tests.support.ledger_traffic import lab
+from tests.support.ledger_damage import damage, with_batch_ids
+from tests.support.ledger_traffic import sql_client
 
 
 def test_all_traffic_folds_to_the_stored_states(busy):
@@ -49,7 +49,7 @@ def small_pages(monkeypatch):
 @pytest.mark.usefixtures("small_pages")
 def test_replay_reads_one_snapshot_during_traffic(database):
     """The batch completed after the first page was read stands as it stood before."""
-    with lab(database) as a, database.connect("operator") as connection:
+    with sql_client(database) as a, database.connect("operator") as connection:
         a.queue()
         for n in range(5):
             a.submit(*(f"s{n}-{m}" for m in range(50)))
@@ -70,7 +70,7 @@ def test_replay_reads_one_snapshot_during_traffic(database):
 @pytest.mark.usefixtures("small_pages")
 def test_progress_ends_at_the_number_of_events(database):
     told = []
-    with lab(database) as a, database.connect("operator") as connection:
+    with sql_client(database) as a, database.connect("operator") as connection:
         a.queue()
         for n in range(5):
             a.submit(*(f"s{n}-{m}" for m in range(50)))
@@ -81,7 +81,7 @@ def test_progress_ends_at_the_number_of_events(database):
 
 def test_ids_that_jump_cost_nothing(database):
     """A failover moves the sequences 16 million ahead; a replay does not visit what is between."""
-    with lab(database) as a, database.connect("operator") as connection:
+    with sql_client(database) as a, database.connect("operator") as connection:
         a.queue()
         for n in range(3):
             a.submit(f"s{n}")
@@ -271,7 +271,7 @@ UNREACHED = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_replay_finds(busy, what):
     kinds, statement = DAMAGE[what]
-    damaged(busy, one(busy, statement))
+    damage(busy, with_batch_ids(busy, statement))
     with busy.connect("operator") as connection:
         replayed = replay(connection)
     assert {violation.kind for violation in replayed.violations} == kinds
@@ -283,7 +283,7 @@ def test_replay_finds(busy, what):
 @pytest.mark.parametrize("what", sorted(DAMAGE.keys() - UNREACHED))
 def test_tenants_replay_finds(busy, what):
     _, statement = DAMAGE[what]
-    damaged(busy, one(busy, statement))
+    damage(busy, with_batch_ids(busy, statement))
     with busy.connect("app_a") as connection:
         assert not replay(connection).clean
     with busy.connect("app_b") as connection:
@@ -291,7 +291,7 @@ def test_tenants_replay_finds(busy, what):
 
 
 def test_violations_are_counted_beyond_the_limit(busy):
-    damaged(busy, "delete from helix.work where state in ('COMPLETED', 'FAILED')")
+    damage(busy, "delete from helix.work where state in ('COMPLETED', 'FAILED')")
     with busy.connect("operator") as connection:
         replayed = replay(connection, limit=2)
     assert len(replayed.violations) == 2 < replayed.violated

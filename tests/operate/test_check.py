@@ -13,8 +13,8 @@ import pytest
 
 from helixqueue.errors import SchemaMismatch
 from helixqueue.operate.check import check, invariants
-from tests.support.ledger_damage import damaged, one
-from tests.support.ledger_traffic import lab
+from tests.support.ledger_damage import damage, with_batch_ids
+from tests.support.ledger_traffic import sql_client
 
 PROMISES = {f"G{number}" for number in range(1, 12)}
 
@@ -557,7 +557,7 @@ def test_check_finds_nothing_in_real_traffic(busy):
 @pytest.mark.parametrize("what", EDITS)
 def test_check_finds_an_edit(busy, what):
     names, *statements = EDITS[what]
-    damaged(busy, *[one(busy, statement) for statement in statements])
+    damage(busy, *[with_batch_ids(busy, statement) for statement in statements])
     found = broken(busy)
     assert set(found) == names
     for result in found.values():
@@ -576,9 +576,11 @@ def test_check_finds_a_doubled_row_of_work(busy):
     """Only without its primary key can a row be doubled."""
     with busy.connect("helix_bootstrap") as connection:
         connection.execute("alter table helix.work drop constraint work_pkey")
-    damaged(
+    damage(
         busy,
-        one(busy, "insert into helix.work select * from helix.work where batch = {PENDING}"),
+        with_batch_ids(
+            busy, "insert into helix.work select * from helix.work where batch = {PENDING}"
+        ),
     )
     assert set(broken(busy)) == {"work_doubled", "unique_missing"}
 
@@ -633,7 +635,7 @@ TENANTS_DAMAGE = {
 @pytest.mark.parametrize("what", TENANTS_DAMAGE)
 def test_tenant_finds_damage_of_its_own_rows_and_of_no_other(busy, what):
     names, statement = TENANTS_DAMAGE[what]
-    damaged(busy, statement)
+    damage(busy, statement)
     found = {}
     for role in ("app_a", "app_b"):
         with busy.connect(role) as connection:
@@ -653,7 +655,7 @@ def test_check_takes_time_in_proportion_to_the_ledger(database):
             assert all(result.holds for result in check(connection))
         return time.monotonic() - began
 
-    with lab(database) as a:
+    with sql_client(database) as a:
         a.queue()
         for n in range(20):
             a.submit(*(f"s{n}-{m}" for m in range(500)))

@@ -8,7 +8,7 @@ import pytest
 
 from helixqueue.cli.exits import Exit
 from tests.support.cli import Helixq
-from tests.support.ledger_damage import damaged, one
+from tests.support.ledger_damage import damage, with_batch_ids
 
 
 def helixq(database, *arguments, role="helix_migrator"):
@@ -27,7 +27,7 @@ def test_check_of_a_sound_database(busy):
 
 
 def test_check_shows_what_is_broken_and_ends_with_one(busy):
-    damaged(busy, one(busy, "delete from helix.work where batch = {COMPLETED}"))
+    damage(busy, with_batch_ids(busy, "delete from helix.work where batch = {COMPLETED}"))
     done = helixq(busy, "check")
     assert done.code == Exit.NO
     assert [line.split("\t")[:3] for line in done.out.splitlines()[1:]] == [
@@ -68,7 +68,7 @@ def test_replay_shows_what_does_not_follow_and_ends_with_one(busy):
     """Also an entry at the end of time, which no calendar of Python's reaches."""
     edit = """update helix.entry set at = 'infinity'
               where id = (select entry from helix.work where batch = {COMPLETED})"""
-    damaged(busy, one(busy, edit))
+    damage(busy, with_batch_ids(busy, edit))
     done = helixq(busy, "replay")
     assert done.code == Exit.NO
     assert "the hash of its ledger entry does not follow" in done.out

@@ -7,11 +7,11 @@ import pytest
 from helixqueue.errors import NotPermitted
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.recover import recover
-from tests.support.ledger_traffic import lab
+from tests.support.ledger_traffic import sql_client
 
 
 def test_every_lease_ends_and_its_token_is_refused(database):
-    with lab(database) as a, database.connect("operator") as connection:
+    with sql_client(database) as a, database.connect("operator") as connection:
         a.queue("a")
         a.queue("b")
         a.submit("s1", "s2")

@@ -9,7 +9,7 @@ from helixqueue.errors import Refused
 from helixqueue.states import FenceState
 from tests.support.bounded_reads import READ
 from tests.support.fence_desk import TIMES, Desk
-from tests.support.lab import one_database
+from tests.support.lab import new_database
 
 ROWS_SCANNED = 30
 LIMIT = 4
@@ -24,7 +24,7 @@ STATES = [None, *FenceState]
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
     """Few fences in other states, then many sealed ones; as many of another tenant."""
-    for database in one_database(server, template, pooler):
+    for database in new_database(server, template, pooler):
         with database.connect("helix_bootstrap") as connection:
             connection.execute("alter table helix.fence set (autovacuum_enabled = off)")
         with Desk(database, tenant="a") as a, Desk(database, tenant="b") as b:

@@ -48,7 +48,7 @@ def many_names(database):
 @pytest.mark.parametrize("tenant", ["m", None])
 def test_page_of_queues_reads_no_more_than_its_share(many_names, tenant, plans):
     with Lab(many_names) as fresh:
-        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.rows_as_client("select set_config('plan_cache_mode', %s, false)", plans)
         for after in (None, "m/many-100", "m/many-290"):
             call = reads.queues(tenant=tenant, after=after, limit=LIMIT, bound=10)
             assert rows_read(fresh, call) <= ROWS_READ_MAX
@@ -70,8 +70,8 @@ def test_worker_pages_are_bounded_and_complete(many_names, monkeypatch, workers,
     monkeypatch.setitem(reads._ROWS_SCANNED, "workers", ROWS_SCANNED)
     later = many_names.value("select clock_timestamp() + interval '1 hour'")
     with Lab(many_names, role) as fresh, fresh.store.connection.transaction():
-        fresh.own_rows("select set_config('helix.tenant', 'm', true)")
-        fresh.own_rows("select set_config('plan_cache_mode', %s, true)", plans)
+        fresh.rows_as_client("select set_config('helix.tenant', 'm', true)")
+        fresh.rows_as_client("select set_config('plan_cache_mode', %s, true)", plans)
         for since, wanted in ((None, there), (later, 0)):
             found = list(every(fresh, partial(workers, since=since)))
             assert found == sorted(set(found))

@@ -18,7 +18,7 @@ from tests.support.bounded_reads import (
     rows_read,
 )
 from tests.support.database import copy_of
-from tests.support.lab import Lab, completed, failed
+from tests.support.lab import Lab, completion, failure
 
 EACH = 600  # completed, and pending ones
 
@@ -37,11 +37,11 @@ def lab(database):
         lab.queue("calm")
         lab.submit("rare", queue="calm")
         lab.submit_many(3, prefix="torn")
-        lab.settle(*[failed(one, failure="Rare") for one in lab.claim(3)])
+        lab.settle(*[failure(one, failure="Rare") for one in lab.claim(3)])
         lab.submit_many(3 * ROWS_SCANNED, prefix="broken")
-        lab.settle(*[failed(one) for one in lab.claim(3 * ROWS_SCANNED)])
+        lab.settle(*[failure(one) for one in lab.claim(3 * ROWS_SCANNED)])
         lab.submit_many(5, prefix="old")
-        lab.settle(*[completed(one) for one in lab.claim(5)], worker="seldom")
+        lab.settle(*[completion(one) for one in lab.claim(5)], worker="seldom")
         lab.submit_many(EACH, prefix="done")
         lab.complete(*lab.claim(EACH))
         lab.submit("only", tenant="b")
@@ -52,8 +52,8 @@ def lab(database):
         lab.submit_many(EACH, prefix="then", priority=0)
         lab.complete(*lab.claim(EACH))
         lab.claim(9, worker="holder")
-        lab.belong(7, "^(done|then|only)")
-        lab.belong(8, "^(old|rare)")
+        lab.set_run(7, "^(done|then|only)")
+        lab.set_run(8, "^(old|rare)")
         # As autovacuum would: small tables without statistics are read whole.
         with database.connect("helix_bootstrap") as connection:
             connection.execute("analyze")
@@ -115,7 +115,7 @@ def lists(lab) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("tenant", ["a", "b", None])
 def test_page_reads_no_more_than_it_may(lab, tenant, plans):
     with Lab(lab.database, q="deep") as fresh:
-        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.rows_as_client("select set_config('plan_cache_mode', %s, false)", plans)
         read = {
             name: rows_read(fresh, reads.batches(tenant=tenant, limit=LIMIT, **filters))
             for name, filters in lists(fresh).items()
@@ -133,7 +133,7 @@ def test_failed_batches_are_listed_in_bounded_pages_without_gaps(
     wanted = {None: 3 + 3 * ROWS_SCANNED, "Broken": 3 * ROWS_SCANNED, "Rare": 3}.get(failure, 0)
     asked = {"tenant": tenant, "queue": queue, "failure": failure, "state": State.FAILED}
     with Lab(lab.database, q="deep") as fresh:
-        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.rows_as_client("select set_config('plan_cache_mode', %s, false)", plans)
         found, after = [], None
         while True:
             call = reads.batches(limit=LIMIT, after=after, **asked)
@@ -172,7 +172,7 @@ def test_last_page_touches_no_more_than_the_first(lab, plans, state):
 @pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
 def test_counting_stops_at_its_bound(lab, plans):
     with Lab(lab.database, q="deep") as fresh:
-        fresh.own_rows("select set_config('plan_cache_mode', %s, false)", plans)
+        fresh.rows_as_client("select set_config('plan_cache_mode', %s, false)", plans)
         few = rows_read(fresh, reads.queues(tenant="a", queue="deep", bound=10))
         assert few <= ROWS_READ_MAX
         [sight] = fresh.run(reads.queues(tenant="a", queue="deep", bound=10)).rows

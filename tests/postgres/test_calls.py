@@ -21,12 +21,12 @@ from helixqueue.postgres.statements import statements
 from helixqueue.records.lease import LeaseRef, Settlement, Token
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
-from tests.support.lab import POOLED, one_database
+from tests.support.lab import POOLED, new_database
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 # --- sync and async ----------------------------------------------------------------------------

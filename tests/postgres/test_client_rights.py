@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab, new_database
 
 CLIENTS = ["pool", "app_a", "service", "stranger"]
 RELATIONS = """
@@ -20,7 +20,7 @@ RIGHTS = "select,insert,update,delete,truncate,references,trigger"
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import pytest
 from helixqueue.engine import calls, reads
 from helixqueue.errors import InvalidIdentity, Refused
 from helixqueue.states import State
-from tests.support.lab import Lab, completed, one_database
+from tests.support.lab import Lab, completion, new_database
 
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_identity_that_no_profile_takes_is_refused():
 def test_batches_of_a_worker(lab):
     lab.submit_many(3)
     [lease] = lab.claim(1, worker="ann")
-    lab.settle(completed(lease), worker="ann")
+    lab.settle(completion(lease), worker="ann")
     lab.claim(1, worker="ann")
     lab.complete(*lab.claim(1))
     assert walk(lab, worker="ann") == ["s00001"]
@@ -151,9 +151,9 @@ def test_batch_detail_shows_the_zombie_and_its_successor(lab):
     lab.pass_time(frozen.batch)
     lab.run(calls.reap(actor="reaper"))
     [second] = lab.claim(worker="ada")
-    lab.settle(completed(second), worker="ada")
-    lab.settle(completed(frozen), worker="bo")
-    lab.settle(completed(frozen), worker="bo")
+    lab.settle(completion(second), worker="ada")
+    lab.settle(completion(frozen), worker="bo")
+    lab.settle(completion(frozen), worker="bo")
     lab.submit(NFC, payload={"pod5": "a"})
     lab.submit(NFC, payload={"pod5": "b"})
     story = lab.run(reads.batch_detail(one.receipt.batch_id))
@@ -283,7 +283,7 @@ def test_workers_are_listed_with_their_leases(lab):
     lab.submit_many(2)
     name = f"worker-of-{lab.q}"
     lab.claim(2, worker=name, free={"gpus": 2})
-    lab.own_rows("select helix.hello_v1(%s, '{\"gpus\": 2}')", name)
+    lab.rows_as_client("select helix.hello_v1(%s, '{\"gpus\": 2}')", name)
     [worker] = [one for one in every_worker(lab) if one.name == name]
     assert (worker.role, worker.free, worker.leases) == ("pool", {"gpus": 2}, 2)
 
@@ -377,4 +377,4 @@ def test_no_read_scans_a_table_sequentially(database, crowd):
         for call in asked_of(lab):
             with lab.store.connection.transaction():
                 lab.run(call)
-                assert lab.own_rows(WALKS) == [], call.sql
+                assert lab.rows_as_client(WALKS) == [], call.sql

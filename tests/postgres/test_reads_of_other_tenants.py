@@ -15,7 +15,7 @@ import pytest
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import derive_key
 from tests.support.fence_desk import Desk
-from tests.support.lab import Lab, failed, held, one_database
+from tests.support.lab import Lab, failure, lease_refs, new_database
 
 WORD = "zebra"
 SQL = Path(__file__).parents[2] / "src/helixqueue/engine/sql"
@@ -35,7 +35,7 @@ INTRUDERS = {
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def loot(database):
         ids = [row.receipt.batch_id for row in b.submit_many(7, prefix=f"{WORD}-", tenant="b")]
         b.submit(IDENTITY, tenant="b", revision="2")
         b.submit(IDENTITY, tenant="b", payload={"other": WORD})
-        b.belong(7, f"^{WORD}")
+        b.set_run(7, f"^{WORD}")
         free = {"labels": {WORD: "1"}}
         done, broken, running = b.claim(3, free=free)
         b.complete(done, result=f'{{"of":"{WORD}"}}')
-        b.settle(failed(broken, failure=WORD, detail=WORD))
+        b.settle(failure(broken, failure=WORD, detail=WORD))
         b.complete(broken)  # refused, and kept
-        lease = held([running])[0]
-        b.own_rows("select helix.hello_v1(%s)", f"{WORD}-worker")
+        lease = lease_refs([running])[0]
+        b.rows_as_client("select helix.hello_v1(%s)", f"{WORD}-worker")
         b.decide("cancel", ids[-1], reason=WORD)
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'b', true)")

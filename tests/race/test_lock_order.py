@@ -13,18 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from helixqueue.engine import calls
 from tests.support.engine_traffic import (
+    assert_consistent,
     claim,
-    completed,
     drain,
-    failed,
-    held,
     open_queue,
-    proven,
-    store,
+    open_store,
+    run_in_processes,
     submit,
-    together,
-    until_waiting,
+    wait_until_blocked,
 )
+from tests.support.lab import completion, failure, lease_refs
 
 SECONDS = 30.0 if os.environ.get("HELIX_PROOF") else 5.0
 CANCELLERS, WORKERS = 5, 3
@@ -33,7 +31,7 @@ CANCELLERS, WORKERS = 5, 3
 def test_settlements_that_free_limit_keys_crosswise(database):
     """Completions free their keys in one statement and failures in another."""
     dsn = database.dsn("pool")
-    with store(dsn) as db, store(dsn) as other, ThreadPoolExecutor(2) as pool:
+    with open_store(dsn) as db, open_store(dsn) as other, ThreadPoolExecutor(2) as pool:
         open_queue(db, key_limit=2)
         leases = {}
         for worker in ("A", "B"):
@@ -41,8 +39,8 @@ def test_settlements_that_free_limit_keys_crosswise(database):
                 submit(db, [f"{worker}-{key}"], limit_key=key)
                 [leases[worker, key]] = claim(db, 1, worker)
         crosswise = [
-            (db, "A", [completed(leases["A", "k2"]), failed(leases["A", "k1"])]),
-            (other, "B", [completed(leases["B", "k1"]), failed(leases["B", "k2"])]),
+            (db, "A", [completion(leases["A", "k2"]), failure(leases["A", "k1"])]),
+            (other, "B", [completion(leases["B", "k1"]), failure(leases["B", "k2"])]),
         ]
         # Both stop where they have freed the first key and look for who may have its place.
         with database.connect("helix_bootstrap", autocommit=False) as blocker:
@@ -51,29 +49,29 @@ def test_settlements_that_free_limit_keys_crosswise(database):
                 pool.submit(one.run, calls.settle(worker=worker, settlements=settlements))
                 for one, worker, settlements in crosswise
             ]
-            until_waiting(database, 2, "settle_v1")
+            wait_until_blocked(database, 2, "settle_v1")
             blocker.rollback()
         answers = [answer.answer for one in settled for answer in one.result(30)]
         assert answers == ["ok"] * 4
         drain(db)
-    proven(database)
+    assert_consistent(database)
 
 
 def test_settlements_that_waited_for_a_renewal_find_where_it_put_their_leases(database):
     """A renewal writes each row anew, and a settlement goes by where the rows stand."""
     dsn = database.dsn("pool")
-    with store(dsn) as db, store(dsn) as other, ThreadPoolExecutor(1) as pool:
+    with open_store(dsn) as db, open_store(dsn) as other, ThreadPoolExecutor(1) as pool:
         open_queue(db)
         submit(db, ["one", "two"])
         leases = claim(db, 2, "A")
         with other.connection.transaction():
-            other.run(calls.renew(worker="A", leases=held(leases)))
+            other.run(calls.renew(worker="A", leases=lease_refs(leases)))
             settled = pool.submit(
-                db.run, calls.settle(worker="A", settlements=[completed(one) for one in leases])
+                db.run, calls.settle(worker="A", settlements=[completion(one) for one in leases])
             )
-            until_waiting(database, 1, "settle_v1")
+            wait_until_blocked(database, 1, "settle_v1")
         assert [answer.answer for answer in settled.result(30)] == ["ok", "ok"]
-    proven(database)
+    assert_consistent(database)
 
 
 def cancel_or_work(role, dsn, number, ids):
@@ -82,12 +80,12 @@ def cancel_or_work(role, dsn, number, ids):
     mine = list(ids)
     done = Counter()
     finish = time.monotonic() + SECONDS
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         while time.monotonic() < finish:
             if role == "work":
                 leases = claim(db, chance.choice([5, 50]), f"w{number}")
                 chance.shuffle(leases)
-                db.run(calls.release(worker=f"w{number}", leases=held(leases)))
+                db.run(calls.release(worker=f"w{number}", leases=lease_refs(leases)))
             else:
                 chance.shuffle(mine)
                 some = mine[: chance.choice([3, 40, 400])]
@@ -103,17 +101,19 @@ def cancel_or_work(role, dsn, number, ids):
 
 def test_cancels_of_overlapping_sets_while_the_batches_move(database):
     dsn = database.dsn("pool")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db, max_attempts=1000)
         ids = [one.receipt.batch_id for one in submit(db, (f"s{n}" for n in range(1_500)))]
     roles = ["cancel"] * CANCELLERS + ["work"] * WORKERS
-    told = together(cancel_or_work, [(role, dsn, number, ids) for number, role in enumerate(roles)])
+    told = run_in_processes(
+        cancel_or_work, [(role, dsn, number, ids) for number, role in enumerate(roles)]
+    )
     done = sum(told, Counter())
     # Busy is what was in somebody's hands at each of the moments when the cancel looked.
     assert done["busy"] < done["ok"] / 5
     assert done["cancel"] > 10 * SECONDS / 5
     assert done["work"] > 10
     assert done["illegal"] == done["refused"] == 0
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         drain(db)
-    proven(database)
+    assert_consistent(database)

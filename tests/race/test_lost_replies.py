@@ -16,39 +16,37 @@ from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.engine_traffic import (
     PAYLOAD,
+    assert_consistent,
     claim,
-    completed,
     drain,
-    failed,
-    held,
-    in_threads,
     open_queue,
-    proven,
-    store,
+    open_store,
+    run_in_threads,
     submit,
-    until_waiting,
+    wait_until_blocked,
 )
-from tests.support.faults import Faults
+from tests.support.faults import FaultProxy
+from tests.support.lab import completion, failure, lease_refs
 
 
 @pytest.fixture
 def db(database):
     """A client whose link is sound."""
-    with store(database.dsn("pool")) as db:
+    with open_store(database.dsn("pool")) as db:
         open_queue(db)
         yield db
 
 
 @pytest.fixture
 def faults(database, tmp_path):
-    with Faults(database.dsn("pool"), tmp_path) as faults:
+    with FaultProxy(database.dsn("pool"), tmp_path) as faults:
         yield faults
 
 
 def lose_reply(faults, call):
     """Make the call; the engine does it, and the caller learns nothing."""
     name = call.sql.partition("helix.")[2].partition("(")[0]
-    with store(faults.dsn) as cut_off:
+    with open_store(faults.dsn) as cut_off:
         faults.lose_reply(to=name)
         with pytest.raises(Unavailable) as lost:
             cut_off.run(call)
@@ -89,22 +87,22 @@ def test_submit(database, db, faults):
         for (batch_id,) in database.rows("select helix.public_id(key) from helix.batch order by id")
     ]
     assert [reason for _, _, reason in events(database)] == ["submitted", "submitted"]
-    proven(database)
+    assert_consistent(database)
 
 
 def test_submission_that_never_arrived_is_new_when_it_comes_again(database, db, faults):
-    with store(faults.dsn) as cut_off:
+    with open_store(faults.dsn) as cut_off:
         faults.lose_request(containing="submit_v1")
         with pytest.raises(Unavailable):
             cut_off.run(submission("one"))
     assert faults.fired == 1
     assert db.run(submission("one"))[0].decision == "new"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_commit_of_the_callers_own_transaction(database, db, faults):
     """The reply to COMMIT is the one that is lost; what was submitted within is there."""
-    with store(faults.dsn) as cut_off:
+    with open_store(faults.dsn) as cut_off:
         cut_off.connection.autocommit = False
         assert cut_off.run(submission("one"))[0].decision == "new"
         faults.lose_reply(to="COMMIT")
@@ -112,7 +110,7 @@ def test_commit_of_the_callers_own_transaction(database, db, faults):
             cut_off.connection.commit()
     assert faults.fired == 1
     assert db.run(submission("one"))[0].decision == "duplicate"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_claim(database, db, faults):
@@ -125,12 +123,12 @@ def test_claim(database, db, faults):
     assert by_batch(db.run(call).leases) == by_batch(again)
     assert events(database) == before
     assert database.value(LEASED) == 2
-    answers = db.run(calls.settle(worker="w", settlements=[completed(one) for one in again]))
+    answers = db.run(calls.settle(worker="w", settlements=[completion(one) for one in again]))
     assert [answer.answer for answer in answers] == ["ok", "ok"]
     # The request is known for good: its leases are gone, and it gives no others.
     assert db.run(call).leases == ()
     assert drain(db) == 3
-    proven(database)
+    assert_consistent(database)
 
 
 def test_claim_of_the_last_batches(database, db, faults):
@@ -138,7 +136,7 @@ def test_claim_of_the_last_batches(database, db, faults):
     call = claim_call(2)
     lose_reply(faults, call)
     assert len(db.run(call).leases) == 2
-    proven(database)
+    assert_consistent(database)
 
 
 def test_request_of_another_worker_is_not_answered(db):
@@ -150,7 +148,7 @@ def test_request_of_another_worker_is_not_answered(db):
     assert db.run(other).leases == ()
 
 
-@pytest.mark.parametrize("end", [completed, failed], ids=["complete", "fail"])
+@pytest.mark.parametrize("end", [completion, failure], ids=["complete", "fail"])
 def test_settle(database, db, faults, end):
     submit(db, ["one", "two"])
     leases = claim(db, 2)
@@ -163,13 +161,13 @@ def test_settle(database, db, faults, end):
     drain(db)
     assert [answer.answer for answer in db.run(call)] == ["repeat", "repeat"]
     assert database.value("select count(*) from helix.refusal") == 0
-    proven(database)
+    assert_consistent(database)
 
 
 def test_settle_claim_and_start_in_one_call(database, db, faults):
     submit(db, ["one", "two", "three", "four"])
     first = claim(db, 2)
-    call = claim_call(2, settle=[completed(lease) for lease in first])
+    call = claim_call(2, settle=[completion(lease) for lease in first])
     lose_reply(faults, call)
     before = events(database)
     again = db.run(call)
@@ -179,18 +177,18 @@ def test_settle_claim_and_start_in_one_call(database, db, faults):
     assert by_batch(db.run(call).leases) == by_batch(again.leases)
     assert events(database) == before
     assert drain_with(db, again.leases) == 2
-    proven(database)
+    assert_consistent(database)
 
 
 def drain_with(db, leases):
-    answers = db.run(calls.settle(worker="w", settlements=[completed(one) for one in leases]))
+    answers = db.run(calls.settle(worker="w", settlements=[completion(one) for one in leases]))
     return sum(answer.answer == "ok" for answer in answers)
 
 
 def test_release(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1)
-    call = calls.release(worker="w", leases=held(leases))
+    call = calls.release(worker="w", leases=lease_refs(leases))
     lose_reply(faults, call)
     before = events(database)
     assert db.run(call)[0].answer == "repeat"
@@ -199,28 +197,28 @@ def test_release(database, db, faults):
     assert db.run(call)[0].answer == "repeat"
     assert events(database)[: len(before)] == before
     assert database.value("select count(*) from helix.refusal") == 0
-    proven(database)
+    assert_consistent(database)
 
 
 def test_start(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1, start=False)
-    call = calls.start(worker="w", leases=held(leases))
+    call = calls.start(worker="w", leases=lease_refs(leases))
     lose_reply(faults, call)
     before = events(database)
     [answer] = db.run(call)
     assert (answer.answer, answer.state) == ("repeat", State.RUNNING)
     assert events(database) == before
-    proven(database)
+    assert_consistent(database)
 
 
 def test_renew(database, db, faults):
     submit(db, ["one"])
     leases = claim(db, 1)
-    call = calls.renew(worker="w", leases=held(leases))
+    call = calls.renew(worker="w", leases=lease_refs(leases))
     lose_reply(faults, call)
     assert db.run(call)[0].answer == "ok"
-    proven(database)
+    assert_consistent(database)
 
 
 def test_cancel(database, db, faults):
@@ -233,20 +231,20 @@ def test_cancel(database, db, faults):
     verdicts = db.run(call)
     assert [(one.answer, one.state) for one in verdicts] == [("repeat", State.CANCELLED)] * 2
     assert events(database) == before
-    proven(database)
+    assert_consistent(database)
 
 
 def test_retry(database, db, faults):
     [one] = submit(db, ["one"])
     [lease] = claim(db, 1)
-    db.run(calls.settle(worker="w", settlements=[failed(lease, permanent=True)]))
+    db.run(calls.settle(worker="w", settlements=[failure(lease, permanent=True)]))
     call = calls.retry(ids=[one.receipt.batch_id], reason="new reagent", actor="ann")
     lose_reply(faults, call)
     before = events(database)
     assert db.run(call)[0].answer == "repeat"
     assert events(database) == before
     assert drain(db) == 1
-    proven(database)
+    assert_consistent(database)
 
 
 # The repeat comes while the first call is still under way.
@@ -265,15 +263,15 @@ def both_under_way(database, call, name, statement, *args):
     """The call and its repeat, both begun while what they need is locked."""
 
     def run(_):
-        with store(database.dsn("pool")) as db:
+        with open_store(database.dsn("pool")) as db:
             return db.run(call)
 
     with ThreadPoolExecutor(2) as pool:
         with hold_up(database, statement, *args):
             first = pool.submit(run, 1)
-            until_waiting(database, 1, name)
+            wait_until_blocked(database, 1, name)
             second = pool.submit(run, 2)
-            until_waiting(database, 2, name)
+            wait_until_blocked(database, 2, name)
         return first.result(30), second.result(30)
 
 
@@ -288,13 +286,13 @@ def test_repeated_claim_waits_for_the_first(database, db, ready):
     assert len(one.leases) == 2
     assert by_batch(one.leases) == by_batch(two.leases)
     assert database.value(LEASED) == 2
-    proven(database)
+    assert_consistent(database)
 
 
 def test_repeated_settle_claim_and_start_waits_for_the_first(database, db):
     submit(db, ["one", "two", "three", "four"])
     leases = claim(db, 2)
-    call = claim_call(2, settle=[completed(lease) for lease in leases])
+    call = claim_call(2, settle=[completion(lease) for lease in leases])
     lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, "claim_v1", lock, leases[0].batch)
     assert by_batch(answers[0].leases) == by_batch(answers[1].leases)
@@ -302,7 +300,7 @@ def test_repeated_settle_claim_and_start_waits_for_the_first(database, db):
     assert sorted(answer.answer for one in answers for answer in one.settled) == [
         "ok", "ok", "repeat", "repeat",
     ]  # fmt: skip
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("verb", ["settle", "release", "start"])
@@ -310,30 +308,30 @@ def test_repeated_write_waits_for_the_first(database, db, verb):
     submit(db, ["one", "two"])
     leases = claim(db, 2, start=verb != "start")
     call = {
-        "settle": calls.settle(worker="w", settlements=[completed(lease) for lease in leases]),
-        "release": calls.release(worker="w", leases=held(leases)),
-        "start": calls.start(worker="w", leases=held(leases)),
+        "settle": calls.settle(worker="w", settlements=[completion(lease) for lease in leases]),
+        "release": calls.release(worker="w", leases=lease_refs(leases)),
+        "start": calls.start(worker="w", leases=lease_refs(leases)),
     }[verb]
     lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, f"{verb}_v1", lock, leases[1].batch)
     assert sorted({answer.answer for answer in one} for one in answers) == [{"ok"}, {"repeat"}]
     assert database.value("select count(*) from helix.refusal") == 0
-    proven(database)
+    assert_consistent(database)
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 def test_repeated_submit_waits_for_the_first(database, db, ends):
     call = submission("one")
-    with store(database.dsn("pool")) as first, ThreadPoolExecutor(1) as pool:
+    with open_store(database.dsn("pool")) as first, ThreadPoolExecutor(1) as pool:
         first.connection.autocommit = False
         [one] = first.run(call)
         again = pool.submit(db.run, call)
-        until_waiting(database, 1, "submit_v1")
+        wait_until_blocked(database, 1, "submit_v1")
         getattr(first.connection, ends)()
         [two] = again.result(30)
     assert (one.decision, two.decision) == ("new", "duplicate" if ends == "commit" else "new")
     assert one.receipt == two.receipt
-    proven(database)
+    assert_consistent(database)
 
 
 def test_dead_network_link_affects_only_its_caller(database, db, faults):
@@ -342,7 +340,7 @@ def test_dead_network_link_affects_only_its_caller(database, db, faults):
     lost = threading.Event()
 
     def frozen_claim():
-        with store(faults.dsn) as far:
+        with open_store(faults.dsn) as far:
             faults.freeze()
             try:
                 far.run(claim_call(1, worker="far"))
@@ -351,9 +349,9 @@ def test_dead_network_link_affects_only_its_caller(database, db, faults):
 
     caller = threading.Thread(target=frozen_claim)
     caller.start()
-    assert in_threads(lambda: drain(db), [()]) == [2]
+    assert run_in_threads(lambda: drain(db), [()]) == [2]
     faults.cut_all()
     faults.thaw()
     caller.join(30)
     assert lost.is_set()
-    proven(database)
+    assert_consistent(database)

@@ -11,15 +11,15 @@ from typing import NamedTuple
 from helixqueue.engine import calls
 from helixqueue.records.claim_hints import Hints
 from tests.support.engine_traffic import (
-    completed,
-    meet,
+    assert_consistent,
+    connect_operator,
     open_queue,
-    operator,
-    proven,
-    store,
+    open_store,
+    run_in_processes,
     submit,
-    together,
+    wait_for_all,
 )
+from tests.support.lab import completion
 
 CLAIMERS = 50
 MOST_AT_ONCE = 6
@@ -41,8 +41,8 @@ def claim_until_empty(dsn: str, number: int) -> Worked:
     name = f"w{number}"
     done, slowest = [], 0.0
     hints, settlements = Hints(), []
-    with store(dsn) as db:
-        meet()  # again, all connected: who connects late would find nothing left
+    with open_store(dsn) as db:
+        wait_for_all()  # again, all connected: who connects late would find nothing left
         while True:
             count = chance.randint(1, MOST_AT_ONCE)
             began = time.monotonic()
@@ -61,13 +61,13 @@ def claim_until_empty(dsn: str, number: int) -> Worked:
             assert [answer.answer for answer in claimed.settled] == ["ok"] * len(settlements)
             done += [answer.batch for answer in claimed.settled]
             hints.learn(claimed.hints, short=len(claimed.leases) < count)
-            settlements = [completed(lease) for lease in claimed.leases]
+            settlements = [completion(lease) for lease in claimed.leases]
             if not settlements and not anything_claimable(dsn):
                 return Worked(done, slowest)
 
 
 def anything_claimable(dsn: str) -> bool:
-    with operator(dsn) as reader:
+    with connect_operator(dsn) as reader:
         return reader.execute("select from helix.work where pending limit 1").rowcount > 0
 
 
@@ -77,7 +77,7 @@ def last_of_the_small(database, reason):
 
 
 def test_fifty_processes_complete_five_thousand_batches_once_each(database):
-    with store(database.dsn("pool")) as db:
+    with open_store(database.dsn("pool")) as db:
         open_queue(db, BIG, *SMALL)
         # The big tenant comes first, with nine tenths of everything.
         submit(db, (f"big-{n}" for n in range(BIG_BATCHES)), tenant=BIG)
@@ -85,7 +85,7 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
             submit(db, (f"small-{n}" for n in range(SMALL_BATCHES)), tenant=tenant)
     dsn = database.dsn("pool")
     began = time.monotonic()
-    worked = together(claim_until_empty, [(dsn, number) for number in range(CLAIMERS)])
+    worked = run_in_processes(claim_until_empty, [(dsn, number) for number in range(CLAIMERS)])
     seconds = time.monotonic() - began
 
     total = BIG_BATCHES + len(SMALL) * SMALL_BATCHES
@@ -99,7 +99,7 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
     assert database.value("select count(*) from helix.refusal") == 0
     # One life of four events each: nobody lost a lease, nobody was given one twice.
     assert database.value("select count(*) from helix.event") == 4 * total
-    proven(database)
+    assert_consistent(database)
 
     # Fairness. The small tenants have 494 batches together and alternate with the big one, so they
     # have been claimed after about 20 x 26 claims. By order of arrival the first of them would be

@@ -21,12 +21,12 @@ from helixqueue.records.submission import SubmissionRow
 from tests.support.engine_traffic import (
     PAYLOAD,
     RESULT,
+    assert_consistent,
     claim,
     drain,
     open_queue,
-    proven,
-    store,
-    together,
+    open_store,
+    run_in_processes,
 )
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Keeper(Mixer):
 
 def make_calls(dsn: str, number: int, seconds: float, *, limits: bool) -> Report:
     kind = Keeper if number < KEEPERS else Mixer
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         return kind(db, number, limits=limits).work(seconds)
 
 
@@ -272,10 +272,10 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
     dsn = database.dsn("pool")
     with database.connect("helix_bootstrap") as connection:
         connection.execute(BOARD)
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db, "a", "b", lease_seconds=0.5, max_attempts=1000, key_limit=2)
     # A deadlock would surface as Retryable, in the process and so here.
-    reports = together(work, [(dsn, number, SECONDS) for number in range(MIXERS + KEEPERS)])
+    reports = run_in_processes(work, [(dsn, number, SECONDS) for number in range(MIXERS + KEEPERS)])
 
     slowest = Counter[str]()
     for report in reports:
@@ -287,7 +287,7 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
     deadlocks = "select deadlocks from pg_stat_database where datname = %s"
     assert database.value(deadlocks, database.name) == 0
 
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         for tenant in ("a", "b"):
             db.run(calls.set_queue(tenant=tenant, queue="q", paused=False))
         drain(db)
@@ -313,4 +313,4 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
     met |= {"start repeat", "release ok", "cancel ok", "cancel illegal", "retry ok", "keep ok"}
     assert met <= set(answers)
     assert database.value("select count(*) from helix.event where reason = 'lost'") > 0
-    proven(database)
+    assert_consistent(database)

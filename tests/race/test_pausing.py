@@ -7,15 +7,15 @@ import time
 
 from helixqueue.engine import calls
 from tests.support.engine_traffic import (
+    assert_consistent,
     claim,
     drain,
-    held,
     open_queue,
-    proven,
-    store,
+    open_store,
+    run_in_processes,
     submit,
-    together,
 )
+from tests.support.lab import lease_refs
 
 SECONDS = 20.0 if os.environ.get("HELIX_PROOF") else 3.0
 BATCHES = 200
@@ -24,7 +24,7 @@ BATCHES = 200
 def pause_or_work(role: str, dsn: str) -> int:
     turns = 0
     finish = time.monotonic() + SECONDS
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         while time.monotonic() < finish:
             if role == "pause":
                 for paused in (True, False):
@@ -35,19 +35,19 @@ def pause_or_work(role: str, dsn: str) -> int:
             else:
                 leases = claim(db, 20, role)
                 if leases:
-                    db.run(calls.release(worker=role, leases=held(leases)))
+                    db.run(calls.release(worker=role, leases=lease_refs(leases)))
                     turns += 1
     return turns
 
 
 def test_no_batch_is_left_behind_when_a_queue_is_resumed(database):
     dsn = database.dsn("pool")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db, max_attempts=1000)
         submit(db, (f"s{number}" for number in range(BATCHES // 2)))
         submit(db, (f"l{number}" for number in range(BATCHES // 2)), limit_key="gpu-1")
-    turns = together(pause_or_work, [(role, dsn) for role in ("pause", "w1", "w2", "w3")])
+    turns = run_in_processes(pause_or_work, [(role, dsn) for role in ("pause", "w1", "w2", "w3")])
     assert min(turns) > 5
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         assert drain(db) == BATCHES
-    proven(database)
+    assert_consistent(database)

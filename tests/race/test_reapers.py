@@ -10,15 +10,15 @@ from typing import NamedTuple
 from helixqueue.engine import calls
 from tests.support.engine_traffic import (
     UNFINISHED,
+    assert_consistent,
     claim,
-    completed,
+    connect_operator,
     open_queue,
-    operator,
-    proven,
-    store,
+    open_store,
+    run_in_processes,
     submit,
-    together,
 )
+from tests.support.lab import completion
 
 BATCHES = 120
 LEASE_S = 0.2
@@ -40,7 +40,7 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
     name = f"w{number}"
     accepted, refused, late = [], [], 0
     limit = time.monotonic() + LIMIT_S
-    with store(dsn) as db, operator(dsn) as reader:
+    with open_store(dsn) as db, connect_operator(dsn) as reader:
         while reader.execute(UNFINISHED).fetchone() != (0,):
             assert time.monotonic() < limit, "batches are stuck"
             leases = claim(db, 5, name)
@@ -49,7 +49,7 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
             # The work: it takes about as long as the lease, a little less or a little more.
             time.sleep(LEASE_S * chance.uniform(0.85, 1.1))
             answers = db.run(
-                calls.settle(worker=name, settlements=[completed(lease) for lease in leases])
+                calls.settle(worker=name, settlements=[completion(lease) for lease in leases])
             )
             numbers = {lease.batch: lease.token.number for lease in leases}
             for answer in answers:
@@ -63,7 +63,7 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
 def reap_all_the_time(dsn: str, number: int) -> Told:
     reaped = 0
     limit = time.monotonic() + LIMIT_S
-    with store(dsn) as db, operator(dsn) as reader:
+    with open_store(dsn) as db, connect_operator(dsn) as reader:
         while reader.execute(UNFINISHED).fetchone() != (0,):
             assert time.monotonic() < limit, "batches are stuck"
             reaped += db.run(calls.reap(actor=f"r{number}"))
@@ -76,11 +76,11 @@ def either(role: str, dsn: str, number: int) -> Told:
 
 def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
     dsn = database.dsn("pool")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db, lease_seconds=LEASE_S, max_attempts=1000)
         submit(db, (f"s{number}" for number in range(BATCHES)))
     parts = [("reap", dsn, 1), ("reap", dsn, 2), *(("work", dsn, n) for n in range(WORKERS))]
-    told = together(either, parts)
+    told = run_in_processes(either, parts)
 
     accepted = [one for part in told for one in part.accepted]
     assert Counter(batch for batch, _ in accepted) == dict.fromkeys(
@@ -108,4 +108,4 @@ def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
     assert len(refused) > 5
     assert len(lost) > 5
     assert sum(part.reaped for part in told) > 0
-    proven(database)
+    assert_consistent(database)

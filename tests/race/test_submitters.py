@@ -15,16 +15,16 @@ from helixqueue.records.submission import SubmissionRow
 from helixqueue.states import State
 from tests.support.engine_traffic import (
     PAYLOAD,
+    assert_consistent,
     claim,
-    completed,
-    in_threads,
     open_queue,
-    proven,
-    store,
+    open_store,
+    run_in_processes,
+    run_in_threads,
     submit,
-    together,
-    until_waiting,
+    wait_until_blocked,
 )
+from tests.support.lab import completion
 
 SUBMITTERS = 200
 TUBE = "Sämple-Ω-001"
@@ -34,7 +34,7 @@ PAYLOADS = [{"pod5": "a.pod5", "lanes": [1, 2]}, {"lanes": [1, 2], "pod5": "a.po
 
 def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
     dsn = database.dsn("app_a")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db)
 
     def submit_spelling(number):
@@ -42,24 +42,24 @@ def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
         payload = canonical_text(PAYLOADS[number % len(PAYLOADS)])
         row = SubmissionRow(identity.text, payload, raw=SPELLINGS[number % len(SPELLINGS)])
         call = calls.submit(tenant="a", queue="q", profile="text-v1", rows=[row])
-        with store(dsn) as db:
+        with open_store(dsn) as db:
             return db.run(call)[0]
 
     assert len(set(SPELLINGS)) == 3
-    answers = in_threads(submit_spelling, [(number,) for number in range(SUBMITTERS)])
+    answers = run_in_threads(submit_spelling, [(number,) for number in range(SUBMITTERS)])
     assert Counter(one.decision for one in answers) == {"new": 1, "duplicate": SUBMITTERS - 1}
     assert len({one.receipt for one in answers}) == 1
     assert database.value("select count(*) from helix.batch") == 1
     assert database.rows(
         "select kind, count(*) from helix.decision where batch is not null group by 1"
     ) == [("duplicate", SUBMITTERS - 1)]
-    proven(database)
+    assert_consistent(database)
 
 
 def test_overlapping_submissions_in_any_order_do_not_deadlock(database):
     """Within one call the engine sorts, so callers need not."""
     dsn = database.dsn("pool")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db)
     names = [f"s{number}" for number in range(60)]
 
@@ -67,34 +67,39 @@ def test_overlapping_submissions_in_any_order_do_not_deadlock(database):
         mine = names[number:] + names[:number]
         if number % 2:
             mine.reverse()
-        with store(dsn) as db:
+        with open_store(dsn) as db:
             return submit(db, mine)
 
-    answers = in_threads(submit_in_turn, [(number,) for number in range(30)])
+    answers = run_in_threads(submit_in_turn, [(number,) for number in range(30)])
     decisions = Counter(one.decision for each in answers for one in each)
     assert decisions == {"new": len(names), "duplicate": 29 * len(names)}
     assert len({one.receipt for each in answers for one in each}) == len(names)
-    proven(database)
+    assert_consistent(database)
 
 
 def test_opposite_orders_in_two_transactions_end_as_retryable_for_one(database):
     """The engine cannot sort across a caller's calls: PostgreSQL ends it, and says so."""
     dsn = database.dsn("pool")
     began = time.monotonic()
-    with store(dsn) as db, store(dsn) as left, store(dsn) as right, ThreadPoolExecutor(1) as pool:
+    with (
+        open_store(dsn) as db,
+        open_store(dsn) as left,
+        open_store(dsn) as right,
+        ThreadPoolExecutor(1) as pool,
+    ):
         open_queue(db)
         for one in (left, right):
             one.connection.autocommit = False
         submit(left, ["one"])
         submit(right, ["two"])
         waits = pool.submit(outcome, left, "two")
-        until_waiting(database, 1, "submit_v1")
+        wait_until_blocked(database, 1, "submit_v1")
         outcomes = [outcome(right, "one"), waits.result(30)]
         assert sorted(outcomes) == ["committed", "retryable"]
         assert time.monotonic() - began < 20
         # Run again from its start, the other one finds everything done.
         assert [one.decision for one in submit(db, ["one", "two"])] == ["duplicate", "duplicate"]
-    proven(database)
+    assert_consistent(database)
 
 
 def outcome(db, identity):
@@ -117,7 +122,7 @@ def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
     """Each role by itself, for some seconds; submitters return decision, key and batch id."""
     told = []
     finish = time.monotonic() + ROUNDS_S
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         while time.monotonic() < finish:
             if role == "submit":
                 told += [
@@ -126,7 +131,7 @@ def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
                 ]
             elif role == "work":
                 leases = claim(db, 5, "w")
-                settlements = [completed(lease) for lease in leases]
+                settlements = [completion(lease) for lease in leases]
                 if settlements:
                     db.run(calls.settle(worker="w", settlements=settlements))
             else:
@@ -143,10 +148,12 @@ def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
 
 def test_retention_does_not_make_a_second_batch_for_a_key(database):
     dsn = database.dsn("pool")
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         open_queue(db)
     roles = ["submit", "submit", "work", "retire", "retire"]
-    *submitted, _, first, second = together(submit_work_retire, [(role, dsn) for role in roles])
+    *submitted, _, first, second = run_in_processes(
+        submit_work_retire, [(role, dsn) for role in roles]
+    )
     answers = [one for each in submitted for one in each]
     assert Counter(one[0] for one in answers)["new"] == len(IDENTITIES)
     assert {one[0] for one in answers} == {"new", "duplicate"}
@@ -159,7 +166,7 @@ def test_retention_does_not_make_a_second_batch_for_a_key(database):
         "select count(*), count(retired_at), count(payload), count(identity) from helix.batch"
     ) == [(len(IDENTITIES), len(IDENTITIES), 0, 0)]
     assert database.value("select count(*) from helix.work") == 0
-    with store(dsn) as db:
+    with open_store(dsn) as db:
         again = db.run(
             calls.submit(
                 tenant="a",
@@ -169,4 +176,4 @@ def test_retention_does_not_make_a_second_batch_for_a_key(database):
             )
         )
     assert again[0].decision == "conflict"
-    proven(database)
+    assert_consistent(database)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -16,28 +15,26 @@ from helixqueue.engine import calls
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
-from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement
 from helixqueue.records.submission import SubmissionRow, SubmittedRow
+from tests.support.lab import POOLED, TIMEOUT_S, completion, wait_until
 from tests.support.processes import PROCESSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from helixqueue.records.lease import LeaseRow
     from tests.support.database import Database
 
 T = TypeVar("T")
-POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
 PAYLOAD = '{"tube":1}'
 RESULT = '{"reads":7}'
-# How long a condition may take to come true on a machine that is busy with something else.
-PATIENCE_S = 60.0
 TOGETHER_S = 120.0
 UNFINISHED = (
     "select count(*) from helix.work where state not in ('COMPLETED', 'FAILED', 'CANCELLED')"
 )
 
 
-def store(dsn: str) -> Store:
+def open_store(dsn: str) -> Store:
     return Store.connect(dsn, pooled=POOLED)
 
 
@@ -75,19 +72,7 @@ def claim(
     return list(db.run(call).leases)
 
 
-def held(leases: Iterable[LeaseRow]) -> list[LeaseRef]:
-    return [LeaseRef(lease.batch, lease.token) for lease in leases]
-
-
-def completed(lease: LeaseRow | LeaseRef, result: str = RESULT) -> Settlement:
-    return Settlement(lease.batch, lease.token, "completed", result)
-
-
-def failed(lease: LeaseRow | LeaseRef, *, permanent: bool = False) -> Settlement:
-    return Settlement(lease.batch, lease.token, "failed", failure="Broken", permanent=permanent)
-
-
-def operator(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
+def connect_operator(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     """A connection as the operator, who may read tables."""
     return psycopg.connect(
         make_conninfo(dsn, user="operator"), autocommit=True, prepare_threshold=None
@@ -97,21 +82,21 @@ def operator(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
 def drain(db: Store, worker: str = "drain", queue: str = "q") -> int:
     """Complete every batch, including leases of dead workers and delayed batches."""
     done = 0
-    finish = time.monotonic() + PATIENCE_S
-    with operator(db.connection.info.dsn) as reader:
+    finish = time.monotonic() + TIMEOUT_S
+    with connect_operator(db.connection.info.dsn) as reader:
         while reader.execute(UNFINISHED).fetchone() != (0,):
-            assert time.monotonic() < finish, f"stuck after {done}: {stuck(reader)}"
+            assert time.monotonic() < finish, f"stuck after {done}: {unfinished_rows(reader)}"
             leases = claim(db, 200, worker, queue=queue)
             if leases:
                 answers = db.run(
-                    calls.settle(worker=worker, settlements=[completed(lease) for lease in leases])
+                    calls.settle(worker=worker, settlements=[completion(lease) for lease in leases])
                 )
                 done += sum(answer.answer == "ok" for answer in answers)
-                finish = time.monotonic() + PATIENCE_S
+                finish = time.monotonic() + TIMEOUT_S
     return done
 
 
-def stuck(reader: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def unfinished_rows(reader: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The states of unfinished batches, for the error message."""
     return reader.execute(
         "select w.state::text, w.pending, w.cause::text, w.queue, w.limit_key, w.actor, count(*),"
@@ -122,20 +107,9 @@ def stuck(reader: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def until(ask: Callable[[], T], what: str, seconds: float = PATIENCE_S) -> T:
-    """Ask until there is an answer that is true."""
-    finish = time.monotonic() + seconds
-    while True:
-        answer = ask()
-        if answer:
-            return answer
-        assert time.monotonic() < finish, f"waited {seconds:.0f} s in vain for {what}"
-        time.sleep(0.002)
-
-
-def until_waiting(database: Database, count: int, call: str) -> None:
+def wait_until_blocked(database: Database, count: int, call: str) -> None:
     """Wait until `count` sessions wait for a lock inside a call of this name."""
-    until(
+    wait_until(
         lambda: (
             database.value(
                 "select count(*) from pg_stat_activity where datname = %s and state = 'active'"
@@ -149,10 +123,10 @@ def until_waiting(database: Database, count: int, call: str) -> None:
     )
 
 
-def until_overdue(database: Database, *leases: LeaseRow) -> None:
+def wait_until_expired(database: Database, *leases: LeaseRow) -> None:
     """Wait until the deadlines have passed by the database's clock."""
     batches = [lease.batch for lease in leases]
-    until(
+    wait_until(
         lambda: database.value(
             "select count(*) = %s from helix.work where batch = any (%s)"
             " and state in ('ASSIGNED', 'RUNNING') and deadline < clock_timestamp()",
@@ -163,7 +137,7 @@ def until_overdue(database: Database, *leases: LeaseRow) -> None:
     )
 
 
-def proven(database: Database) -> None:
+def assert_consistent(database: Database) -> None:
     """Assert that replay and check are clean, at the end of a test."""
     with database.connect("helix_bootstrap") as connection:
         replayed = replay(connection)
@@ -173,7 +147,7 @@ def proven(database: Database) -> None:
         assert not broken, broken
 
 
-def together(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+def run_in_processes(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
     """Run `work` in one process per set of arguments; all begin at the same time.
 
     `work` must be a module-level function: each process imports it.
@@ -187,7 +161,7 @@ def together(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> li
         ]
 
 
-def in_threads(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+def run_in_threads(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
     """The same with threads, for work of one call each."""
     barrier = Barrier(len(arguments))
 
@@ -208,10 +182,16 @@ def _meet_at(barrier: Any) -> None:
 
 
 def _begin(work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    meet()
+    wait_for_all()
     return work(*arguments)
 
 
-def meet() -> None:
+def wait_for_all() -> None:
     """Wait until all processes of a group have reached this point."""
     _barrier.wait(TOGETHER_S)
+
+
+# Former names, for tests that are being changed.
+store, stuck, operator, proven = open_store, unfinished_rows, connect_operator, assert_consistent
+together, in_threads, meet = run_in_processes, run_in_threads, wait_for_all
+until_waiting, until_overdue = wait_until_blocked, wait_until_expired

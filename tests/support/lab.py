@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from tests.support.database import Database
     from tests.support.pooler import Pooler
 
+T = TypeVar("T")
 POOLED = bool(os.environ.get("HELIX_TEST_POOLER"))
 # Time limit of a condition, generous for a busy machine.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 # Number of batches of the queue of this name.
 BATCHES = (
     "select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"
@@ -44,7 +45,7 @@ BATCHES = (
 _numbers = itertools.count(1)
 
 # Whether a row of helix.work w is ready, waiting, active or an outcome.
-PLACE = (
+WORK_LOCATION = (
     "case when w.pending then 'ready' when w.cause is not null then 'waiting'"
     " when w.state in ('ASSIGNED', 'RUNNING') then 'active' else 'outcome' end"
 )
@@ -77,17 +78,17 @@ alter function helix.test_pass_time owner to helix_engine;
 _ROW_TRIGGERS = {"next_step": "work", "no_step": "work", "asked_once": "batch"}
 
 
-def one_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
+def new_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
     """A database for a module's fixture `database`, in place of one per test."""
     with (
         copy_of(template, server, f"helix_module_{next(_numbers)}", pooler) as database,
-        passing_time(database),
+        time_control(database),
     ):
         yield database
 
 
 @contextmanager
-def passing_time(database: Database) -> Iterator[Callable[..., None]]:
+def time_control(database: Database) -> Iterator[Callable[..., None]]:
     """A function that moves deadlines, due times and expiries of batches into the past.
 
     It is dropped at the end: `check` reports functions that do not belong to the engine.
@@ -132,7 +133,7 @@ alter function helix.test_execute owner to helix_engine;
 
 
 @contextmanager
-def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
+def engine_function(database: Database) -> Iterator[Callable[[str], str | None]]:
     """Add an engine function that runs any statement, as a faulty one could.
 
     Calling it returns the SQLSTATE of a refusal, and None if the statement committed.
@@ -153,24 +154,26 @@ def wrong_function(database: Database) -> Iterator[Callable[[str], str | None]]:
             connection.execute("drop function helix.test_execute")
 
 
-def until(ask: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Call `ask` until it returns a true value; return that value."""
+def wait_until(
+    condition: Callable[[], T], what: str = "the condition", seconds: float = TIMEOUT_S
+) -> T:
+    """Call `condition` until it returns a true value; return that value."""
     deadline = time.monotonic() + seconds
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, f"still not after {seconds} s"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         time.sleep(0.005)
-    return answer
+    return value
 
 
-def held(leases: Sequence[LeaseRow]) -> list[LeaseRef]:
+def lease_refs(leases: Sequence[LeaseRow]) -> list[LeaseRef]:
     return [LeaseRef(lease.batch, lease.token) for lease in leases]
 
 
-def completed(lease: LeaseRow, result: str | None = '{"reads":7}') -> Settlement:
+def completion(lease: LeaseRow | LeaseRef, result: str | None = '{"reads":7}') -> Settlement:
     return Settlement(lease.batch, lease.token, "completed", result=result)
 
 
-def failed(lease: LeaseRow, **options: Any) -> Settlement:
+def failure(lease: LeaseRow | LeaseRef, **options: Any) -> Settlement:
     options.setdefault("failure", "Broken")
     return Settlement(lease.batch, lease.token, "failed", **options)
 
@@ -240,32 +243,32 @@ class Lab:
     def submit_many(self, count: int, prefix: str = "s", **options: Any) -> list[SubmittedRow]:
         return self.submit(*[f"{prefix}{n:05}" for n in range(count)], **options)
 
-    def call_claim(self, count: int = 1, **options: Any) -> ClaimResult:
+    def claim_result(self, count: int = 1, **options: Any) -> ClaimResult:
         options.setdefault("worker", self.worker)
         options.setdefault("request", uuid.uuid4())
         options.setdefault("queues", [self.q])
         return self.run(calls.claim(count=count, **options))
 
     def claim(self, count: int = 1, *, start: bool = True, **options: Any) -> list[LeaseRow]:
-        return list(self.call_claim(count, start=start, **options).leases)
+        return list(self.claim_result(count, start=start, **options).leases)
 
     def start(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
-        return self.run(calls.start(worker=worker or self.worker, leases=held(leases)))
+        return self.run(calls.start(worker=worker or self.worker, leases=lease_refs(leases)))
 
     def renew(self, *leases: LeaseRow, worker: str | None = None) -> list[WriteResult]:
-        return self.run(calls.renew(worker=worker or self.worker, leases=held(leases)))
+        return self.run(calls.renew(worker=worker or self.worker, leases=lease_refs(leases)))
 
     def release(self, *leases: LeaseRow, detail: str | None = None) -> list[WriteResult]:
-        return self.run(calls.release(worker=self.worker, leases=held(leases), detail=detail))
+        return self.run(calls.release(worker=self.worker, leases=lease_refs(leases), detail=detail))
 
     def settle(self, *settlements: Settlement, worker: str | None = None) -> list[WriteResult]:
         return self.run(calls.settle(worker=worker or self.worker, settlements=settlements))
 
     def complete(self, *leases: LeaseRow, result: str | None = '{"reads":7}') -> list[WriteResult]:
-        return self.settle(*[completed(lease, result) for lease in leases])
+        return self.settle(*[completion(lease, result) for lease in leases])
 
     def fail(self, *leases: LeaseRow, **options: Any) -> list[WriteResult]:
-        return self.settle(*[failed(lease, **options) for lease in leases])
+        return self.settle(*[failure(lease, **options) for lease in leases])
 
     def decide(self, verb: str, *ids: uuid.UUID, reason: str = "because") -> list[ActionResult]:
         """cancel, retry or erase."""
@@ -275,7 +278,7 @@ class Lab:
         """Read tables as the superuser; the lab's login has no privilege on them."""
         return self.superuser.execute(query.encode(), args).fetchall()
 
-    def own_rows(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
+    def rows_as_client(self, query: str, *args: Any) -> list[tuple[Any, ...]]:
         """Run a query on the lab's connection: with its privileges, inside its transaction."""
         return self.store.connection.execute(query.encode(), args).fetchall()
 
@@ -283,10 +286,10 @@ class Lab:
         [(value,)] = self.rows(query, *args)
         return value
 
-    def standing(self, batch_id: uuid.UUID) -> tuple[str, int, int, str]:
+    def location(self, batch_id: uuid.UUID) -> tuple[str, int, int, str]:
         """State, version, attempt and `PLACE`."""
         [row] = self.rows(
-            f"select w.state::text, w.version, w.attempt, {PLACE}"
+            f"select w.state::text, w.version, w.attempt, {WORK_LOCATION}"
             " from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
             batch_id,
         )
@@ -304,7 +307,7 @@ class Lab:
         """Move deadlines, due times and expiries of these batches into the past; duties are due."""
         _pass_time(self.superuser, list(batches))
 
-    def belong(self, run: int, identities: str) -> None:
+    def set_run(self, run: int, identities: str) -> None:
         """Set the run of the batches whose identities match; no public call does that yet.
 
         The guards are disabled meanwhile.
@@ -323,3 +326,20 @@ class Lab:
     def number(self, batch_id: uuid.UUID) -> int:
         """The internal id."""
         return self.value("select batch from helix.locate(array[%s::uuid])", batch_id)
+
+    standing, belong, own_rows, call_claim = location, set_run, rows_as_client, claim_result
+
+
+# Former names, for tests that are being changed.
+def until(ask: Callable[[], Any], seconds: float = TIMEOUT_S) -> Any:
+    return wait_until(ask, seconds=seconds)
+
+
+held, completed, failed, PLACE, PATIENCE_S = (
+    lease_refs,
+    completion,
+    failure,
+    WORK_LOCATION,
+    TIMEOUT_S,
+)
+one_database, passing_time, wrong_function = new_database, time_control, engine_function

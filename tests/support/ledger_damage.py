@@ -22,7 +22,7 @@ _CHOICES = {
 }
 
 
-def one(database: Database, statement: str) -> str:
+def with_batch_ids(database: Database, statement: str) -> str:
     """Replace {STATE} by the id of a batch in this state."""
     for state, choice in _CHOICES.items():
         if f"{{{state}}}" in statement:
@@ -36,7 +36,7 @@ def one(database: Database, statement: str) -> str:
     return statement
 
 
-def damaged(database: Database, *statements: str) -> None:
+def damage(database: Database, *statements: str) -> None:
     """Run statements with every trigger off; afterwards all are ENABLE ALWAYS again."""
     with database.connect("helix_bootstrap", autocommit=False) as connection:
         tables = [
@@ -61,3 +61,7 @@ def damaged(database: Database, *statements: str) -> None:
                         table, sql.Identifier(name)
                     )
                 )
+
+
+# Former names, for tests that are being changed.
+one, damaged = with_batch_ids, damage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from helixqueue.states import FenceState
-from tests.support.lab import passing_time, until
+from tests.support.lab import time_control, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Held:
+class SqlLease:
     """A lease as the SQL functions take it."""
 
     batch: int
@@ -60,7 +60,7 @@ class Held:
     worker: str
 
 
-class Lab:
+class SqlClient:
     """A client of the engine on one connection."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Lab:
         queue: str = "q",
         start: bool = True,
         seconds: float | None = None,
-    ) -> list[Held]:
+    ) -> list[SqlLease]:
         rows = self.call(
             "claim_v1",
             "batch, helix.public_id(key), payload",
@@ -144,9 +144,9 @@ class Lab:
         [(_, _, header), *leases] = rows
         shared = json.loads(header)
         token = shared["epoch"], shared["nonce"], shared["number"]
-        return [Held(batch, public_id, *token, worker) for batch, public_id, _ in leases]
+        return [SqlLease(batch, public_id, *token, worker) for batch, public_id, _ in leases]
 
-    def act(self, verb: str, held: Sequence[Held], **options: Any) -> list[str]:
+    def act(self, verb: str, held: Sequence[SqlLease], **options: Any) -> list[str]:
         """start, renew, settle or release; `options` are further arguments of the function."""
         answers = self.call(
             f"{verb}_v1",
@@ -160,7 +160,7 @@ class Lab:
         )
         return [answer for (answer,) in answers]
 
-    def complete(self, held: Sequence[Held]) -> list[str]:
+    def complete(self, held: Sequence[SqlLease]) -> list[str]:
         return self.act(
             "settle",
             held,
@@ -168,7 +168,7 @@ class Lab:
             result=['{"reads":7}'] * len(held),
         )
 
-    def fail(self, held: Sequence[Held], *, permanent: bool = False) -> list[str]:
+    def fail(self, held: Sequence[SqlLease], *, permanent: bool = False) -> list[str]:
         return self.act(
             "settle",
             held,
@@ -199,14 +199,14 @@ def _cast(name: str, value: object) -> str:
 
 
 @contextmanager
-def lab(database: Database, role: str = "pool") -> Iterator[Lab]:
+def sql_client(database: Database, role: str = "pool") -> Iterator[SqlClient]:
     with database.connect(role) as connection:
-        yield Lab(connection, database)
+        yield SqlClient(connection, database)
 
 
-def busy_lab(database: Database) -> None:
+def run_traffic(database: Database) -> None:
     """Create at least one batch for each reason, each kind of work row and each table."""
-    with lab(database) as a, lab(database, "operator") as operator:
+    with sql_client(database) as a, sql_client(database, "operator") as operator:
         # Long leases: none expires before the database is copied.
         for tenant in ("a", "b"):
             a.queue(tenant, backoff_seconds=0, max_attempts=2, lease_seconds=86_400)
@@ -237,7 +237,7 @@ def busy_lab(database: Database) -> None:
         a.claim(1)
 
 
-def settle_every_way(a: Lab, operator: Lab) -> Held:
+def settle_every_way(a: SqlClient, operator: SqlClient) -> SqlLease:
     """Completed; failed with attempts left, then without; failed permanently and retried."""
     held = a.claim(4)
     a.complete(held[:1])
@@ -251,21 +251,21 @@ def settle_every_way(a: Lab, operator: Lab) -> Held:
     return held[0]
 
 
-def lose_every_way(a: Lab, operator: Lab) -> None:
+def lose_every_way(a: SqlClient, operator: SqlClient) -> None:
     """Released, lost, recovered, and cancelled while pending and while running."""
     given_back = a.claim(2, worker="w2")
     a.act("release", given_back)
     assert a.complete(given_back) == ["refused"] * 2  # the token ended with the lease
     assert len(a.claim(2, worker="w3", seconds=0.05)) == 2
     leased = "select 1 from helix.work where state in ('ASSIGNED', 'RUNNING')"
-    until(lambda: a.rows("select helix.reap_v1('reaper')") and not a.stored(leased))
+    wait_until(lambda: a.rows("select helix.reap_v1('reaper')") and not a.stored(leased))
     assert len(a.claim(1, worker="w4", start=False)) == 1
     assert operator.rows("select ended from helix.recover_v1('ann', 'restored')") == [(1,)]
     running = a.claim(1, worker="w5")
     operator.decide("cancel", [running[0].public_id, *a.submit("s9")])
 
 
-def wait_every_way(a: Lab, database: Database) -> None:
+def wait_every_way(a: SqlClient, database: Database) -> None:
     """Blocked for each of the three causes, unblocked again, and one expired."""
     a.submit("later", run_at=FAR)
     a.submit("p1", "p2", queue="still")
@@ -275,7 +275,7 @@ def wait_every_way(a: Lab, database: Database) -> None:
     [(tomorrow,)] = a.rows("select clock_timestamp() + interval '1 day'")
     [soon] = a.submit("soon", run_at=tomorrow)
     [expiring] = a.submit("x", queue="brief", run_at=FAR, expires_at=tomorrow)
-    with passing_time(database) as pass_time, lab(database, "app_a") as own:
+    with time_control(database) as pass_time, sql_client(database, "app_a") as own:
         pass_time(a.number(soon))
         assert a.rows("select helix.promote_v1()") == [(1,)]
         # A role bound to its tenant runs this duty in every claim.
@@ -285,14 +285,14 @@ def wait_every_way(a: Lab, database: Database) -> None:
         assert a.stored(f"{ended} where q.name = 'brief'") == [(3,)]
 
 
-def archive_all(operator: Lab) -> None:
+def archive_all(operator: SqlClient) -> None:
     """Run every duty; one of them archives the last entries of the ledger."""
     while operator.rows("select helix.run_duty_v1('ann')"):
         pass
     assert operator.stored("select 1 from helix.entry where batch is null")
 
 
-def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
+def fence_every_way(a: SqlClient, tenant: str = "a", word: str = "order") -> dict[str, bytes]:
     """Create a fence in every state and a refused seal; return the keys by state."""
 
     def claim(identity: str, *, start: bool = True, tube: int = 1) -> tuple[Any, ...]:
@@ -321,3 +321,7 @@ def fence_every_way(a: Lab, tenant: str = "a", word: str = "order") -> dict[str,
     assert claim("sealed")[0] == "repeated"
     assert claim("in_doubt", tube=2)[0] == "mismatch"
     return {state: row[1] for state, row in claims.items()}
+
+
+# Former names, for tests that are being changed.
+Lab, lab, Held, busy_lab = SqlClient, sql_client, SqlLease, run_traffic

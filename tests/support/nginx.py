@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from tests.support.lab import until
+from tests.support.lab import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Nginx:
         command = [_program(), "-p", self._directory, "-c", "nginx.conf", "-e", self._log]
         self._process = subprocess.Popen([*command, "-g", "daemon off;"], stdin=subprocess.DEVNULL)
         try:
-            until(self._answers)
+            wait_until(self._answers)
         except BaseException:
             self.__exit__()
             raise
@@ -75,7 +75,7 @@ class Nginx:
         return self._log.read_text(encoding="utf-8")
 
 
-def block() -> str:
+def configuration() -> str:
     """The configuration in the document."""
     [text] = re.findall(r"```nginx\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return text
@@ -83,7 +83,7 @@ def block() -> str:
 
 def _filled_in(directory: Path, *, listen: str, service: str) -> str:
     """The configuration with the paths and addresses of this test."""
-    text = block()
+    text = configuration()
     temporary = "".join(f" {name}_temp_path {directory}/{name}_temp;" for name in TEMPORARY)
     for theirs, ours in {
         "/run/nginx.pid": f"{directory}/nginx.pid",
@@ -134,3 +134,7 @@ def _program() -> str:
             pytest.fail(HOW_TO_GET_IT)
         pytest.skip(HOW_TO_GET_IT)
     return found
+
+
+# Former names, for tests that are being changed.
+block = configuration

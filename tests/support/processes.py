@@ -34,7 +34,7 @@ PROCESSES.set_forkserver_preload(
 )
 
 
-class Module:
+class ModuleProcess:
     """A process that runs `python -W error -m name arguments` in `environment`."""
 
     out = err = ""  # its output, once it has ended
@@ -85,3 +85,7 @@ def _run(command: list[str], environment: dict[str, str], output: Path) -> None:
     warnings.simplefilter("error")
     sys.argv = command
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+# Former names, for tests that are being changed.
+Module = ModuleProcess

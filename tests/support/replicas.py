@@ -15,7 +15,7 @@ import httpx
 
 from helixqueue.ledger.replay import replay
 from tests.support.cli import HELIXQ
-from tests.support.lab import Lab, until
+from tests.support.lab import Lab, wait_until
 from tests.support.service import TLS
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def replica(dsn, source=ROOT / "src"):
     ) as process:
         try:
             url = json.loads(process.stdout.readline())["url"]
-            until(lambda: status_of(f"{url}/health/ready") == 200, 60)
+            wait_until(lambda: status_of(f"{url}/health/ready") == 200, seconds=60)
             yield process, url
         finally:
             if process.poll() is None:

@@ -17,7 +17,7 @@ import uvicorn
 from helixqueue.engine import tokens
 from helixqueue.service import ServiceSettings, create_app
 from helixqueue.service.run import config_of
-from tests.support.lab import POOLED, Lab, until
+from tests.support.lab import POOLED, Lab, wait_until
 
 PROBLEM_PREFIX = "urn:helixqueue:problem:"
 ALL = ("submit", "work", "read", "payloads", "operate", "admin")
@@ -36,7 +36,7 @@ def serving(settings, grace_seconds=1):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        until(lambda: server.started)
+        wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

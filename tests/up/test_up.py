@@ -29,7 +29,7 @@ from helixqueue.service.run import listener_on
 from helixqueue.up.directory_lock import LOCK, lock_directory, url_of
 from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.support.cli import HELIXQ
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.support.service import TLS
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_up_reports_the_restart_of_a_killed_server(tmp_path):
                 title = {"postgres": "PostgreSQL", "valkey": "Valkey"}[server]
                 expected = [f"{title} died; restarting it\n", f"{title} is running again\n"]
                 assert seen[-2:] == expected
-                until(lambda: http.get("/v1/queues").status_code == 200)
+                wait_until(lambda: http.get("/v1/queues").status_code == 200)
         ended, said = running.stopped()
         assert (ended, said) == (Exit.OK, "stopping; all data is kept\n")
 
@@ -173,9 +173,11 @@ def catches_interrupts(pid):
 
 def until_ours(pid):
     """Python catches Ctrl-C as soon as it can; from its hands it goes to ours."""
-    until(lambda: catches_interrupts(pid))
+    wait_until(lambda: catches_interrupts(pid))
     maps = Path(f"/proc/{pid}/maps")
-    until(lambda: not catches_interrupts(pid) or "pydantic" in maps.read_text(encoding="utf-8"))
+    wait_until(
+        lambda: not catches_interrupts(pid) or "pydantic" in maps.read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6, 1.5])
@@ -194,11 +196,11 @@ def test_local_workers_run_handlers_and_end_with_up(tmp_path):
     (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
     with up(tmp_path, "--app", "twice", "--workers", "1") as running:
         with running.client() as http:
-            until(lambda: http.get("/v1/queues/double").status_code == 200, 60)
+            wait_until(lambda: http.get("/v1/queues/double").status_code == 200, seconds=60)
             work = {"identity": "S-1", "payload": {"n": 21}}
             batch = http.post("/v1/queues/double/batches", json=work).json()["receipt"]["batch_id"]
-            story = until(
-                lambda: done(http.get(f"/v1/batches/{batch}", params={"payload": True})), 60
+            story = wait_until(
+                lambda: done(http.get(f"/v1/batches/{batch}", params={"payload": True})), seconds=60
             )
         assert story["result"] == {"twice": 42}
         # What became of it is in the workers' log, by its id, and not on the screen.
@@ -209,7 +211,7 @@ def test_local_workers_run_handlers_and_end_with_up(tmp_path):
         assert len(children) >= 1
         # Killed without a chance to clean up, it leaves no worker and no server behind.
         running.process.kill()
-        until(lambda: not any(alive(pid) for pid in children), 60)
+        wait_until(lambda: not any(alive(pid) for pid in children), seconds=60)
 
 
 def done(told):
