@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import buffers, long_run, peers, report, wal, workload
+from benchmarks import buffers, finished, long_run, peers, report, wal, workload
 from benchmarks.arena import ADMIN, TENANTS, Arena, arena
 from benchmarks.raw import Raw
 from benchmarks.rounds import Pair, Round, load_average, side_by_side
@@ -37,6 +37,7 @@ class Size:
     pending: int  # of each tenant, for the claim's depth
     claims: int  # under the held snapshot
     run: int  # batches of the long run, which check and replay then read
+    finished: int  # batches that are finished before a drain; 0: the row is left out
 
 
 FULL = Size(
@@ -49,6 +50,7 @@ FULL = Size(
     pending=1_000,
     claims=100_000,
     run=200_000,
+    finished=1_000_000,
 )
 QUICK = Size(
     rounds=1,
@@ -60,6 +62,7 @@ QUICK = Size(
     pending=100,
     claims=20_000,
     run=20_000,
+    finished=20_000,
 )
 # Measurements in one database use different identities.
 _APART = 10_000_000
@@ -87,6 +90,11 @@ class Bench:
             self._depth(rounds[0], tick)
         with self._step("long run", self.size.run) as tick:
             self._long_run(rounds[0], tick)
+        if self.size.finished:
+            with self._step("finished batches", self.size.finished) as tick:
+                self._finished(rounds, tick)
+        else:
+            self.notes["finished"] = "left out: --finished 0"
         return rounds
 
     def _round(self, number: int) -> Round:
@@ -224,6 +232,16 @@ class Bench:
             steps, seconds = long_run.replayed(self.arena, database)
             found.note("replay", steps / seconds, seconds=seconds, steps=steps)
 
+    def _finished(self, rounds: list[Round], tick: Callable[[int], None]) -> None:
+        """The drain in hundreds in a database that has many finished batches."""
+        measured = finished.measure(
+            self.arena, self.size.finished, rounds=len(rounds), each=self.size.each, tick=tick
+        )
+        for found, (pair, batches) in zip(rounds, measured, strict=True):
+            found.note(
+                "finished", pair.ratio, ours=pair.ours, empty=pair.reference, batches=batches
+            )
+
     @contextmanager
     def _step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         task = self._progress.add_task(title, total=total)
@@ -239,6 +257,13 @@ def main() -> None:
         type=int,
         metavar="N",
         help="batches of the long run, which check and replay then read; the budget is 2,000,000",
+    )
+    parser.add_argument(
+        "--finished",
+        type=int,
+        metavar="N",
+        help="finished batches beside which a drain is measured; 0 leaves the row out; "
+        "the budget is 10,000,000",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     parser.add_argument(
@@ -262,6 +287,8 @@ def main() -> None:
     ):
         size = QUICK if options.quick else FULL
         size = replace(size, run=options.run or size.run)
+        if options.finished is not None:
+            size = replace(size, finished=options.finished)
         bench = Bench(made, size, Path(scratch), progress)
         rounds = bench.run()
         conditions = made.conditions()

@@ -98,6 +98,15 @@ BUDGETS = (
         absolute="{before:,.0f} to {after:,.0f} pages (without hint {unhinted:,.0f})",
     ),
     Budget(
+        "finished",
+        "drain in hundreds, 2 client processes, with finished batches vs. without",
+        0.90,
+        0.97,
+        least=True,
+        unit="x",
+        absolute="{ours:,.0f}/s beside {batches:,.0f} finished vs. {empty:,.0f}/s",
+    ),
+    Budget(
         "run",
         "server CPU per batch, last tenth of a run of {batches:,.0f} vs. its first tenth",
         1.15,
