@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from psycopg.adapt import Loader
 from psycopg.pq import Format
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
     from psycopg import Connection, Cursor
     from psycopg.abc import Buffer
 
-STEPS_PER_PAGE = 100_000  # some 8 MB of arrays
+STEPS_PER_PAGE = 50_000  # about 4 MB of arrays; two pages are in memory
 ENTRIES_MAX = 10_000  # of a page; the SQL function returns no more
 FIRST_PAGE = 100
 STATE_BATCHES = 10_000
 CHAIN_BATCHES = 1_000
 _ARRAY_OIDS = {"int8[]": 1016, "int4[]": 1007, "int2[]": 1005, "bytea[]": 1001}
+
+
+_Row = TypeVar("_Row")
+_Position = TypeVar("_Position")
 
 
 class StoredState(NamedTuple):
@@ -136,9 +141,11 @@ def _replay_whole(
         result.events = folded.events
         if progress is not None:
             progress(folded.events)
-    after = 0
-    while states := _stored_states(connection, after, STATE_BATCHES):
-        after = states[0].reached
+    for states in _read_ahead(
+        lambda after: _stored_states(connection, after, STATE_BATCHES),
+        0,
+        lambda states: states[0].reached,
+    ):
         result.add(_compare(folded, states, result), limit)
     result.add([_no_work_row(batch, head) for batch, head in folded.heads.items()], limit)
 
@@ -173,12 +180,32 @@ def _replay_pages(
 
 def _ledger(connection: Connection[Any]) -> Iterator[list[LedgerEntry]]:
     """Read the whole ledger in pages of about STEPS_PER_PAGE steps."""
-    position = {"id": 0, "part": 0, "limit": FIRST_PAGE}
-    while page := _entries(connection, "entries", position):
-        yield page
-        steps = sum(len(entry.batch or b"") // 12 - 1 for entry in page)  # 12 bytes each, 20 ahead
+
+    def after(page: list[LedgerEntry]) -> dict[str, int]:
+        # 12 bytes for each step, 20 before the first.
+        steps = sum(len(entry.batch or b"") // 12 - 1 for entry in page)
         size = min(max(STEPS_PER_PAGE * len(page) // max(steps, 1), 1), ENTRIES_MAX)
-        position = {"id": page[-1].id, "part": page[-1].part, "limit": size}
+        return {"id": page[-1].id, "part": page[-1].part, "limit": size}
+
+    first = {"id": 0, "part": 0, "limit": FIRST_PAGE}
+    return _read_ahead(lambda position: _entries(connection, "entries", position), first, after)
+
+
+def _read_ahead(
+    read: Callable[[_Position], list[_Row]],
+    first: _Position,
+    after: Callable[[list[_Row]], _Position],
+) -> Iterator[list[_Row]]:
+    """Read pages until one is empty; a thread reads the next page while the caller uses this one.
+
+    The server and Python then work at the same time, and two pages are in memory.
+    """
+    with ThreadPoolExecutor(1, "replay") as reader:
+        page = read(first)
+        while page:
+            following = reader.submit(read, after(page))
+            yield page
+            page = following.result()
 
 
 def _chains(connection: Connection[Any], after: int, size: int) -> list[LedgerEntry]:

@@ -92,7 +92,9 @@ begin
          g.attempt,
          helix.entry_hash(null, g.id, g.part, g.at, v_xid, null, null, 'PENDING', 'submitted', false,
                           g.actor, g.batch, g.queue, g.version, g.attempt, null, null)
-  from (select n.entry as id, row_number() over ()::smallint as part, n.changed_at as at, n.actor,
+  -- One part: a statement that submits has one entry, time and actor. A second header would violate the
+  -- primary key. Numbering the parts took a twelfth of a single submit.
+  from (select n.entry as id, 1::smallint as part, n.changed_at as at, n.actor,
                array_agg(n.batch) as batch, array_agg(n.queue) as queue, array_agg(n.version) as version,
                array_agg(n.attempt) as attempt
         from arrived n
@@ -112,17 +114,69 @@ $$;
 create trigger record after insert on helix.work
   referencing new table as arrived for each statement execute function helix.record_first();
 
+-- Whether a row is right after a step, as far as the row itself shows it. Inlined.
+create function helix.is_step(
+  p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean,
+  p_cause helix.cause, p_due timestamptz, p_limit_key text, p_number bigint, p_nonce bigint,
+  p_epoch integer, p_deadline timestamptz
+) returns boolean language sql immutable parallel safe as $$
+  select (case p_from
+            when 'PENDING'  then p_to in ('ASSIGNED', 'RUNNING', 'CANCELLED')
+            when 'ASSIGNED' then p_to in ('RUNNING', 'PENDING', 'FAILED', 'CANCELLED')
+            when 'RUNNING'  then p_to in ('COMPLETED', 'PENDING', 'FAILED', 'CANCELLED')
+            when 'FAILED'   then p_to = 'PENDING'
+            else false end
+          and p_entry > p_before
+          -- PENDING is claimable or has a cause why not; nothing else has either.
+          and (p_to = 'PENDING') = (p_pending or p_cause is not null)
+          and not (p_pending and p_cause is not null)
+          and (p_due is not null) = coalesce(p_cause = 'delay', false)
+          and (p_cause is distinct from 'limit' or p_limit_key is not null)
+          -- Leased states have a token. A claim makes a new one, whose number is its entry.
+          and (p_to not in ('ASSIGNED', 'RUNNING')
+               or (p_from = 'PENDING') = (p_number = p_entry)
+                  and p_nonce is not null and p_epoch is not null and p_deadline is not null)
+         ) is true
+$$;
+
 -- All other steps. The statement trigger reads the new rows only: joining old and new was quadratic.
 create function helix.record_step() returns trigger
 language plpgsql
 -- A plan made while the ledger was empty would read all of it for every call.
 set enable_seqscan = off set jit = off as $$
 declare
-  v_xid     bigint := pg_current_xact_id()::text::bigint;
+  v_xid     bigint;
+  v_steps   bigint;
   v_ended   boolean;
   v_limited boolean;
 begin
-  with recorded as (
+  select count(*), bool_or(n.state in ('COMPLETED', 'FAILED', 'CANCELLED')),
+         bool_or(n.limit_key is not null)
+  into v_steps, v_ended, v_limited from arrived n where n.step;
+  if v_steps = 0 then
+    return null;
+  end if;
+  v_xid := pg_current_xact_id()::text::bigint;
+  if v_steps = 1 then
+    -- The same as below, without grouping: that took a tenth of a call for one batch.
+    insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
+                             queue, version, attempt, before, content, hash)
+    select n.entry, 1, n.changed_at, v_xid, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
+           array[n.batch], array[n.queue], array[n.version], array[n.attempt], array[n.before],
+           case when n.content is not null then array[n.content] end,
+           helix.entry_hash(p.hashes, n.entry, 1::smallint, n.changed_at, v_xid, n.epoch, n.came_from,
+                            n.state, n.reason, n.late, n.actor, array[n.batch], array[n.queue],
+                            array[n.version], array[n.attempt], array[n.before],
+                            case when n.content is not null then array[n.content] end)
+    from arrived n
+    cross join lateral (select array_agg(e.hash order by e.part) as hashes
+                        from helix.entry e where e.id = n.before) p
+    where n.step
+      and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due, n.limit_key,
+                         n.number, n.nonce, n.epoch, n.deadline)
+           or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
+      and (p.hashes is not null or helix.refuse_missing_entry(n.entry));
+  else
     insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
     select g.id, g.part, g.at, v_xid, g.epoch, g.came_from, g.state, g.reason, g.late, g.actor, g.batch,
@@ -133,39 +187,21 @@ begin
                  n.came_from, n.state, n.reason, n.late, n.actor, array_agg(n.batch) as batch,
                  array_agg(n.queue) as queue, array_agg(n.version) as version,
                  array_agg(n.attempt) as attempt, array_agg(n.before) as before,
-                 case when count(n.content) > 0 then array_agg(n.content) end as content,
-                 array_agg(distinct n.before) as befores
+                 case when count(n.content) > 0 then array_agg(n.content) end as content
           from arrived n
           where n.step
-            and ((case n.came_from
-                    when 'PENDING'  then n.state in ('ASSIGNED', 'RUNNING', 'CANCELLED')
-                    when 'ASSIGNED' then n.state in ('RUNNING', 'PENDING', 'FAILED', 'CANCELLED')
-                    when 'RUNNING'  then n.state in ('COMPLETED', 'PENDING', 'FAILED', 'CANCELLED')
-                    when 'FAILED'   then n.state = 'PENDING'
-                    else false end
-                  and n.entry > n.before
-                  -- PENDING is claimable or has a cause why not; nothing else has either.
-                  and (n.state = 'PENDING') = (n.pending or n.cause is not null)
-                  and not (n.pending and n.cause is not null)
-                  and (n.due is not null) = coalesce(n.cause = 'delay', false)
-                  and (n.cause is distinct from 'limit' or n.limit_key is not null)
-                  -- Leased states have a token. A claim makes a new one, whose number is its entry.
-                  and (n.state not in ('ASSIGNED', 'RUNNING')
-                       or (n.came_from = 'PENDING') = (n.number = n.entry)
-                          and n.nonce is not null and n.epoch is not null and n.deadline is not null)
-                 ) is true
+            and (helix.is_step(n.came_from, n.state, n.entry, n.before, n.pending, n.cause, n.due,
+                               n.limit_key, n.number, n.nonce, n.epoch, n.deadline)
                  or helix.refuse(n.batch, n.came_from, null, n.state, n.version))
           group by n.entry, n.changed_at, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor
           offset 0) g
+    -- Not with the grouping above: that would sort all rows by all of its columns.
+    cross join lateral (select array_agg(distinct u.id) as ids from unnest(g.before) as u (id)) d
     cross join lateral (
       select array_agg(e.hash order by e.id, e.part) as hashes, count(distinct e.id) as found
-      from helix.entry e where e.id = any (g.befores)) p
-    where p.found = cardinality(g.befores) or helix.refuse_missing_entry(g.id)
-    returning to_state
-  )
-  select bool_or(r.to_state in ('COMPLETED', 'FAILED', 'CANCELLED')),
-         exists (select from arrived n where n.limit_key is not null)
-  into v_ended, v_limited from recorded r;
+      from helix.entry e where e.id = any (d.ids)) p
+    where p.found = cardinality(d.ids) or helix.refuse_missing_entry(g.id);
+  end if;
   if v_ended then
     insert into helix.ended (queue, ending, at, batch)
     select n.queue, helix.ending(n.state), n.changed_at, n.batch from arrived n

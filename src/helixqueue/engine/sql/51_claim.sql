@@ -78,6 +78,7 @@ begin
     return;
   end if;
   if p_done_batch is not null then
+    v_epoch := helix.current_epoch();  -- compares the timeline before an id is drawn
     v_settled := helix.settle(
       p_worker, p_done_batch, p_done_epoch, p_done_nonce, p_done_number, p_done_outcome,
       p_done_result, p_done_failure, p_done_detail, p_done_permanent, p_done_after);
@@ -105,7 +106,9 @@ begin
   -- Up to sixteen payloads cannot be too much. What is left stays claimable.
   v_chosen := cardinality(v_choice.batch);
   v_prefix := case when v_chosen <= 16 then v_chosen else helix.payload_prefix(v_choice.bytes) end;
-  v_epoch := helix.current_epoch();
+  if v_epoch is null then
+    v_epoch := helix.current_epoch();
+  end if;
   v_entry := nextval('helix.entry_id');
   -- 64 of the 122 bits that the server's strong random source puts into a UUID.
   v_nonce := hashtextextended(gen_random_uuid()::text, 0);

@@ -184,7 +184,7 @@ create function helix.complete(
 ) language plpgsql as $$
 declare
   v_now    timestamptz := clock_timestamp();
-  v_entry  bigint := helix.next_entry();
+  v_entry  bigint := nextval('helix.entry_id');  -- the caller has compared the timeline
   v_queues integer[] := helix.scope_queues();
   v_done   record;    -- in parallel arrays
 begin
@@ -247,7 +247,7 @@ create function helix.complete_one(
 language plpgsql as $$
 declare
   v_now    timestamptz := clock_timestamp();
-  v_entry  bigint := helix.next_entry();
+  v_entry  bigint := nextval('helix.entry_id');
   v_queues integer[] := helix.scope_queues();
   v_done   record;
 begin
@@ -278,9 +278,10 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 declare
+  v_tenants text[] := helix.enter();
+  v_epoch   integer := helix.current_epoch();  -- compares the timeline before an id is drawn
   v_answers helix.answer[];
 begin
-  perform helix.enter();
   v_answers := helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result, p_failure,
                             p_detail, p_permanent, p_after);
   if v_answers is not null then
