@@ -50,7 +50,7 @@ test: check ## Run all checks, then all tests on every installed PostgreSQL
 	fi
 	@if command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ]; then \
 	  echo "== engine and tenant isolation behind pgbouncer in transaction mode"; \
-	  HELIX_TEST_POOLER=pgbouncer $(PYTEST) tests/engine tests/service/test_other_tenants.py \
+	  HELIX_TEST_POOLER=pgbouncer $(PYTEST) tests/engine tests/service/test_tenant_isolation.py \
 	    --ignore tests/engine/test_model.py; \
 	else \
 	  echo "== skipped: engine behind pgbouncer (apt-get install pgbouncer)"; \

@@ -137,7 +137,7 @@ async def http_submit(arena: Arena, database: str) -> Profile:
             response = await http.post("/v1/queues/hops/batches", json=body)
             profile.stop()
             response.raise_for_status()
-    await app.service.served.close()
+    await app.state.service.close()
     return profile
 
 

@@ -151,7 +151,7 @@ def test_a_token_to_submit_submits_and_learns_nothing_else(site, queue):
         assert conflict.value.diff == [{"op": "replace", "path": "/n"}]  # the place, not the values
         with pytest.raises(NotPermitted, match="scope operate"):
             helix.submit(Queue(queue, max_attempts=9), identity="s", payload={"n": 1})
-        with pytest.raises(NotPermitted, match="other queues"):
+        with pytest.raises(NotPermitted, match="does not permit queue"):
             helix.submit("elsewhere", identity="s", payload={})
 
 

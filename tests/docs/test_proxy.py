@@ -17,7 +17,7 @@ import pytest
 
 from helixqueue import AsyncHelixClient, HelixClient, Queue, Refused, State, Unavailable
 from helixqueue.service import ServiceSettings
-from helixqueue.service.changes import QUIET_SECONDS
+from helixqueue.service.routes.changes import KEEPALIVE_SECONDS
 from helixqueue.service.settings import MAX_WAIT_SECONDS
 from tests.support.lab import Lab, new_database, wait_until
 from tests.support.nginx import GUIDE, Nginx, _program, configuration
@@ -221,7 +221,7 @@ def test_service_keeps_connections_longer_than_the_proxy(site, http):
     [read_timeout] = re.findall(r"proxy_read_timeout (\d+)s;", configuration())
     settings = ServiceSettings("postgresql://db/lab")
     assert int(keepalive) < settings.idle_seconds
-    assert int(read_timeout) > max(MAX_WAIT_SECONDS, settings.check_seconds, QUIET_SECONDS) + 10
+    assert int(read_timeout) > max(MAX_WAIT_SECONDS, settings.check_seconds, KEEPALIVE_SECONDS) + 10
     assert http.get("/v1/token").status_code == 200
     with site.client() as direct:
         [connections] = re.findall(

@@ -7,7 +7,7 @@ import pytest
 
 from helixqueue import HelixQueue, Queue, Refused
 from helixqueue.service import ServiceSettings
-from helixqueue.service.run import demand_fit
+from helixqueue.service.run import check_database
 from tests.support.database import Database
 from tests.support.pooler import Pooler, _program
 
@@ -52,13 +52,15 @@ def test_client_without_pooled_flag_gets_the_remedy_named(server, database, tmp_
             helix.submit(Queue("q"), identity="s", payload={})
         with (
             HelixQueue(behind.dsn("app_a"), tenant="a") as helix,
-            pytest.raises(Refused, match=r"leads through a pooler.*pooled=True"),
+            pytest.raises(Refused, match=r"connects through a pooler.*pooled=True"),
         ):
             helix.submit("q", identity="s", payload={})
         settings = ServiceSettings(behind.dsn("service"), pooled=True)
-        demand_fit(settings, warn=pytest.fail, away=pytest.fail)
-        with pytest.raises(Refused, match=r"leads through a pooler.*--pooled"):
-            demand_fit(replace(settings, pooled=False), warn=pytest.fail, away=pytest.fail)
+        check_database(settings, warn=pytest.fail, unreachable=pytest.fail)
+        with pytest.raises(Refused, match=r"connects through a pooler.*--pooled"):
+            check_database(
+                replace(settings, pooled=False), warn=pytest.fail, unreachable=pytest.fail
+            )
 
 
 def test_without_the_program_a_local_run_skips_and_a_build_fails(monkeypatch):

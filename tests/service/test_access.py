@@ -1,4 +1,4 @@
-"""Deny by default: every operation of the document, asked by everybody who may not."""
+"""Access is denied by default: every operation of the document, called without permission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def asked(site, operation, token):
 
 @pytest.fixture(scope="module")
 def strangers(site):
-    """Tokens that are no good (any more), by why."""
+    """Invalid tokens, by reason."""
     revoked = site.token(name="revoked")
     with Lab(site.database, "operator") as operator:
         assert operator.run(tokens.revoke(tenant="a", name="revoked", reason="lost")) == 1
@@ -37,44 +37,44 @@ def strangers(site):
 
 @pytest.fixture(scope="module")
 def narrow(site):
-    """A token for each scope, which has every other scope."""
-    return {scope: site.token(*(one for one in ALL if one != scope)) for scope in ALL}
+    """For each scope, a token with every other scope."""
+    return {scope: site.token(*(item for item in ALL if item != scope)) for scope in ALL}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=operation_name)
-def test_every_operation_says_what_it_demands(operation):
+def test_every_operation_declares_a_scope(operation):
     assert operation[2] in {*ALL, "any", "open"}
     assert (operation[2] == "open") == operation[1].startswith(("/health/", "/v1/login"))
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=operation_name)
-def test_no_operation_answers_a_stranger(site, strangers, operation):
+def test_no_operation_accepts_an_invalid_token(site, strangers, operation):
     for why, token in strangers.items():
-        told = asked(site, operation, token)
-        assert told.status_code == 401, why
-        assert told.headers["www-authenticate"] == "Bearer"
-        assert told.json()["type"].endswith(":unauthenticated")
+        response = asked(site, operation, token)
+        assert response.status_code == 401, why
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["type"].endswith(":unauthenticated")
 
 
 @pytest.mark.parametrize(
     "operation", [one for one in GUARDED if one[2] != "any"], ids=operation_name
 )
-def test_no_operation_answers_without_its_scope(site, narrow, operation):
-    told = asked(site, operation, narrow[operation[2]])
-    assert told.status_code == 403
-    assert told.json()["expected"] == f"a token with the scope {operation[2]}"
+def test_no_operation_accepts_a_token_without_its_scope(site, narrow, operation):
+    response = asked(site, operation, narrow[operation[2]])
+    assert response.status_code == 403
+    assert response.json()["expected"] == f"a token with the scope {operation[2]}"
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=operation_name)
-def test_methods_that_a_path_does_not_know_are_refused(site, strangers, operation):
+def test_unsupported_methods_are_refused(site, strangers, operation):
     _, path, _ = operation
-    known = {one for one, there, _ in OPERATIONS if there == path}
+    known = {item for item, there, _ in OPERATIONS if there == path}
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"} - known:
-        # Also here a stranger learns nothing.
+        # An invalid token learns nothing here either.
         assert asked(site, (method, path, ""), strangers["unknown"]).status_code == 401
-        told = asked(site, (method, path, ""), site.everything)
-        assert told.status_code == 405
-        assert set(told.headers["allow"].split(", ")) == known
+        response = asked(site, (method, path, ""), site.everything)
+        assert response.status_code == 405
+        assert set(response.headers["allow"].split(", ")) == known
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +82,7 @@ def everything(site):
     site.everything = site.token()
 
 
-def test_a_token_for_some_queues_neither_submits_to_nor_works_on_others(site, database):
+def test_token_limited_to_queues_cannot_use_other_queues(site, database):
     with Lab(database, q="ours") as lab:
         lab.queue()
         lab.queue("others")
@@ -93,34 +93,34 @@ def test_a_token_for_some_queues_neither_submits_to_nor_works_on_others(site, da
         many = {"submissions": [work]}
         assert http.post("/v1/queues/others/chunks", json=many).status_code == 403
         claim = {"worker": "w", "request": str(uuid.uuid4()), "queues": ["ours", "others"]}
-        told = http.post("/v1/work/claim", json=claim)
-        assert told.status_code == 403
-        assert told.json()["got"] == "others"
+        response = http.post("/v1/work/claim", json=claim)
+        assert response.status_code == 403
+        assert response.json()["got"] == "others"
 
 
-def test_a_token_is_never_taken_from_the_url(site):
+def test_token_in_the_url_is_ignored(site):
     with httpx.Client(base_url=site.url) as http:
         for name in ("token", "access_token", "authorization"):
-            told = http.get("/v1/batches", params={name: site.everything})
-            assert told.status_code == 401
-            assert site.everything not in told.text
+            response = http.get("/v1/batches", params={name: site.everything})
+            assert response.status_code == 401
+            assert site.everything not in response.text
 
 
-def test_a_token_revoked_between_two_requests_is_refused_by_the_next(site):
+def test_revoked_token_is_refused_by_the_next_request(site):
     with site.client(name="short-lived") as http:
         assert http.get("/v1/batches").status_code == 200
-        told = http.post("/v1/tokens/short-lived/revoke", json={"reason": "done with it"})
-        assert told.json() == {"revoked": 1}
+        response = http.post("/v1/tokens/short-lived/revoke", json={"reason": "done with it"})
+        assert response.json() == {"revoked": 1}
         assert http.get("/v1/batches").status_code == 401
 
 
-def test_tokens_are_made_rotated_listed_and_revoked_over_http(site, http):
-    told = http.post(
+def test_tokens_are_created_rotated_listed_and_revoked_over_http(site, http):
+    response = http.post(
         "/v1/tokens", json={"name": "uploader-2", "scopes": ["submit"], "queues": ["ours"]}
     )
-    assert told.status_code == 201
-    assert told.headers["cache-control"] == "no-store"
-    first = told.json()["token"]
+    assert response.status_code == 201
+    assert response.headers["cache-control"] == "no-store"
+    first = response.json()["token"]
     taken = http.post("/v1/tokens", json={"name": "uploader-2", "scopes": ["submit"]})
     assert taken.status_code == 409
     second = http.post("/v1/tokens/uploader-2/rotate", json={"overlap_seconds": 60}).json()
@@ -130,7 +130,7 @@ def test_tokens_are_made_rotated_listed_and_revoked_over_http(site, http):
             assert holder.get("/v1/openapi.json").status_code == 200
     listed = http.get("/v1/tokens", params={"limit": 1000})
     assert {1, 2} <= {
-        one["generation"] for one in listed.json()["tokens"] if one["name"] == "uploader-2"
+        item["generation"] for item in listed.json()["tokens"] if item["name"] == "uploader-2"
     }
     assert first not in listed.text
     page = http.get("/v1/tokens", params={"limit": 1}).json()
@@ -139,9 +139,9 @@ def test_tokens_are_made_rotated_listed_and_revoked_over_http(site, http):
     assert following["tokens"] != page["tokens"]
 
 
-def test_answers_are_data_and_never_pages(http):
-    told = http.get("/v1/batches")
-    assert told.headers["x-content-type-options"] == "nosniff"
-    assert "default-src 'none'" in told.headers["content-security-policy"]
-    assert told.headers["cache-control"] == "no-store"
-    assert "access-control-allow-origin" not in told.headers
+def test_responses_have_headers_that_prevent_rendering(http):
+    response = http.get("/v1/batches")
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert response.headers["cache-control"] == "no-store"
+    assert "access-control-allow-origin" not in response.headers

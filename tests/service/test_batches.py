@@ -1,4 +1,4 @@
-"""Submitting and reading over HTTP: one batch, equal receipts, refusals that say what to do."""
+"""Submitting and reading over HTTP: one batch, equal receipts, useful problems."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BATCHES = """
     select count(*) from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s"""
 
 
-def test_two_spellings_are_one_batch_with_one_receipt(http, lab):
+def test_two_spellings_create_one_batch_with_one_receipt(http, lab):
     first, second = submit(http, lab, NFC), submit(http, lab, NFD)
     assert (first.status_code, second.status_code) == (201, 200)
     assert (first.json()["decision"], second.json()["decision"]) == ("new", "duplicate")
     assert first.json()["receipt"] == second.json()["receipt"]
 
 
-def test_another_payload_is_a_conflict_with_a_difference(site, http, lab):
+def test_another_payload_is_a_conflict_with_a_diff(site, http, lab):
     submit(http, lab, payload={"reads": 1})
-    told = submit(http, lab, payload={"reads": 2})
-    assert (told.status_code, problem_kind(told)) == (409, "conflict")
-    [change] = told.json()["diff"]
+    response = submit(http, lab, payload={"reads": 2})
+    assert (response.status_code, problem_kind(response)) == (409, "conflict")
+    [change] = response.json()["diff"]
     assert (change["op"], change["path"], change["value"]) == ("replace", "/reads", 2)
     with site.client("submit") as blind:
         [change] = submit(blind, lab, payload={"reads": 3}).json()["diff"]
@@ -40,16 +40,16 @@ def test_another_payload_is_a_conflict_with_a_difference(site, http, lab):
 @pytest.mark.parametrize(
     ("identity", "problem"), [("a\u200bb", "invalid-identity"), (None, "invalid-identity")]
 )
-def test_a_bad_identity_is_refused_by_name(http, lab, identity, problem):
-    told = submit(http, lab, identity)
-    assert (told.status_code, problem_kind(told)) == (422, problem)
+def test_invalid_identity_is_refused_with_its_code(http, lab, identity, problem):
+    response = submit(http, lab, identity)
+    assert (response.status_code, problem_kind(response)) == (422, problem)
 
 
-def test_a_payload_that_breaks_the_schema_is_refused_with_its_place(http, lab):
+def test_payload_that_violates_the_schema_is_refused_with_its_path(http, lab):
     lab.queue(payload_schema={"type": "object", "properties": {"n": {"type": "integer"}}})
-    told = submit(http, lab, payload={"n": "seven"})
-    assert (told.status_code, problem_kind(told)) == (422, "invalid-payload")
-    assert told.json()["pointer"] == "/n"
+    response = submit(http, lab, payload={"n": "seven"})
+    assert (response.status_code, problem_kind(response)) == (422, "invalid-payload")
+    assert response.json()["pointer"] == "/n"
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_payload_that_breaks_the_schema_is_refused_with_its_place(http, lab):
     ids=["torn", "doubled", "nan", "surrogate", "missing", "misspelt", "range", "zone", "number",
          "digits", "large", "empty"],
 )  # fmt: skip
-def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem):
-    told = http.post(
+def test_ambiguous_json_is_refused(http, lab, body, status, problem):
+    response = http.post(
         f"/v1/queues/{lab.q}/batches", content=body, headers={"content-type": "application/json"}
     )
-    assert (told.status_code, problem_kind(told)) == (status, problem)
-    assert problem != "not-json" or told.json()["detail"].startswith("body ")
+    assert (response.status_code, problem_kind(response)) == (status, problem)
+    assert problem != "not-json" or response.json()["detail"].startswith("body ")
     assert lab.value(BATCHES, lab.q) == 0
 
 
@@ -92,20 +92,20 @@ def test_a_body_without_one_meaning_is_refused(http, lab, body, status, problem)
     ids=["csv", "form", "two", "compressed"],
 )
 @pytest.mark.parametrize("path", ["/v1/queues/{q}/batches", "/v1/queues/{q}/pause"])
-def test_a_body_in_another_form_is_not_guessed_at(http, lab, path, said):
-    """By operations with the framework's layers and without them alike."""
+def test_body_of_another_content_type_is_refused(http, lab, path, said):
+    """In hot routes and in routes that FastAPI resolves."""
     body = b'{"identity": "a", "payload": 1}' if path.endswith("batches") else b'{"reason": "r"}'
     path = path.format(q=lab.q)
-    told = http.post(path, content=body, headers=[("connection", "close"), *said])
-    assert (told.status_code, problem_kind(told)) == (415, "unsupported-media-type")
-    assert "application/json" in told.json()["remedy"] or said[-1][0] == "content-encoding"
+    response = http.post(path, content=body, headers=[("connection", "close"), *said])
+    assert (response.status_code, problem_kind(response)) == (415, "unsupported-media-type")
+    assert "application/json" in response.json()["remedy"] or said[-1][0] == "content-encoding"
     for form in ("application/json; charset=utf-8", "application/merge-patch+json", None):
         headers = {} if form is None else {"content-type": form}
         assert http.post(path, content=body, headers=headers).status_code in {200, 201}
 
 
-def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(site, http, lab):
-    """Its client asks first whether to send it (100-continue), and is told no."""
+def test_body_with_a_large_content_length_is_refused_before_it_is_read(site, http, lab):
+    """A client that waits for 100-continue gets the refusal at once."""
     head = f"POST /v1/queues/{lab.q}/batches HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
     head += f"Authorization: {http.headers['authorization']}\r\nContent-Length: 1048577\r\n\r\n"
     address = urlsplit(site.url)
@@ -114,36 +114,36 @@ def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(site, http, lab):
         assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_queue_that_is_not_there_or_closed_takes_nothing(http, lab):
-    told = http.post("/v1/queues/nowhere/batches", json={"identity": "a", "payload": 1})
-    assert (told.status_code, problem_kind(told)) == (404, "no-such-queue")
+def test_unknown_or_closed_queue_accepts_nothing(http, lab):
+    response = http.post("/v1/queues/nowhere/batches", json={"identity": "a", "payload": 1})
+    assert (response.status_code, problem_kind(response)) == (404, "no-such-queue")
     lab.queue(closed=True)
-    told = submit(http, lab, "late")
-    assert (told.status_code, problem_kind(told)) == (409, "queue-closed")
+    response = submit(http, lab, "late")
+    assert (response.status_code, problem_kind(response)) == (409, "queue-closed")
 
 
-def test_many_are_answered_row_by_row_in_order(http, lab):
+def test_bulk_submit_returns_a_result_per_row_in_order(http, lab):
     submit(http, lab, "b", payload=1)
     rows = [("a", 1), ("b", 1), ("b", 2), ("\u200b", 1), ("a", 1)]
-    told = http.post(
+    response = http.post(
         f"/v1/queues/{lab.q}/chunks",
         json={"submissions": [{"identity": i, "payload": p} for i, p in rows]},
     )
-    assert told.status_code == 200
-    found = told.json()["submitted"]
+    assert response.status_code == 200
+    result = response.json()["submitted"]
     words = ["new", "duplicate", "conflict", "refused", "duplicate"]
-    assert [one["decision"] for one in found] == words
-    assert found[2]["problem"]["type"] == f"{PROBLEM_PREFIX}conflict"
-    assert found[0]["receipt"] == found[4]["receipt"]
+    assert [item["decision"] for item in result] == words
+    assert result[2]["problem"]["type"] == f"{PROBLEM_PREFIX}conflict"
+    assert result[0]["receipt"] == result[4]["receipt"]
     too_many = {"submissions": [{"identity": str(n), "payload": 1} for n in range(1001)]}
     assert http.post(f"/v1/queues/{lab.q}/chunks", json=too_many).status_code == 422
 
 
-def test_a_crowd_that_submits_the_same_makes_one_batch_each(site, lab):
+def test_concurrent_equal_submissions_create_one_batch_each(site, lab):
     identities = [f"crowd-{n}" for n in range(5)]
     token = site.token("submit")
 
-    async def one(client, identity):
+    async def item(client, identity):
         told = await client.post(
             f"/v1/queues/{lab.q}/batches", json={"identity": identity, "payload": {"of": identity}}
         )
@@ -155,7 +155,7 @@ def test_a_crowd_that_submits_the_same_makes_one_batch_each(site, lab):
         async with httpx.AsyncClient(
             base_url=site.url, headers=headers, limits=limits, timeout=60
         ) as client:
-            return await asyncio.gather(*[one(client, i) for i in identities for _ in range(40)])
+            return await asyncio.gather(*[item(client, i) for i in identities for _ in range(40)])
 
     told = asyncio.run(crowd())
     assert len(told) == 200
@@ -164,53 +164,53 @@ def test_a_crowd_that_submits_the_same_makes_one_batch_each(site, lab):
     assert lab.value(BATCHES, lab.q) == len(identities)
 
 
-def test_a_list_is_walked_in_pages_and_filtered(http, lab):
+def test_batch_list_has_pages_and_filters(http, lab):
     for n in range(5):
         submit(http, lab, f"p-{n}")
-    seen, after = [], None
+    ids, after = [], None
     while True:
         query = {"queue": lab.q, "limit": 2} | ({"after": after} if after else {})
         page = http.get("/v1/batches", params=query).json()
-        seen += [one["identity"] for one in page["batches"]]
+        ids += [item["identity"] for item in page["batches"]]
         after = page["next"]
         if after is None:
             break
-    assert seen == [f"p-{n}" for n in (4, 3, 2, 1, 0)]
+    assert ids == [f"p-{n}" for n in (4, 3, 2, 1, 0)]
     [lease] = lab.claim()
     running = http.get("/v1/batches", params={"queue": lab.q, "state": "RUNNING"}).json()["batches"]
-    assert [one["batch_id"] for one in running] == [str(lease.batch_id)]
+    assert [item["batch_id"] for item in running] == [str(lease.batch_id)]
     mine = http.get("/v1/batches", params={"worker": lab.worker, "queue": lab.q}).json()["batches"]
     assert len(mine) == 1
     assert http.get("/v1/batches", params={"after": "x"}).status_code == 422
 
 
-def test_a_run_is_found_with_all_of_its_batches_and_no_others(http, lab, monkeypatch):
-    """Those of another tenant's run of the same number neither."""
+def test_run_filter_returns_exactly_its_batches(http, lab, monkeypatch):
+    """Also without batches of another tenant's run of the same number."""
     monkeypatch.setitem(
         reads._ROWS_SCANNED, "batches_of_run", 2
-    )  # pages that had to stop early, too
+    )  # including pages that stopped early
     lab.submit("of-another", tenant="b", queue=lab.q)
     lab.submit(*[f"r-{n}" for n in range(6)])
     lab.belong(7, "^(of-another|r-[0235])$")
     [done] = lab.claim()
     lab.complete(done)
 
-    def found(**asked):
-        seen, after = [], {}
+    def result(**asked):
+        ids, after = [], {}
         while True:
             page = http.get("/v1/batches", params={"run": 7, "limit": 1} | asked | after).json()
-            seen += [one["identity"] for one in page["batches"]]
+            ids += [item["identity"] for item in page["batches"]]
             if page["next"] is None:
-                return seen
+                return ids
             after = {"after": page["next"]}
 
-    assert found() == found(queue=lab.q) == ["r-5", "r-3", "r-2", "r-0"]
-    assert found(state="COMPLETED") == found(state="COMPLETED", worker=lab.worker) == ["r-0"]
-    assert found(state="PENDING") == ["r-5", "r-3", "r-2"]
-    assert found(identity="r-3") == ["r-3"]
-    assert found(identity="r-1") == found(queue="elsewhere") == found(run=8) == []
-    assert found(worker=lab.worker) == []  # it holds none of them now
-    assert found(until="2020-01-01T00:00:00Z") == found(since="2100-01-01T00:00:00Z") == []
+    assert result() == result(queue=lab.q) == ["r-5", "r-3", "r-2", "r-0"]
+    assert result(state="COMPLETED") == result(state="COMPLETED", worker=lab.worker) == ["r-0"]
+    assert result(state="PENDING") == ["r-5", "r-3", "r-2"]
+    assert result(identity="r-3") == ["r-3"]
+    assert result(identity="r-1") == result(queue="elsewhere") == result(run=8) == []
+    assert result(worker=lab.worker) == []  # it holds no lease now
+    assert result(until="2020-01-01T00:00:00Z") == result(since="2100-01-01T00:00:00Z") == []
     for nonsense in (0, -1, 2**63, "x"):
         assert http.get("/v1/batches", params={"run": nonsense}).status_code == 422
 
@@ -220,11 +220,11 @@ def test_a_run_is_found_with_all_of_its_batches_and_no_others(http, lab, monkeyp
     [("GET", "/v1/batches?stat=FAILED"), ("GET", "/v1/batches?queue=q&runs=7"),
      ("POST", "/v1/queues/{q}/batches?dry_run=1"), ("GET", "/v1/queues?%71ueue=x")],
 )  # fmt: skip
-def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method, path):
+def test_unknown_filter_is_refused(http, lab, method, path):
     body = {"identity": "S-1", "payload": 1} if method == "POST" else None
-    told = http.request(method, path.format(q=lab.q), json=body)
-    assert (told.status_code, problem_kind(told)) == (422, "invalid-request")
-    assert told.json()["got"] in {"stat", "runs", "dry_run", "queue"}
+    response = http.request(method, path.format(q=lab.q), json=body)
+    assert (response.status_code, problem_kind(response)) == (422, "invalid-request")
+    assert response.json()["got"] in {"stat", "runs", "dry_run", "queue"}
     assert lab.value(BATCHES, lab.q) == 0
 
 
@@ -233,19 +233,19 @@ def test_a_filter_that_nobody_knows_is_refused_and_not_ignored(http, lab, method
     ["state=FAILED&state=PENDING", "limit=1&limit=2", "worker=%ff", "worker=a%00b",
      "since=1700000000", "identity=a&identity=b&queue=q&queue=q"],
 )  # fmt: skip
-def test_a_filter_that_could_mean_two_things_is_refused(http, query):
-    told = http.get(f"/v1/batches?{query}")
-    assert (told.status_code, problem_kind(told)) == (422, "invalid-request")
-    assert "PostgreSQL" not in told.text
+def test_ambiguous_filter_is_refused(http, query):
+    response = http.get(f"/v1/batches?{query}")
+    assert (response.status_code, problem_kind(response)) == (422, "invalid-request")
+    assert "PostgreSQL" not in response.text
 
 
-def test_an_identity_is_found_in_any_spelling(http, lab):
+def test_identity_filter_matches_any_spelling(http, lab):
     key = submit(http, lab, NFC).json()["receipt"]["key"]
-    found = http.get("/v1/batches", params={"identity": NFD, "queue": lab.q}).json()["batches"]
-    assert [one["key"] for one in found] == [key]
+    result = http.get("/v1/batches", params={"identity": NFD, "queue": lab.q}).json()["batches"]
+    assert [item["key"] for item in result] == [key]
 
 
-def test_a_story_tells_of_attempts_events_and_refusals(site, http, lab):
+def test_batch_detail_has_attempts_events_and_refusals(site, http, lab):
     batch_id = submit(http, lab, payload={"secret": "x"}).json()["receipt"]["batch_id"]
     [frozen] = lab.claim(worker="bo", lease_seconds=0.05)
     lab.pass_time(frozen.batch)
@@ -253,12 +253,12 @@ def test_a_story_tells_of_attempts_events_and_refusals(site, http, lab):
     [second] = lab.claim(worker="ada")
     lab.settle(completed(second), worker="ada")
     lab.settle(completed(frozen), worker="bo")
-    told = http.get(f"/v1/batches/{batch_id}", params={"payload": "true"}).json()
-    assert [one["worker"] for one in told["attempts"]] == ["bo", "ada"]
-    assert told["events"][-1]["to_state"] == "COMPLETED"
-    [refusal] = told["refusals"]
+    response = http.get(f"/v1/batches/{batch_id}", params={"payload": "true"}).json()
+    assert [item["worker"] for item in response["attempts"]] == ["bo", "ada"]
+    assert response["events"][-1]["to_state"] == "COMPLETED"
+    [refusal] = response["refusals"]
     assert (refusal["worker"], refusal["operation"]) == ("bo", "settle")
-    assert (told["payload"], told["result"]) == ({"secret": "x"}, {"reads": 7})
+    assert (response["payload"], response["result"]) == ({"secret": "x"}, {"reads": 7})
     assert http.get(f"/v1/batches/{batch_id}/outcome").json()["result"] == {"reads": 7}
     with site.client("read") as viewer:
         blind = viewer.get(f"/v1/batches/{batch_id}").json()
@@ -269,12 +269,12 @@ def test_a_story_tells_of_attempts_events_and_refusals(site, http, lab):
         assert viewer.get(f"/v1/batches/{batch_id}/outcome").json()["result"] is None
 
 
-def test_a_batch_of_nobody_is_not_found(http):
-    told = http.get(f"/v1/batches/{uuid.uuid4()}")
-    assert (told.status_code, problem_kind(told)) == (404, "no-such-batch")
+def test_unknown_batch_is_not_found(http):
+    response = http.get(f"/v1/batches/{uuid.uuid4()}")
+    assert (response.status_code, problem_kind(response)) == (404, "no-such-batch")
 
 
-def test_a_keyed_request_is_repeated_and_not_run_again(http, lab):
+def test_keyed_request_is_repeated_without_running_again(http, lab):
     key = {"Idempotency-Key": str(uuid.uuid4())}
     first = submit(http, lab, "keyed", headers=key)
     second = submit(http, lab, "keyed", headers=key)
@@ -285,7 +285,7 @@ def test_a_keyed_request_is_repeated_and_not_run_again(http, lab):
     assert (other.status_code, other.json()["type"]) == (409, f"{PROBLEM_PREFIX}key-reused")
 
 
-def test_what_was_refused_may_be_asked_again_with_its_key(http, lab):
+def test_refused_request_may_be_repeated_with_its_key(http, lab):
     key = {"Idempotency-Key": str(uuid.uuid4())}
     lab.queue(closed=True)
     assert submit(http, lab, "again", headers=key).status_code == 409
@@ -293,15 +293,15 @@ def test_what_was_refused_may_be_asked_again_with_its_key(http, lab):
     assert submit(http, lab, "again", headers=key).status_code == 201
 
 
-def test_a_full_queue_says_how_full_it_is(database, lab):
+def test_full_queue_reports_its_pending_count(database, lab):
     settings = settings_for(database, max_pending=3)
     with serving(settings) as url, Site(database, url).client() as http:
         lab.submit_many(3)
-        told = submit(http, lab, "one-more")
-        assert (told.status_code, problem_kind(told)) == (429, "queue-full")
-        assert (told.json()["pending"], told.json()["limit"]) == (3, 3)
-        assert int(told.headers["retry-after"]) >= 1
-        # What is pending counts, so there is room again when work was done, and only for so much.
+        response = submit(http, lab, "one-more")
+        assert (response.status_code, problem_kind(response)) == (429, "queue-full")
+        assert (response.json()["pending"], response.json()["limit"]) == (3, 3)
+        assert int(response.headers["retry-after"]) >= 1
+        # Only pending batches count: completed work makes room for as many.
         lab.complete(*lab.claim(2))
         until(lambda: submit(http, lab, "one-more").status_code == 201)
         rows = [{"identity": f"m{n}", "payload": {}} for n in range(2)]
@@ -311,8 +311,8 @@ def test_a_full_queue_says_how_full_it_is(database, lab):
     assert lab.value(BATCHES, lab.q) == 4
 
 
-def test_a_token_that_asks_too_often_is_told_to_wait(database):
-    """Whatever it asks for, and be it refused: those answers cost something, too."""
+def test_token_above_its_rate_limit_gets_429(database):
+    """Every request counts, refused requests included."""
     settings = settings_for(database, requests_per_second=0.01, burst=3)
     with serving(settings) as url, Site(database, url).client("read") as http:
         paths = ("/v1/batches", "/v1/tokens", "/v1/nowhere")

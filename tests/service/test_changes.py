@@ -1,4 +1,4 @@
-"""The stream of changes: everything, in order, also what commits late, and nobody else's."""
+"""The change stream: complete, in order, with late commits, for one tenant only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from helixqueue.identity import canonical_text
 from helixqueue.postgres.database import Database as Store
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.records.submission import SubmissionRow
-from helixqueue.service import changes
 from helixqueue.service.change_marks import ChangeMarks
+from helixqueue.service.routes import changes
 from helixqueue.states import State
 from tests.support.lab import POOLED, until
 from tests.support.service import Site, settings_for, stream_events
@@ -43,112 +43,112 @@ def steps(found):
     return [(data["version"], data["to_state"]) for _, kind, data in found if kind == "change"]
 
 
-def test_a_stream_tells_every_step_in_order(http, lab):
-    with following(http, queue=lab.q) as told:
-        assert next(told)[1] == "begin"
-        [one] = lab.submit("a")
+def test_stream_sends_every_event_in_order(http, lab):
+    with following(http, queue=lab.q) as response:
+        assert next(response)[1] == "begin"
+        [item] = lab.submit("a")
         lab.complete(*lab.claim())
-        found = [next(told) for _ in range(4)]
-    assert steps(found) == [(1, "PENDING"), (2, "ASSIGNED"), (3, "RUNNING"), (4, "COMPLETED")]
-    assert {data["batch_id"] for _, _, data in found} == {str(one.receipt.batch_id)}
+        result = [next(response) for _ in range(4)]
+    assert steps(result) == [(1, "PENDING"), (2, "ASSIGNED"), (3, "RUNNING"), (4, "COMPLETED")]
+    assert {data["batch_id"] for _, _, data in result} == {str(item.receipt.batch_id)}
 
 
-def test_who_comes_back_goes_on_where_it_was_cut_off(http, lab):
-    with following(http, queue=lab.q) as told:
-        start, _, _ = next(told)
+def test_reconnecting_reader_continues_at_its_cursor(http, lab):
+    with following(http, queue=lab.q) as response:
+        start, _, _ = next(response)
         lab.submit("a", "b", "c")
-        first, _, _ = next(told)
+        first, _, _ = next(response)
     lab.submit("d")
-    with following(http, after=first, queue=lab.q) as told:
-        next(told)
-        rest = [next(told)[2]["batch_id"] for _ in range(3)]
-    with following(http, after=start, queue=lab.q) as told:
-        next(told)
-        all_of_them = [next(told)[2]["batch_id"] for _ in range(4)]
+    with following(http, after=first, queue=lab.q) as response:
+        next(response)
+        rest = [next(response)[2]["batch_id"] for _ in range(3)]
+    with following(http, after=start, queue=lab.q) as response:
+        next(response)
+        all_of_them = [next(response)[2]["batch_id"] for _ in range(4)]
     assert all_of_them[1:] == rest
     assert len(set(all_of_them)) == 4
 
 
-def test_who_comes_back_after_retention_is_told_that_changes_are_gone(http, lab):
+def test_reader_that_reconnects_after_retention_gets_a_gap(http, lab):
     def retired():
         before = datetime.now(UTC) + timedelta(minutes=1)
         return lab.run(calls.retire(tenant="a", queue=lab.q, state=State.COMPLETED, before=before))
 
     lab.submit("seen")
     lab.complete(*lab.claim())
-    with following(http, queue=lab.q) as told:
-        place, _, _ = next(told)
+    with following(http, queue=lab.q) as response:
+        place, _, _ = next(response)
     assert retired() == 1
-    with following(http, after=place, queue=lab.q) as told:
-        next(told)
+    with following(http, after=place, queue=lab.q) as response:
+        next(response)
         lab.submit("unseen")
-        assert next(told)[1] == "change", "nothing that it had not seen is gone"
+        assert next(response)[1] == "change", "nothing that it had not seen is gone"
     lab.complete(*lab.claim())
     assert retired() == 1
     lab.submit("left")
-    with following(http, after=place, queue=lab.q) as told:
-        found = [next(told) for _ in range(3)]
-    assert [kind for _, kind, _ in found] == ["begin", "gap", "change"]
-    assert found[1][2]["remedy"]
+    with following(http, after=place, queue=lab.q) as response:
+        result = [next(response) for _ in range(3)]
+    assert [kind for _, kind, _ in result] == ["begin", "gap", "change"]
+    assert result[1][2]["remedy"]
 
 
-def test_who_comes_back_from_far_behind_is_told_all_in_many_looks(http, lab, monkeypatch):
+def test_reader_far_behind_catches_up_in_many_reads(http, lab, monkeypatch):
     monkeypatch.setattr(changes, "SPAN", 1)
     monkeypatch.setattr(changes, "MAX_ROWS", 7)
-    with following(http, queue=lab.q) as told:
-        place, _, _ = next(told)
+    with following(http, queue=lab.q) as response:
+        place, _, _ = next(response)
     submitted = [row for count in (1, 20, 1) * 5 for row in lab.submit_many(count, f"s{count}-")]
     submitted += [row for n in range(60) for row in lab.submit(f"one-{n}")]
     new = [str(row.receipt.batch_id) for row in submitted if row.decision == "new"]
-    with following(http, after=place, queue=lab.q) as told:
-        assert next(told)[1] == "begin"
-        assert [next(told)[2]["batch_id"] for _ in new] == new
+    with following(http, after=place, queue=lab.q) as response:
+        assert next(response)[1] == "begin"
+        assert [next(response)[2]["batch_id"] for _ in new] == new
 
 
 def looked_at(database, xid, span, tenant="a"):
-    """How many entries of the ledger a look reads, and how many changes it finds."""
+    """The number of ledger entries that a read touches, and of changes it returns."""
     since = datetime.now(UTC) - timedelta(hours=1)
     look = read_changes(ChangeCursor(xid, 0, 0, since), span=span)
     with database.connect("service") as connection, connection.transaction():
         connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
-        found = look.read(connection.execute(look.sql, look.args).fetchall())
+        result = look.read(connection.execute(look.sql, look.args).fetchall())
         [(read,)] = connection.execute(READ)
-    return read, len(found.rows)
+    return read, len(result.rows)
 
 
-def test_a_look_at_few_transactions_reads_little_of_the_ledger(database, lab):
-    """Nobody waits until all that lies behind a reader is sorted; row-level security or not."""
+def test_read_of_few_transactions_reads_little_of_the_ledger(database, lab):
+    """A read does not sort everything after the cursor, with or without row-level security."""
     lab.submit_many(200)
     for n in range(200):
         lab.submit(f"one-{n}")
     while leases := lab.claim(2):
         lab.complete(*leases)
     with database.connect("helix_bootstrap", autocommit=True) as connection:
-        # Stretches for a ledger as small as a test's.
+        # Small ranges for the small ledger of a test.
         connection.execute("alter index helix.entry_age set (pages_per_range = 1)")
         connection.execute("reindex index helix.entry_age")
-        [(first, one)] = connection.execute(
+        [(first, item)] = connection.execute(
             "select min(xid), percentile_disc(0.5) within group (order by xid) from helix.entry"
         )
-    few, _ = looked_at(database, one, span=1)
+    few, _ = looked_at(database, item, span=1)
     assert 0 < few * 5 < looked_at(database, first, span=SPAN_MAX)[0]
 
 
-def test_a_look_of_a_tenant_with_nothing_unnests_nothing(database, lab):
-    """Entries of others are left out by their queues; the view of steps is asked for none."""
+def test_read_of_a_tenant_without_events_unnests_nothing(database, lab):
+    """Entries of other tenants are excluded by queue, before they are unnested."""
     for n in range(50):
         lab.submit(f"theirs-{n}")
     [(first,)] = database.rows("select min(xid) from helix.entry")
     of_a, changes_of_a = looked_at(database, first, span=SPAN_MAX)
     of_b, changes_of_b = looked_at(database, first, span=SPAN_MAX, tenant="b")
     assert (changes_of_a > 0, changes_of_b) == (True, 0)
-    # Each entry once, to see whose it is; those with steps of the tenant once more.
+    # Each entry once for its queues; entries with steps of the tenant once more.
     entries = database.value("select count(*) from helix.entry")
     assert of_b == entries < of_a
 
 
-def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
-    """Its events belong before those of a later one that was quicker; so those wait."""
+def test_transaction_that_commits_late_is_not_skipped(site, database, lab):
+    """Its events precede those of a later, faster transaction, which wait for it."""
     token_hash = tokens.hash_token(site.token("read"))
     rows = [SubmissionRow("slow", canonical_text({}))]
 
@@ -171,49 +171,49 @@ def test_a_transaction_that_commits_late_is_not_skipped(site, database, lab):
 
     before, after, late, quick = asyncio.run(story())
     assert before.rows == ()
-    told = [change.batch_id for change in after.rows]
-    assert told == [late.receipt.batch_id, quick.receipt.batch_id]
+    response = [change.batch_id for change in after.rows]
+    assert response == [late.receipt.batch_id, quick.receipt.batch_id]
 
 
-def test_a_reader_that_looks_all_the_time_misses_nothing(database, lab, monkeypatch):
-    """Whatever is under way during a look is told by a later one, however narrow its window."""
-    monkeypatch.setattr(changes, "SLACK", timedelta(0))
+def test_constant_reader_misses_no_event(database, lab, monkeypatch):
+    """A later read returns what was uncommitted during an earlier one."""
+    monkeypatch.setattr(changes, "CLOCK_SLACK", timedelta(0))
     monkeypatch.setattr(ChangeMarks.__init__, "__defaults__", (0.0,))
     settings = replace(settings_for(database), poll_seconds=0.0001)
     with (
         service_on(settings) as url,
         Site(database, url).client("read") as http,
-        following(http, queue=lab.q, seconds=60) as told,
+        following(http, queue=lab.q, seconds=60) as response,
     ):
-        next(told)
+        next(response)
         with ThreadPoolExecutor(1) as other:
             written = other.submit(lambda: [lab.submit(f"s{n}")[0] for n in range(300)])
-            found = [next(told)[2]["batch_id"] for _ in range(300)]
-    assert found == [str(one.receipt.batch_id) for one in written.result()]
+            found = [next(response)[2]["batch_id"] for _ in range(300)]
+    assert found == [str(item.receipt.batch_id) for item in written.result()]
 
 
-def test_a_stream_tells_nothing_of_another_tenant(site, lab):
-    with site.client("read", tenant="b") as other, following(other, seconds=1) as told:
-        assert next(told)[1] == "begin"
+def test_stream_contains_no_event_of_another_tenant(site, lab):
+    with site.client("read", tenant="b") as other, following(other, seconds=1) as response:
+        assert next(response)[1] == "begin"
         lab.submit("a")
-        assert list(told) == []
+        assert list(response) == []
 
 
-def test_a_stream_ends_when_its_token_does(http, site):
-    with site.client("read", name="ending") as reader, following(reader, seconds=30) as told:
-        next(told)
+def test_stream_ends_when_its_token_is_revoked(http, site):
+    with site.client("read", name="ending") as reader, following(reader, seconds=30) as response:
+        next(response)
         http.post("/v1/tokens/ending/revoke", json={"reason": "enough"})
-        assert next(told)[1:] == ("end", {"problem": "unauthenticated"})
+        assert next(response)[1:] == ("end", {"problem": "unauthenticated"})
 
 
 @pytest.mark.parametrize(
     "place", ["x", "1-2-3", "1-2-3-4-5", "9999999999999999999-1-1-1", "1-1-4294967296-1"]
 )
-def test_a_place_that_is_none_is_refused(http, place):
+def test_invalid_cursor_is_refused(http, place):
     assert http.get("/v1/changes", headers={"Last-Event-ID": place}).status_code == 422
 
 
-def test_streams_are_bounded_though_many_come_at_once(database):
+def test_concurrent_streams_are_limited(database):
     all_answered = Barrier(8)
 
     def status(http):
@@ -231,7 +231,7 @@ def test_streams_are_bounded_though_many_come_at_once(database):
         assert 'problem="too-many-streams"} 7\n' in http.get("/metrics").text
 
 
-def test_streams_that_look_for_long_leave_connections_to_others(database):
+def test_slow_stream_reads_leave_connections_to_others(database):
     stuck = (
         "select count(*) from pg_stat_activity "
         "where datname = current_database() and wait_event_type = 'Lock'"
@@ -239,24 +239,24 @@ def test_streams_that_look_for_long_leave_connections_to_others(database):
     with (
         service_on(settings_for(database, connections=4, duties=False)) as url,
         Site(database, url).client("read") as http,
-        following(http, seconds=60) as one,
+        following(http, seconds=60) as item,
         following(http, seconds=60) as other,
         database.connect("helix_bootstrap", autocommit=False) as connection,
     ):
-        assert [next(one)[1], next(other)[1]] == ["begin", "begin"]
+        assert [next(item)[1], next(other)[1]] == ["begin", "begin"]
         connection.execute("lock table helix.entry in access exclusive mode")
         until(lambda: connection.execute(stuck).fetchone()[0] > 0)
         for _ in range(3):
-            assert http.get("/v1/batches", params={"limit": 1}).status_code == 200
+            assert http.get("/v1/queues", params={"limit": 1}).status_code == 200
 
 
-def test_who_comes_back_to_a_database_that_was_set_back_is_told_so(http, lab):
-    """A restored server numbers its transactions anew: it must not be waited for in silence."""
+def test_reader_of_a_restored_database_gets_a_gap(http, lab):
+    """A restored server reuses transaction ids, so the stream must not wait for the cursor."""
     place = f"{2**40}-7-2-{int(datetime.now(UTC).timestamp() * 1000)}"
-    with following(http, after=place, queue=lab.q) as told:
-        begin, gap = next(told), next(told)
+    with following(http, after=place, queue=lab.q) as response:
+        begin, gap = next(response), next(response)
         lab.submit("new")
-        change = next(told)
+        change = next(response)
     assert [kind for _, kind, _ in (begin, gap, change)] == ["begin", "gap", "change"]
     assert "restored" in gap[2]["detail"]
     assert int(begin[0].partition("-")[0]) < 2**40, "its new place is one of this database"

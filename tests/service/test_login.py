@@ -1,4 +1,4 @@
-"""Login links: good once, for a while, for one tenant."""
+"""Login links: valid once, for a limited time, for one tenant."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def exchanged(site, code):
     return httpx.post(f"{site.url}/v1/login", json={"code": code}, verify=TLS, timeout=30)
 
 
-def test_of_many_who_open_a_link_one_gets_the_token(site, database):
+def test_one_of_many_logins_with_a_code_gets_the_token(site, database):
     code = offer_login(database)
     with ThreadPoolExecutor(12) as pool:
-        told = list(pool.map(lambda _: exchanged(site, code), range(12)))
-    assert sorted(one.status_code for one in told) == [201] + [404] * 11
-    [won] = [one.json() for one in told if one.status_code == 201]
+        response = list(pool.map(lambda _: exchanged(site, code), range(12)))
+    assert sorted(item.status_code for item in response) == [201] + [404] * 11
+    [won] = [item.json() for item in response if item.status_code == 201]
     assert (won["tenant"], set(won["scopes"])) == ("a", set(tokens.SCOPES))
     with site.client(token=won["token"]) as http:
-        [row] = [one for one in http.get("/v1/tokens").json()["tokens"]
-                 if one["name"] == won["name"]]  # fmt: skip
+        [row] = [item for item in http.get("/v1/tokens").json()["tokens"]
+                 if item["name"] == won["name"]]  # fmt: skip
     assert row["created_by"] == "ann"
     assert row["queues"] is None
 
 
-def test_a_code_is_good_for_as_long_as_it_was_offered(site, database):
+def test_login_code_expires(site, database):
     code = offer_login(database)
     with database.connect("helix_bootstrap") as connection:
         connection.execute(
@@ -45,7 +45,7 @@ def test_a_code_is_good_for_as_long_as_it_was_offered(site, database):
     assert exchanged(site, code).status_code == 404
 
 
-def test_only_hashes_are_kept_and_nobody_reads_even_those(database):
+def test_only_hashes_of_codes_are_stored_and_unreadable(database):
     code = offer_login(database)
     kept = database.value("select string_agg(l::text, ' ') from helix.login l")
     assert code not in kept
@@ -57,13 +57,13 @@ def test_only_hashes_are_kept_and_nobody_reads_even_those(database):
             connection.execute("table helix.login")
 
 
-def test_a_link_is_for_the_tenant_of_whoever_offers_it(database):
+def test_login_link_belongs_to_the_tenant_of_its_creator(database):
     code = tokens.new_token("hl_")
     with Lab(database, "app_a") as lab, pytest.raises(Exception, match="may not act"):
         lab.run(tokens.offer_login(tenant="b", code_hash=code.hash))
 
 
-def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, database):
+def test_opening_a_link_changes_nothing_and_its_button_logs_in(site, database):
     code = offer_login(database)
     with httpx.Client(base_url=site.url, verify=TLS) as http:
         for _ in range(3):
@@ -82,15 +82,15 @@ def test_opening_a_link_changes_nothing_and_pressing_its_button_logs_in(site, da
     ("host", "base"),
     [("lab.example", "https://lab.example/"), ("localhost:8080", "http://localhost:8080/")],
 )
-def test_nobody_is_advised_to_send_a_token_in_the_clear(site, database, host, base):
-    """A proxy with TLS asks us over plain HTTP, under the name that the browser knows."""
+def test_login_page_never_suggests_plain_http(site, database, host, base):
+    """A TLS proxy forwards plain HTTP with the host name of the browser."""
     form, headers = {"code": offer_login(database)}, {"Host": host}
     page = httpx.post(f"{site.url}/login", data=form, headers=headers, verify=TLS)
     assert page.status_code == 200
     assert f" {base}" in page.text
 
 
-def test_whoever_opens_the_address_is_told_how_to_come_in_and_nothing_else(site):
+def test_home_page_explains_login_only(site):
     with httpx.Client(base_url=site.url, verify=TLS) as http:
         page = http.get("/")
         assert page.status_code == 200
@@ -103,7 +103,7 @@ def test_whoever_opens_the_address_is_told_how_to_come_in_and_nothing_else(site)
 @pytest.mark.parametrize(
     "code", ["", "hl_short", "hx_" + "A" * 43, '"><script>alert(1)</script>', "hl_" + "A" * 43]
 )
-def test_what_is_no_code_is_shown_nowhere(site, code):
+def test_invalid_code_is_not_echoed(site, code):
     with httpx.Client(base_url=site.url, verify=TLS) as http:
         page = http.get("/login", params={"code": code})
         assert page.status_code == 200
@@ -112,5 +112,5 @@ def test_what_is_no_code_is_shown_nowhere(site, code):
         for form in (b"\xff" * 100, b"&".join(b"%d=x" % n for n in range(99)), b"code=x&code=y"):
             assert http.post("/login", content=form).status_code == 410
         assert exchanged(site, code).status_code in {404, 422}
-        # Pages know their methods; a stranger learns nothing of others.
+        # Other methods need a token like any other request.
         assert http.delete("/login").status_code == 401

@@ -1,4 +1,4 @@
-"""Several services behind one PostgreSQL: killed, cut off from it, and of two releases."""
+"""Several replicas on one PostgreSQL: killed, disconnected, and of two releases."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("replicas")]
 
 @pytest.fixture
 def scratch(server, template):
-    """A database of one test: services of others would do its duties."""
+    """A database for one test: other services would run its duties."""
     yield from one_database(server, template, None)
 
 
-def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lost(scratch):
+def test_killed_replica_loses_no_acknowledged_batch(scratch):
     dsn = scratch.dsn("service", direct=True)
     with (
         replica(dsn) as (doomed, first),
@@ -49,7 +49,7 @@ def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lo
         doomed.kill()
         before = len(load.acknowledged)
         until(lambda: len(load.acknowledged) > before + 100, 60)
-        # The duties go on: a worker that died is found out by the one that is left.
+        # Duties continue: the remaining replica reaps the lease of a dead worker.
         [lease] = lab.claim(lease_seconds=0.05)
         until(
             lambda: lab.rows(
@@ -65,7 +65,7 @@ def test_one_of_two_replicas_is_killed_under_load_and_nothing_acknowledged_is_lo
     assert_each_acknowledged_once(scratch, load)
 
 
-def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path):
+def test_replica_recovers_from_a_database_outage_without_restart(tmp_path):
     postgres = Postgres(tmp_path / "pg", supervised=False)
     with postgres.start():
         migrate(postgres.migrator_dsn)
@@ -100,7 +100,7 @@ def test_a_database_that_is_gone_for_a_while_costs_503s_and_no_restart(tmp_path)
 
 
 def _token(database):
-    """For tenant a, made by the server's superuser: no role of the tests is on this server."""
+    """Of tenant a, created by the superuser: this server has no roles of the tests."""
     made = tokens.new_token()
     expires_at = datetime.now(UTC) + timedelta(hours=1)
     with Lab(database, "helix_bootstrap") as lab:
@@ -119,8 +119,8 @@ def set_revision(database, revision, oldest):
         owner.execute("update helix_migration.reach set oldest = %s", (oldest,))
 
 
-def test_an_old_release_serves_on_the_new_schema_while_a_release_is_rolled_out(scratch):
-    """The old and the new one side by side; and a schema that leaves the old one behind says so."""
+def test_old_release_serves_on_the_new_schema(scratch):
+    """Old and new release run side by side until the schema excludes the old one."""
     with serving(settings_for(scratch)) as old, Site(scratch, old).client() as http:
         assert http.get("/v1/queues").status_code == 200
         set_revision(scratch, "9999", "0001")
@@ -130,27 +130,27 @@ def test_an_old_release_serves_on_the_new_schema_while_a_release_is_rolled_out(s
             assert http.get("/v1/queues").status_code == 200
         set_revision(scratch, "9999", "9000")
         until(lambda: status_of(f"{old}/health/ready") == 503)
-        told = httpx.get(f"{old}/health/ready", verify=TLS).json()
-        assert "does not fit" in told["detail"]
+        response = httpx.get(f"{old}/health/ready", verify=TLS).json()
+        assert "does not match" in response["detail"]
 
 
-def test_a_new_release_is_not_ready_before_somebody_migrated(scratch):
+def test_new_release_is_not_ready_before_the_migration(scratch):
     set_revision(scratch, "0000", "0000")
     with serving(settings_for(scratch)) as url:
         assert status_of(f"{url}/health/ready") == 503
 
 
-def test_the_database_shares_the_duties_out(scratch):
-    """Each run is by one of them, and no duty is done twice as often for two replicas."""
+def test_database_distributes_duties_among_replicas(scratch):
+    """One replica makes each run, and two replicas do not run a duty twice as often."""
     with serving(settings_for(scratch)), serving(settings_for(scratch)):
         until(lambda: scratch.value("select count(*) = 0 from helix.duty where last_at is null"))
-        seen = set()
+        ids = set()
 
         def three_runs():
-            seen.add(scratch.value("select last_at from helix.duty where duty = 'reap'"))
-            return len(seen) >= 3
+            ids.add(scratch.value("select last_at from helix.duty where duty = 'reap'"))
+            return len(ids) >= 3
 
         until(three_runs)
-    runs = sorted(seen)
+    runs = sorted(ids)
     every = scratch.value("select every from helix.duty where duty = 'reap'")
     assert min(later - earlier for earlier, later in pairwise(runs)) >= every

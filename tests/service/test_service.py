@@ -1,4 +1,4 @@
-"""The service itself: ready or not, when the database is away, what it logs, behind a pooler."""
+"""The service: readiness, database outages, logs, poolers, start and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pytest
 from helixqueue.service import ServiceSettings
 from helixqueue.service.problems import PROBLEMS
 from helixqueue.service.request_log import MaskingFormatter, RequestLog
-from helixqueue.service.run import demand_fit
+from helixqueue.service.run import check_database
 from helixqueue.service.service import Service
 from tests.support.cli import HELIXQ
 from tests.support.database import Database
@@ -35,50 +35,52 @@ from tests.support.service import Site, serving, settings_for
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 
 
-def test_health_needs_no_token_and_tells_no_secret(site):
+def test_health_needs_no_token_and_discloses_nothing(site):
     with httpx.Client(base_url=site.url) as http:
         assert http.get("/health/live").json() == {"status": "live"}
-        told = http.get("/health/ready").json()
-        assert told.pop("duties")
-        assert told == {"status": "ready"}
+        response = http.get("/health/ready").json()
+        assert response.pop("duties")
+        assert response == {"status": "ready"}
         for path in ("/health/live", "/health/ready"):
-            head = http.head(path)  # as some load balancers ask
+            head = http.head(path)  # as some load balancers do
             assert (head.status_code, head.content) == (200, b"")
         assert http.head("/v1/batches").status_code == 401
 
 
-def test_a_flood_of_looks_at_health_is_one_question_a_second(database, monkeypatch):
-    """Nobody needs a token to ask: it must not take the connections of those who have one."""
-    asked = []
+def test_concurrent_health_checks_run_one_query_per_second(database, monkeypatch):
+    """Anonymous health checks must not take connections from authenticated clients."""
+    sent = []
 
     async def flood():
         service = Service(settings_for(database, connections=1))
-        look = service.served.run_without_tenant
-        monkeypatch.setattr(service.served, "ask", lambda call: asked.append(call) or look(call))
-        told = await asyncio.gather(*(service.why_not_ready() for _ in range(200)))
-        await service.served.close()
-        return told
+        look = service.sessions.run_without_tenant
+        monkeypatch.setattr(
+            service.sessions, "run_without_tenant", lambda call: sent.append(call) or look(call)
+        )
+        response = await asyncio.gather(*(service.check_ready() for _ in range(200)))
+        await service.sessions.close()
+        return response
 
     assert set(asyncio.run(flood())) == {None}
-    assert len(asked) == 3
+    assert len(sent) == 3
 
 
-def test_a_login_that_sees_too_much_is_not_ready(database):
+def test_login_with_too_many_rights_is_not_ready(database):
     with serving(ServiceSettings(database.dsn("pool"))) as url:
-        told = httpx.get(f"{url}/health/ready")
-        assert told.status_code == 503
-        assert "bound by setting" in told.json()["detail"]
+        response = httpx.get(f"{url}/health/ready")
+        assert response.status_code == 503
+        assert "bound by setting" in response.json()["detail"]
 
 
-def test_metrics_count_and_name_nobody(http, lab):
+def test_metrics_have_counts_without_tenants_or_keys(http, lab):
     http.post(f"/v1/queues/{lab.q}/batches", json={"identity": "zebra-7", "payload": 1})
-    told = http.get("/metrics")
-    assert told.headers["content-type"].startswith("text/plain")
-    assert 'helix_submit_decisions_total{decision="new"}' in told.text
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert 'helix_submit_decisions_total{decision="new"}' in response.text
     labels = 'method="POST",route="/v1/queues/{queue}/batches",status="201"'
-    assert f"helix_http_requests_total{{{labels}}}" in told.text
-    assert "zebra" not in told.text
-    assert lab.q not in told.text
+    assert f"helix_http_requests_total{{{labels}}}" in response.text
+    assert "zebra" not in response.text
+    assert lab.q not in response.text
 
 
 def timed(ask):
@@ -86,7 +88,7 @@ def timed(ask):
     return ask(), time.monotonic() - began
 
 
-def test_a_database_that_is_gone_costs_time_and_no_restart(database, lab, tmp_path):
+def test_service_recovers_from_a_database_outage_without_restart(database, lab, tmp_path):
     dsn = database.dsn("service", direct=True)
     work = {"identity": "later", "payload": 1}
     first = Faults(dsn, tmp_path)
@@ -98,29 +100,29 @@ def test_a_database_that_is_gone_costs_time_and_no_restart(database, lab, tmp_pa
         path = f"/v1/queues/{lab.q}/batches"
         assert http.post(path, json={"identity": "now", "payload": 1}).status_code == 201
         first.__exit__()
-        told, seconds = timed(lambda: http.post(path, json=work))
-        assert (told.status_code, int(told.headers["retry-after"]) >= 1) == (503, True)
-        assert told.json()["type"].endswith(":unavailable")
+        response, seconds = timed(lambda: http.post(path, json=work))
+        assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (503, True)
+        assert response.json()["type"].endswith(":unavailable")
         assert seconds < 8
         assert http.get("/health/live").status_code == 200
         assert until(lambda: http.get("/health/ready").status_code == 503)
         with Faults(dsn, tmp_path) as second:
             assert until(lambda: http.post(path, json=work).status_code in {200, 201})
             assert until(lambda: http.get("/health/ready").status_code == 200)
-            # Silence is the other way to be gone.
+            # An unresponsive connection is another kind of outage.
             second.freeze()
-            told, seconds = timed(lambda: http.post(path, json=work))
-            assert told.status_code == 503
+            response, seconds = timed(lambda: http.post(path, json=work))
+            assert response.status_code == 503
             assert seconds < 20
             second.thaw()
             assert until(lambda: http.post(path, json=work).status_code == 200)
 
 
-def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path, caplog):
+def test_no_secret_reaches_log_response_or_screen(database, lab, tmp_path, caplog):
     faults = Faults(database.dsn("service", direct=True), tmp_path)
     faults.__enter__()
     dsn = faults.dsn.replace("service@", "service:canary-password@")
-    said = []  # by the service to somebody who may not read payloads, and by the command line
+    said = []  # responses to a token without the scope payloads, and command output
     with (
         caplog.at_level(logging.DEBUG),
         serving(ServiceSettings(dsn, statement_seconds=2)) as url,
@@ -133,7 +135,7 @@ def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path
             key = {"Idempotency-Key": "canary-idempotency-key"}
             secret = {"identity": "s", "payload": {"card": "canary-payload"}}
             assert http.post(path, json=secret, headers=key).status_code == 201
-            for told in (
+            for response in (
                 other.post(path, json={**secret, "payload": "canary-other"}),
                 other.post(path, json={**secret, "priority": "canary-priority"}),
                 other.post(path, content=b'{"canary-broken": '),
@@ -141,8 +143,8 @@ def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path
                 httpx.get(f"{url}/v1/batches", params={"token": token}),
                 httpx.get(f"{url}/v1/batches", headers={"Authorization": "Bearer canary-bearer"}),
             ):
-                assert told.headers["content-type"] == "application/problem+json"
-                said.append(told.text)
+                assert response.headers["content-type"] == "application/problem+json"
+                said.append(response.text)
             claim = {"worker": token, "request": str(uuid.uuid4()), "queues": [lab.q]}
             [lease] = http.post("/v1/work/claim", json=claim).json()["leases"]
             nonce = lease["token"].split(".")[1]
@@ -189,65 +191,67 @@ def test_no_secret_reaches_the_log_an_answer_or_a_screen(database, lab, tmp_path
         "PASSWORD = 'can ary'",
     ],
 )
-def test_whatever_anybody_logs_loses_its_secrets(secret):
+def test_formatter_masks_secrets_of_every_logger(secret):
     record = logging.LogRecord("any", logging.INFO, __file__, 1, "was: %s", (secret,), None)
-    told = MaskingFormatter("%(message)s").format(record)
-    assert "(masked)" in told
-    assert not {"x" * 43, "canary", "ary"} & set(re.split(r"[^a-z]+", told))
+    response = MaskingFormatter("%(message)s").format(record)
+    assert "(masked)" in response
+    assert not {"x" * 43, "canary", "ary"} & set(re.split(r"[^a-z]+", response))
 
 
-def test_no_name_hides_what_stands_behind_it_in_the_log(caplog):
-    """A worker may call itself as a secret begins; its refused write stays on record whole."""
-    journal = RequestLog("r", "POST")
-    journal.know(worker="://:", fault="x" * 290 + "hx_" + "y" * 43)
+def test_masking_of_one_field_keeps_the_others(caplog):
+    """A worker name that starts like a secret does not hide the other fields."""
+    request_log = RequestLog("r", "POST")
+    request_log.add(worker="://:", fault="x" * 290 + "hx_" + "y" * 43)
     for begin in ("://:", "password='"):
         known = {"queue": begin, "batch": uuid.uuid4(), "conflicting_worker": "bo'@gpu"}
-        journal.step("settle", **known, decision="refused")
+        request_log.add_step("settle", **known, decision="refused")
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
-        journal.write(200)
+        request_log.write(200)
     *steps, request = [json.loads(line) for line in caplog.messages[-1].splitlines()]
-    for told in steps:
-        assert told.keys() >= {"worker", "queue", "batch", "conflicting_worker", "decision"}
-        assert told["conflicting_worker"] == "bo'@gpu"
+    for response in steps:
+        assert response.keys() >= {"worker", "queue", "batch", "conflicting_worker", "decision"}
+        assert response["conflicting_worker"] == "bo'@gpu"
     assert "y" not in request["fault"], "half a secret is one, too"
 
 
-def test_a_request_belongs_to_the_trace_that_its_client_named(http, caplog):
+def test_request_log_has_the_trace_id_of_the_client(http, caplog):
     trace = uuid.uuid4().hex
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         http.get("/v1/batches", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
         http.get("/v1/batches", headers={"traceparent": "canary"})
-        until(lambda: len(caplog.messages) >= 2)  # a line is written after its answer was sent
+        until(lambda: len(caplog.messages) >= 2)  # a line is written after its response
     assert [json.loads(line).get("trace") for line in caplog.messages] == [trace, None]
 
 
-def test_a_request_is_logged_under_the_id_that_its_client_gave(http, caplog):
-    given = uuid.uuid4().hex
+def test_request_log_has_the_request_id_of_the_client(http, caplog):
+    value = uuid.uuid4().hex
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
-        told = http.get("/v1/batches", headers={"X-Request-Id": given})
+        response = http.get("/v1/batches", headers={"X-Request-Id": value})
         forged = http.get("/v1/batches", headers={"X-Request-Id": "x\ty z"})
         until(lambda: len(caplog.messages) >= 2)
-    assert told.headers["x-request-id"] == given
+    assert response.headers["x-request-id"] == value
     assert forged.headers["x-request-id"] != "x\ty z"
-    assert given in {json.loads(line)["request"] for line in caplog.messages}
+    assert value in {json.loads(line)["request"] for line in caplog.messages}
 
 
-def test_tenants_stay_apart_behind_a_pooler(server, database, tmp_path_factory):
+def test_tenants_are_isolated_behind_a_pooler(server, database, tmp_path_factory):
     with Pooler(tmp_path_factory.mktemp("pooler"), server) as pooler:
         behind = Database(server, database.name, pooler)
         settings = ServiceSettings(behind.dsn("service"), pooled=True, connections=2)
         warned = []
         for pooled in (True, False):
-            demand_fit(replace(settings, pooled=pooled), warn=warned.append, away=pytest.fail)
-        assert [said.partition(":")[0] for said in warned] == ["the DSN leads through a pooler"]
+            check_database(
+                replace(settings, pooled=pooled), warn=warned.append, unreachable=pytest.fail
+            )
+        assert [text.partition(":")[0] for text in warned] == ["the DSN connects through a pooler"]
         with serving(settings) as url:
             site = Site(database, url)
             clients = {tenant: site.client(tenant=tenant) for tenant in ("a", "b")}
             for _ in range(5):
                 for tenant, http in clients.items():
-                    told = http.put(f"/v1/queues/only-{tenant}", json={"reason": "x"})
-                    assert told.status_code == 200
-                    names = {one["name"] for one in http.get("/v1/queues").json()["queues"]}
+                    response = http.put(f"/v1/queues/only-{tenant}", json={"reason": "x"})
+                    assert response.status_code == 200
+                    names = {item["name"] for item in http.get("/v1/queues").json()["queues"]}
                     assert f"only-{tenant}" in names
                     assert not names & {f"only-{other}" for other in {"a", "b"} - {tenant}}
             for http in clients.values():
@@ -266,17 +270,17 @@ def test_waiting_workers_are_woken_behind_a_pooler(server, database, lab, tmp_pa
             Site(database, url).client() as http,
             ThreadPoolExecutor() as threads,
         ):
-            said = {"worker": "bo", "queues": [lab.q]}
-            mark = http.post("/v1/work/expect", json={**said, "seconds": 60}).json()["mark"]
-            # The first ring is that it listens now; from there on it is for work alone.
-            first = http.post("/v1/work/wait", json={**said, "seconds": 20, "mark": mark}).json()
-            waits = {**said, "seconds": 20, "mark": first["mark"]}
+            text = {"worker": "bo", "queues": [lab.q]}
+            mark = http.post("/v1/work/expect", json={**text, "seconds": 60}).json()["mark"]
+            # The first wake-up means that the service listens; later ones mean work.
+            first = http.post("/v1/work/wait", json={**text, "seconds": 20, "mark": mark}).json()
+            waits = {**text, "seconds": 20, "mark": first["mark"]}
             waiting = threads.submit(http.post, "/v1/work/wait", json=waits)
             lab.submit("a")
             assert waiting.result().json()["woken"]
 
 
-def test_serve_serves_until_a_signal(site, database):
+def test_serve_runs_until_a_signal(site, database):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("HELIX")
     }
@@ -290,8 +294,8 @@ def test_serve_serves_until_a_signal(site, database):
         url = json.loads(process.stdout.readline())["url"]
         token = site.token("read")
         until(lambda: _answers(url))
-        told = httpx.get(f"{url}/v1/batches", headers={"Authorization": f"Bearer {token}"})
-        assert told.status_code == 200
+        response = httpx.get(f"{url}/v1/batches", headers={"Authorization": f"Bearer {token}"})
+        assert response.status_code == 200
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
@@ -301,7 +305,7 @@ def test_serve_serves_until_a_signal(site, database):
 
 SERVED = """
 import gc, os, signal, sys, threading, time
-from helixqueue.service import Settings
+from helixqueue.service import ServiceSettings
 from helixqueue.service.run import serve
 
 def watch():
@@ -314,19 +318,19 @@ def watch():
 def listening(url):
     threading.Thread(target=watch).start()
 
-serve(Settings(sys.argv[1]), host="127.0.0.1", port=0, listening=listening, warn=print)
+serve(ServiceSettings(sys.argv[1]), host="127.0.0.1", port=0, listening=listening, warn=print)
 """
 
 
-def test_no_search_for_garbage_goes_through_the_whole_service(database):
-    """It would hold every answer up for a tenth of a second, now and then."""
+def test_garbage_collection_skips_the_objects_of_the_start(database):
+    """A full collection would delay every response by a tenth of a second."""
     done = subprocess.run(
         [sys.executable, "-c", SERVED, database.dsn("service", direct=True)],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     spared, young = map(int, done.stdout.split() or [done.stderr])
-    assert spared > 50_000  # else there is nothing to spare
-    assert young > 10_000  # a chunk's rows: not looked through while they are made
+    assert spared > 50_000  # enough to matter
+    assert young > 10_000  # no collection during a bulk submit
 
 
 def _answers(url):
@@ -338,7 +342,7 @@ def _answers(url):
 
 @pytest.fixture
 def ungranted(server):
-    """A login that nobody granted anything."""
+    """A login without any grant."""
     with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
         connection.execute("create role ungranted login")
         yield "ungranted"
@@ -346,8 +350,8 @@ def ungranted(server):
 
 
 @pytest.mark.parametrize("login", ["sees too much", "may do nothing"])
-def test_serve_refuses_a_login_that_cannot_serve(database, ungranted, login):
-    """And does not take it for a database that is away."""
+def test_serve_refuses_an_unfit_login(database, ungranted, login):
+    """And does not report an unreachable database."""
     role = "pool" if login == "sees too much" else ungranted
     done = subprocess.run(
         [HELIXQ, "serve", "--dsn", database.dsn(role, direct=True), "--port", "0"],
@@ -360,6 +364,6 @@ def test_serve_refuses_a_login_that_cannot_serve(database, ungranted, login):
     assert "bind_v1" in done.stderr
 
 
-def test_the_guide_tells_of_every_problem():
+def test_docs_list_every_problem():
     text = DOCUMENT.read_text(encoding="utf-8")
     assert [kind for kind in PROBLEMS if f"`{kind}`" not in text] == []

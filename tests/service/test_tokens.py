@@ -1,4 +1,4 @@
-"""Tokens: shown once, good until revoked or expired, never for another tenant than their own."""
+"""Tokens: shown once, valid until revoked or expired, for one tenant only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def made(lab, name, *, tenant="a", scopes=("read",), queues=None, expires_at=Non
 
 
 def ruled(lab, call):
-    """What only an operator may."""
+    """Calls that need an operator."""
     with Lab(lab.database, "operator") as operator:
         return operator.run(call)
 
@@ -57,7 +57,7 @@ def lab(database):
 
 
 def asked(database, token_hash, *work, role="service"):
-    """Run calls as the service does, and give their answers or errors."""
+    """Run calls as the service does; returns results or errors."""
 
     async def ask():
         served = TenantSessions(
@@ -80,7 +80,7 @@ def asked(database, token_hash, *work, role="service"):
     return asyncio.run(ask())
 
 
-def test_a_token_acts_for_its_own_tenant_on_every_connection(database, lab):
+def test_token_acts_for_its_tenant_on_every_connection(database, lab):
     lab.queue("mine")
     lab.queue("theirs", tenant="b")
     token = made(lab, "walls")
@@ -96,7 +96,7 @@ def test_a_token_acts_for_its_own_tenant_on_every_connection(database, lab):
     assert again.rows == ()
 
 
-def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
+def test_connection_forgets_the_tenant_between_tokens(database, lab):
     lab.queue("mine")
     token = made(lab, "forgotten")
 
@@ -115,7 +115,7 @@ def test_the_tenant_is_forgotten_between_two_tokens(database, lab):
     assert between.rows == ()
 
 
-def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
+def test_unknown_expired_and_revoked_tokens_are_refused(database, lab):
     expired = made(lab, "late", expires_at=datetime.now(UTC) - timedelta(seconds=1))
     revoked = made(lab, "gone")
     assert ruled(lab, tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
@@ -131,13 +131,13 @@ def test_unknown_expired_and_revoked_tokens_do_nothing(database, lab):
 
 
 @pytest.mark.parametrize("role", ["pool", "operator", "app_a", "app_b", "stranger"])
-def test_a_login_that_sees_more_than_it_names_serves_no_token(database, lab, role):
+def test_login_with_a_fixed_tenant_serves_no_token(database, lab, role):
     token = made(lab, f"by-{role.replace('_', '-')}")
     [answer] = asked(database, token.hash, reads.queues(), role=role)
     assert isinstance(answer, InvalidToken)
 
 
-def test_last_use_is_written_at_most_once_a_minute(database, lab):
+def test_last_use_is_written_at_most_once_per_minute(database, lab):
     token = made(lab, "used")
 
     def used():
@@ -153,7 +153,7 @@ def test_last_use_is_written_at_most_once_a_minute(database, lab):
         assert used() == first
 
 
-def test_a_rotated_token_overlaps_and_then_ends(database, lab):
+def test_rotated_token_stays_valid_for_the_overlap(database, lab):
     first, second, third = (
         made(lab, "turning", queues=["q"]),
         tokens.new_token(),
@@ -172,9 +172,9 @@ def test_a_rotated_token_overlaps_and_then_ends(database, lab):
 
     with Lab(database, "service") as service:
         assert rotated(second, 3600) == 2
-        hashes = [one.hash for one in (first, second, third)]
+        hashes = [item.hash for item in (first, second, third)]
         grants = service.run(tokens.authenticate(hashes))
-        assert {one: grant.generation for one, grant in grants.items()} == {
+        assert {item: grant.generation for item, grant in grants.items()} == {
             first.hash: 1,
             second.hash: 2,
         }
@@ -183,7 +183,7 @@ def test_a_rotated_token_overlaps_and_then_ends(database, lab):
         assert service.run(tokens.authenticate(hashes)).keys() == {third.hash}
 
 
-def test_a_name_is_used_once_for_ever(lab):
+def test_token_names_are_never_reused(lab):
     made(lab, "once")
     assert ruled(lab, tokens.revoke(tenant="a", name="once", reason="x")) == 1
     again = tokens.create(
@@ -206,17 +206,17 @@ def test_a_name_is_used_once_for_ever(lab):
 
 
 @pytest.mark.parametrize("role", ["app_a", "pool"])
-def test_a_programs_login_gives_itself_no_rights_by_a_token(database, lab, role):
-    """With a token of its own making it would decide doubts, which its login may not."""
+def test_application_login_cannot_create_tokens(database, lab, role):
+    """With its own token it could resolve fences, which its login may not."""
     name = f"own-{role.replace('_', '-')}"
     made(lab, name)
-    said = {"tenant": "a", "name": name}
+    text = {"tenant": "a", "name": name}
     fresh = {"token_hash": tokens.new_token().hash, "expires_at": soon()}
     with Lab(database, role) as program:
         for call in (
-            tokens.create(**said | {"name": "mine"}, **fresh, scopes=["operate"], queues=None),
-            tokens.rotate(**said, **fresh, overlap_seconds=0),
-            tokens.revoke(**said, reason="x"),
+            tokens.create(**text | {"name": "mine"}, **fresh, scopes=["operate"], queues=None),
+            tokens.rotate(**text, **fresh, overlap_seconds=0),
+            tokens.revoke(**text, reason="x"),
             tokens.offer_login(tenant="a", code_hash=tokens.new_token("hl_").hash, actor="eve"),
         ):
             with pytest.raises(NotPermitted, match="may not give or take tokens of tenant a"):
@@ -225,9 +225,9 @@ def test_a_programs_login_gives_itself_no_rights_by_a_token(database, lab, role)
     assert (row.generation, row.revoked_at) == (1, None)
 
 
-def test_workers_of_two_tenants_do_not_meet(database, lab):
-    one, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
-    for token, tenant in ((one, "a"), (two, "b")):
+def test_workers_of_two_tenants_are_separate(database, lab):
+    item, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
+    for token, tenant in ((item, "a"), (two, "b")):
         name = service_calls.worker_name(tenant, f"gpu-{tenant}")
         asked(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
         [listed, forged] = asked(
@@ -238,25 +238,25 @@ def test_workers_of_two_tenants_do_not_meet(database, lab):
         )
         assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)
-    [across] = asked(database, one.hash, reads.workers())
+    [across] = asked(database, item.hash, reads.workers())
     assert {worker.name for worker in across.rows} == {"a/gpu-a"}
 
 
-def test_an_operator_takes_a_lease_back_and_the_worker_is_refused(lab):
+def test_worker_is_refused_after_an_operator_released_its_lease(lab):
     lab.queue()
     lab.submit("held")
     [lease] = lab.claim()
     take = calls.release_by_id(ids=[lease.batch_id], reason="node is gone", actor="ann")
     [verdict] = lab.run(take)
     assert (verdict.answer, verdict.state) == ("ok", "PENDING")
-    assert [one.answer for one in lab.run(take)] == ["repeat"]
-    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    assert [item.answer for item in lab.run(take)] == ["repeat"]
+    assert [item.answer for item in lab.complete(lease)] == ["refused"]
     assert lab.history(lease.batch_id)[-1] == ("PENDING", "released")
     [next_try] = lab.claim()
     assert next_try.attempt == 1
 
 
-def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
+def test_command_line_creates_lists_rotates_and_revokes_tokens(helixq, database):
     name = f"cli-{helixq.q}"
     assert helixq("token", "create", name, "--scope", "read").code == Exit.REFUSED
     helixq = partial(helixq, role="operator")
@@ -267,7 +267,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(helixq, database):
     assert helixq("token", "create", f"{name}x", "--scope", "root").code == 5
     rotated = helixq("token", "rotate", name, "--overlap", "0", "--json")
     with Lab(database, "service") as service:
-        old, new = (tokens.hash_token(one.json["token"]) for one in (created, rotated))
+        old, new = (tokens.hash_token(item.json["token"]) for item in (created, rotated))
         assert service.run(tokens.authenticate([old, new])).keys() == {new}
     listed = helixq("token", "list", "--json")
     assert created.json["token"] not in listed.out

@@ -1,4 +1,4 @@
-"""A new release comes while the old one works: a copy of the package whose schema goes further."""
+"""Rollout of a new release: a copy of the package with a newer schema."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KNOWN = {"identity": "S-0", "payload": 1}
 PACKAGE = Path(__file__).parents[2] / "src" / "helixqueue"
 pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("replicas")]
 
-# What releases do to a schema: columns on tables that everybody uses, a function anew, one more, an
-# index. Claims, submits and settings of the old release run through all of it.
+# Typical schema changes: columns on busy tables, a replaced function, a new one, an index. Claims,
+# submits and settings of the old release continue during all of them.
 SCHEMA = """
 alter table helix.queue add column colour text not null default 'none';
 alter table helix.batch add column colour text;
@@ -65,7 +65,7 @@ def scratch(server, template):
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    """Where the next release is."""
+    """Directory of the next release."""
     source = tmp_path_factory.mktemp("next") / "src"
     shutil.copytree(PACKAGE, source / "helixqueue", ignore=shutil.ignore_patterns("__pycache__"))
     migrations = source / "helixqueue" / "store" / "migrations"
@@ -87,12 +87,12 @@ def helixq(release, *words):
     )
 
 
-def test_a_new_release_says_that_somebody_must_migrate_first(scratch, release):
+def test_new_release_asks_for_the_migration(scratch, release):
     done = helixq(release, "serve", "--dsn", scratch.dsn("service", direct=True), "--port", "0")
     assert (done.returncode, "helixq migrate" in done.stderr) == (4, True)
 
 
-def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, release):
+def test_rollout_under_load_keeps_the_old_release_working(scratch, release):
     assert revision.head() == "0001", "the next release of this test is 0002"
     dsn = scratch.dsn("service", direct=True)
     urls = []
@@ -101,19 +101,19 @@ def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, rel
         site = Site(scratch, old_url)
         with SubmitLoad(urls, site.token(), lab.q, clients=2) as load, site.client() as http:
             until(lambda: len(load.acknowledged) > 20, 60)
-            held = lab.claim(4)  # by a worker of the old release, which settles afterwards
+            held = lab.claim(4)  # by a worker of the old release, which settles later
             migrated = helixq(release, "migrate", "--dsn", scratch.dsn("helix_migrator"))
             assert migrated.returncode == 0, migrated.stderr
             assert scratch.value("select version_num from helix_migration.revision") == "0002"
-            # What ran goes on: submits, settings, claims and settlements.
+            # Submits, settings, claims and settlements continue.
             before = len(load.acknowledged)
             until(lambda: len(load.acknowledged) > before + 20, 60)
             assert status_of(f"{old_url}/health/ready") == 200
-            assert {one.answer for one in lab.complete(*held)} == {"ok"}
+            assert {item.answer for item in lab.complete(*held)} == {"ok"}
             lab.complete(*lab.claim(4))
             lab.queue(max_attempts=7)
             assert http.get(f"/v1/queues/{lab.q}").json()["max_attempts"] == 7
-            # And what is started again, of either release, beside it.
+            # Restarted replicas of either release work as well.
             with (
                 serving(settings_for(scratch)) as again,
                 replica(dsn, source=release) as (_, new_url),
@@ -121,8 +121,8 @@ def test_a_release_is_rolled_out_under_load_and_the_old_one_goes_on(scratch, rel
                 urls += [again, new_url]
                 for url in urls[1:]:
                     with Site(scratch, url).client() as other:
-                        told = other.post(f"/v1/queues/{lab.q}/batches", json=KNOWN).json()
-                    assert told["decision"] == "duplicate"
+                        response = other.post(f"/v1/queues/{lab.q}/batches", json=KNOWN).json()
+                    assert response["decision"] == "duplicate"
                 old.terminate()
                 before = len(load.acknowledged)
                 until(lambda: len(load.acknowledged) > before + 20, 60)

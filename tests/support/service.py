@@ -79,13 +79,13 @@ class Site:
 
 def settings_for(database, **options):
     # The tests send more unauthenticated requests than the default limit allows.
-    options.setdefault("strangers_burst", 100_000)
+    options.setdefault("anonymous_burst", 100_000)
     return ServiceSettings(database.dsn("service"), pooled=POOLED, poll_seconds=0.05, **options)
 
 
 # Operations of the OpenAPI document, and requests for each of them.
 
-DOCUMENT = create_app(ServiceSettings("postgresql://nobody@/nowhere")).app.openapi()
+DOCUMENT = create_app(ServiceSettings("postgresql://nobody@/nowhere")).openapi()
 OPERATIONS = [
     (method.upper(), path, operation["x-scope"])
     for path, methods in DOCUMENT["paths"].items()

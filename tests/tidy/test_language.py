@@ -33,6 +33,7 @@ CLEAN = {
     "parent_watch.py",
     "postgres",
     "queues",
+    "service",
     "states.py",
 }
 CLEAN_TESTS = {"docs", "tidy"}
@@ -45,7 +46,6 @@ DIRTY_DOCUMENTS = {
     "docs/guides/sqlalchemy.md",
     "docs/guides/up.md",
     "docs/guides/workers.md",
-    "docs/http.md",
     "docs/idempotency-behaviours.md",
     "docs/quickstart.md",
 }

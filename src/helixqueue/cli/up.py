@@ -28,7 +28,7 @@ from helixqueue.errors import Refused, Unavailable
 from helixqueue.identity import check_name
 from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
-from helixqueue.service.run import PortTaken, demand_fit, listener_on, log_to
+from helixqueue.service.run import PortTaken, check_database, listener_on, log_to
 from helixqueue.service.settings import ServiceSettings
 from helixqueue.up import databases
 from helixqueue.up.directory_lock import lock_directory
@@ -246,7 +246,7 @@ def _run(up_options: UpOptions) -> Exit:
         found = stack.enter_context(_databases(up_options))
         settings = ServiceSettings(found.dsn)
         # An unreachable database is reported below, when the login link is created.
-        demand_fit(settings, warn=show.progress, away=lambda _: None)
+        check_database(settings, warn=show.progress, unreachable=lambda _: None)
         _configure_logs(found)
         children = _children(up_options, found)
         facts = _facts(up_options, found, address_of(listener))

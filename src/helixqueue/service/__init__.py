@@ -1,8 +1,8 @@
-"""The HTTP service: the engine for whoever speaks HTTP. It decides nothing; the database does.
+"""The HTTP service. It decides nothing; the database does.
 
-A request comes in through `gate` (who is it, may it, how much), passes the idempotency middleware
-if it has a key, and reaches a route, which makes one call for the tenant of its token. `principal`
-is who asks, `problems` how it is told no, `journal` and `metrics` what is remembered of it.
+`admission` has the checks that every request passes, in order. A request with an idempotency key
+then passes the idempotency middleware. Its route (`routes/`) makes one call for the tenant of its
+token (`principal`). Errors become `problems`; `request_log` and `metrics` record every request.
 """
 
 from __future__ import annotations

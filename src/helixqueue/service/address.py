@@ -1,4 +1,4 @@
-"""Where a service is, as URLs have it."""
+"""The URL of a listening socket."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{shown(host)}:{port}"
+    return f"http://{url_host(host)}:{port}"
 
 
-def shown(host: str) -> str:
+def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent there stays on this machine."""
+    """Whether traffic to this host stays on the machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,50 +1,64 @@
-"""The way in: every request passes here before anything of it is read.
+"""Admission: the checks that every request passes, in the order in which they run.
 
-Is there room (503), who is it (401), how often (429), is there such a path (404, 405), has its
-tenant room (503), may it (403), in which form (415), how much (413, 408): in this order, so that a
-stranger learns nothing and costs little. What an operation demands stands in the OpenAPI document,
-`x-scope`; one that names none cannot be reached.
+Before routing, in `AdmissionMiddleware`:
+
+1. request log and metrics     every request, whatever its response
+2. capacity                    503 `too-busy`
+3. authentication              401 `unauthenticated`, 429 after too many failures
+4. rate limit of the token     429 `too-many-requests`
+
+FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
+
+5. tenant limit                503 `too-busy`
+6. scope                       403 `forbidden`
+7. query                       422 `invalid-request`
+8. content type                415 `unsupported-media-type`
+9. body                        413 `body-too-large`, 408 `too-slow`
+10. idempotency key            the idempotency middleware
+
+Without a valid token a client learns nothing and costs little. Access is denied by default: an
+operation without a scope cannot be called, and only operations with the scope `open` skip 2 to 6.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from fastapi.routing import APIRoute
+from starlette.requests import Request
 
-from helixqueue.errors import HelixError
 from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send
 from helixqueue.fence.http.header import values
 from helixqueue.fence.http.recorder import EFFECT_HEADER
-from helixqueue.service.problems import Problem, problem_of
-from helixqueue.service.request_log import SCOPE_KEY, RequestLog, masked, where
-from helixqueue.service.strict_request import body_of, demand_clear_query, demand_json
+from helixqueue.service.errors import error_response
+from helixqueue.service.problems import Problem
+from helixqueue.service.request_log import SCOPE_KEY, RequestLog, masked
+from helixqueue.service.strict_request import (
+    check_content_type,
+    check_query,
+    read_body,
+    strict_json,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
 
-    from fastapi import APIRouter, FastAPI
+    from starlette.responses import Response
 
-    from helixqueue.fence.policy import Policy
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
 
-log = logging.getLogger("helixqueue.service")
-OPEN: Final = "open"  # asks for no token
-ANY: Final = "any"  # for every good token
+OPEN: Final = "open"  # needs no token
+ANY: Final = "any"  # any valid token
 PRINCIPAL_KEY: Final = "helixqueue.principal"
-OPERATION_KEY: Final = "helixqueue.operation"
-CLIENT_LEFT: Final = 499
+BODY_KEY: Final = "helixqueue.body"
+CLIENT_CLOSED: Final = 499  # the status in log and metrics when nothing was sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-# Said once for all answers: they are data, never a page, and nobody's to keep.
+# Responses are data: browsers must not render them as pages.
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -52,293 +66,258 @@ _HEADERS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path, as the OpenAPI document has it."""
+class AdmissionMiddleware:
+    """The steps before routing, and the last error handler of a request."""
 
-    name: str
-    path: str
-    pattern: re.Pattern[str]
-    method: str
-    scope: str | None
-    fenced: bool
-    takes_json: bool
-    query: frozenset[str]  # the names that it reads there
-    lists: frozenset[str]  # of those, which may come more than once
-
-
-def operations(document: dict[str, Any]) -> list[Operation]:
-    found = []
-    for path, methods in document["paths"].items():
-        parts = re.split(r"(\{[^{}/]+\})", path)
-        named = [f"(?P<{p[1:-1]}>[^/]+)" if p.startswith("{") else re.escape(p) for p in parts]
-        pattern = re.compile("".join(named))
-        for method, told in methods.items():
-            query = [one for one in told.get("parameters", ()) if one["in"] == "query"]
-            found.append(
-                Operation(
-                    name=told["operationId"],
-                    path=path,
-                    pattern=pattern,
-                    method=method.upper(),
-                    scope=told.get("x-scope"),
-                    fenced=bool(told.get("x-fenced")),
-                    takes_json="requestBody" in told,
-                    query=frozenset(one["name"] for one in query),
-                    lists=frozenset(one["name"] for one in query if _is_list(one["schema"])),
-                )
-            )
-    return found
-
-
-def _is_list(schema: dict[str, Any]) -> bool:
-    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
-
-
-def pages(router: APIRouter) -> list[Operation]:
-    """Pages for people, which the document of the API does not have; they say what they demand."""
-    return [
-        Operation(
-            name=one.name,
-            path=one.path,
-            pattern=re.compile(re.escape(one.path)),
-            method=method,
-            scope=(one.openapi_extra or {}).get("x-scope"),
-            fenced=False,
-            takes_json=False,  # forms, if anything
-            lists=frozenset(),
-            query=frozenset(parameter.alias for parameter in one.dependant.query_params),
-        )
-        for one in router.routes
-        if isinstance(one, APIRoute) and not one.include_in_schema
-        for method in one.methods or ()
-    ]
-
-
-class Admission:
-    """Wraps the application; this is what a server runs."""
-
-    def __init__(
-        self,
-        app: FastAPI,
-        service: Service,
-        policy: Policy,
-        direct: Mapping[str, App],
-        more: Sequence[Operation] = (),
-    ) -> None:
-        self.app = app
-        self.service = service
-        self._policy = policy
-        self._direct = direct
-        self._asking = 0  # requests that need a token
-        self._operations = [*operations(app.openapi()), *more]
-        self._by_path: dict[str, list[Operation]] = {}
-        for one in self._operations:
-            self._by_path.setdefault(one.path, []).append(one)
-        self._fences = {
-            one: policy.route(one.method, one.path) for one in self._operations if one.fenced
+    def __init__(self, app: App, service: Service, routes: Iterable[OperationRoute]) -> None:
+        self._app = app
+        self._service = service
+        self._routes = list(routes)
+        self._open = {
+            (method, route.path)
+            for route in self._routes
+            if route.scope == OPEN
+            for method in route.methods
         }
+        self._in_progress = 0  # requests that need a token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        journal = RequestLog(_request_id(scope), scope["method"], _trace(scope))
-        scope[SCOPE_KEY] = journal
-        answer = _Answer(send, journal)
-        metrics = self.service.metrics
-        metrics.under_way += 1
+        request_log = RequestLog(_request_id(scope), scope["method"], _trace_id(scope))
+        scope[SCOPE_KEY] = request_log
+        response = _ResponseSender(send, request_log)
+        metrics = self._service.metrics
+        metrics.requests_in_progress += 1
         try:
-            await self._answered(scope, receive, answer, journal)
-        finally:
-            metrics.under_way -= 1
-            metrics.answered(journal.method, journal.route, answer.status, journal.seconds)
-            journal.write(answer.status)
-
-    async def _answered(
-        self, scope: Scope, receive: Receive, answer: _Answer, journal: RequestLog
-    ) -> None:
-        try:
-            await self._admitted(scope, receive, answer, journal)
+            await self._admit(scope, receive, response, request_log)
         except Disconnected:
-            return
-        except Problem as problem:
-            await self._refuse(problem, scope, receive, answer)
-        except HelixError as error:
-            journal.know(fault=f"{type(error).__name__}: {error}")
-            await self._refuse(problem_of(error), scope, receive, answer)
+            pass
         except Exception as error:  # noqa: BLE001 - the last handler of the request
-            log.error("request %s: %s", journal.request_id, where(error))  # noqa: TRY400
-            journal.know(fault=type(error).__name__)
-            if answer.status == CLIENT_LEFT:
-                fault = Problem("internal", "it is on record under the request's id")
-                await self._refuse(fault, scope, receive, answer)
+            self._label(scope, request_log)
+            problem = error_response(scope, error)
+            if response.status == CLIENT_CLOSED:
+                await problem(scope, receive, response)
+        finally:
+            metrics.requests_in_progress -= 1
+            seconds = request_log.seconds
+            metrics.count_request(scope["method"], request_log.route, response.status, seconds)
+            request_log.write(response.status)
 
-    async def _admitted(
-        self, scope: Scope, receive: Receive, answer: _Answer, journal: RequestLog
+    async def _admit(
+        self, scope: Scope, receive: Receive, send: Send, request_log: RequestLog
     ) -> None:
-        operation, allowed = self._find(scope)
-        if operation is not None:
-            journal.route = operation.path
-            journal.operation = operation.name
-        if operation is not None and operation.scope == OPEN:
-            await self._served(operation, None, scope, receive, answer)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if (method, scope["path"]) in self._open:
+            # A copy: the server still sees HEAD and sends no body.
+            await self._app({**scope, "method": method}, receive, send)
             return
-        with self._room():
-            principal = await self._principal(scope, journal)
-            principal.take()
-            if operation is None:
-                raise _nowhere(scope, allowed)
-            with self.service.requests.place(principal.tenant):
-                await self._served(operation, principal, scope, receive, answer)
-
-    async def _served(
-        self,
-        operation: Operation,
-        principal: Principal | None,
-        scope: Scope,
-        receive: Receive,
-        answer: _Answer,
-    ) -> None:
-        if principal is not None:
-            if operation.scope is None:
-                raise Problem("forbidden", "this operation names no scope, so nobody may")
-            if operation.scope != ANY:
-                principal.demand(operation.scope)
-            demand_clear_query(operation, scope["query_string"])
-        if operation.takes_json:
-            demand_json(scope)
-        body = await body_of(scope, receive, self.service.settings.body_seconds)
-        given = _Given(body, receive)
-        scope[OPERATION_KEY] = operation
-        if scope["method"] == "HEAD":
-            scope = {**scope, "method": operation.method}  # the server sends no body
-        inner = self._direct.get(operation.name, self.app)
-        if principal is not None and self._keyed(operation, scope):
-            fence = IdempotencyMiddleware(
-                inner, principal, self._policy, principal=lambda _: principal.grant.name
-            )
-            await fence(scope, given, answer)
-        else:
-            await inner(scope, given, answer)
-
-    def _find(self, scope: Scope) -> tuple[Operation | None, list[str]]:
-        """The operation asked for; else the methods that the path does know."""
-        method, path = scope["method"], scope["path"]
-        # A path that is named is not also somebody's id.
-        known = self._by_path.get(path, self._operations)
-        for one in known:
-            # Whoever only looks whether somebody is there may leave the answer's body out.
-            meant = "GET" if method == "HEAD" and one.scope == OPEN else method
-            if one.method == meant and one.pattern.fullmatch(path):
-                return one, []
-        return None, sorted({one.method for one in known if one.pattern.fullmatch(path)})
-
-    async def _principal(self, scope: Scope, journal: RequestLog) -> Principal:
+        self._check_capacity()
+        self._in_progress += 1
         try:
-            principal = await self.service.principals.of(values(scope["headers"], "authorization"))
-        except Problem:
-            self.service.strangers.take(scope)
-            raise
-        scope[PRINCIPAL_KEY] = principal
-        name = f"{principal.grant.name}.{principal.grant.generation}"
-        journal.know(tenant=principal.tenant, token=name)
-        return principal
+            principal = await self._authenticate(scope)
+            request_log.add(tenant=principal.tenant, token=principal.token_name)
+            principal.count_request()
+            scope[PRINCIPAL_KEY] = principal
+            await self._app(scope, receive, send)
+        finally:
+            self._in_progress -= 1
 
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Not of those who need no token: they look whether it lives, and it does, or log in.
-
-        Nor do they take any: anybody can begin to log in, and be slow, as often as he connects.
-        """
-        bound = self.service.settings.max_requests
-        if self._asking >= bound:
+    def _check_capacity(self) -> None:
+        """Open operations are exempt and do not count: anyone can send any number of them."""
+        limit = self._service.settings.max_requests
+        if self._in_progress >= limit:
             raise Problem(
                 "too-busy",
-                f"{bound} requests are under way",
-                expected=f"at most {bound} at a time",
+                f"{limit} requests are in progress",
+                expected=f"at most {limit} at a time",
                 got="one more",
                 retry_after=1,
             )
-        self._asking += 1
+
+    async def _authenticate(self, scope: Scope) -> Principal:
         try:
-            yield
-        finally:
-            self._asking -= 1
+            return await self._service.principals.get(values(scope["headers"], "authorization"))
+        except Problem:
+            self._service.anonymous_limit.count(scope)  # 429 in place of 401
+            raise
 
-    def _keyed(self, operation: Operation, scope: Scope) -> bool:
-        route = self._fences.get(operation)
-        if route is None:
-            return False
-        return route.required or bool(values(scope["headers"], self._policy.header))
+    def _label(self, scope: Scope, request_log: RequestLog) -> None:
+        """Name the route in the log and metrics of a request that was refused before routing."""
+        if not request_log.is_routed:
+            route = matching_route(self._routes, scope)
+            if route is not None:
+                request_log.set_route(route.path, route.operation)
 
-    async def _refuse(
-        self, problem: Problem, scope: Scope, receive: Receive, answer: _Answer
+
+class OperationRoute(APIRoute):
+    """A route with the steps after routing. `operation()` declares what it requires."""
+
+    methods: set[str]
+    scope: str | None
+    operation: str
+    fenced: bool
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
+        super().__init__(path, endpoint, **options)
+        extra = self.openapi_extra or {}
+        self.scope = extra.get("x-scope")
+        self.fenced = bool(extra.get("x-fenced"))
+        self.operation = self.operation_id or self.name
+        self.query = {param.alias: param.field_info for param in self.dependant.query_params}
+        self.lists = {name for name, info in self.query.items() if _is_list(info.annotation)}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_log: RequestLog = scope[SCOPE_KEY]
+        request_log.set_route(self.path, self.operation)
+        if scope["method"] not in self.methods or self._is_fixed_path(scope):
+            raise _method_not_allowed(scope)
+        if self.scope == OPEN:
+            await self._serve(scope, receive, send)
+            return
+        principal: Principal = scope[PRINCIPAL_KEY]
+        service: Service = scope["app"].state.service
+        with service.requests.hold(principal.tenant):
+            if self.scope is None:
+                raise Problem(
+                    "forbidden", "the operation declares no scope, so no token permits it"
+                )
+            if self.scope != ANY:
+                principal.require_scope(self.scope)
+            check_query(self, scope["query_string"])
+            await self._serve(scope, receive, send, principal)
+
+    def _is_fixed_path(self, scope: Scope) -> bool:
+        """Whether the path is that of another route: /v1/batches/retry is no batch id."""
+        return scope["path"] != self.path and scope["path"] in scope["app"].state.fixed_paths
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, principal: Principal | None = None
     ) -> None:
-        journal: RequestLog = scope[SCOPE_KEY]
-        journal.know(problem=problem.kind)
-        self.service.metrics.turned_away(problem.kind)
-        await problem.response(journal.request_id)(scope, receive, answer)
+        service: Service = scope["app"].state.service
+        if self.body_field is not None:
+            check_content_type(scope)
+        body = await read_body(scope, receive, service.settings.body_seconds)
+        scope[BODY_KEY] = body
+        if principal is not None and self._has_key(scope, service):
+            fence = IdempotencyMiddleware(
+                self.run, principal, service.policy, principal=lambda _: principal.grant.name
+            )
+            await fence(scope, _replay(body, receive), send)
+        else:
+            await self.run(scope, receive, send)
+
+    def _has_key(self, scope: Scope, service: Service) -> bool:
+        """Whether the request has an idempotency key, or must have one."""
+        return self.fenced and (
+            self.operation in service.key_required
+            or bool(values(scope["headers"], service.policy.header))
+        )
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the endpoint; FastAPI resolves its parameters."""
+        await self.app(scope, receive, send)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_AdmittedRequest(request.scope, request.receive))
+
+        return strict
 
 
-class _Given:
-    """The body that was read, then what the server says: that the client left."""
+class _AdmittedRequest(Request):
+    """A request whose body admission has read."""
 
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._message: Message | None = {"type": "http.request", "body": body, "more_body": False}
-        self._receive = receive
+    async def body(self) -> bytes:
+        body: bytes = self.scope[BODY_KEY]
+        return body
 
-    async def __call__(self) -> Message:
-        message, self._message = self._message, None
-        return message if message is not None else await self._receive()
+    async def json(self) -> Any:  # noqa: ANN401 - JSON
+        return strict_json(self.scope[BODY_KEY])
 
 
-class _Answer:
-    """The server's `send`, which learns the status and adds what every answer has."""
+class _ResponseSender:
+    """The server's `send`, which notes the status and adds the headers of every response."""
 
-    def __init__(self, send: Send, journal: RequestLog) -> None:
+    def __init__(self, send: Send, request_log: RequestLog) -> None:
         self._send = send
-        self._journal = journal
-        self.status = CLIENT_LEFT  # until something was answered
+        self._request_log = request_log
+        self.status = CLIENT_CLOSED
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [(n, v) for n, v in message["headers"] if n.lower() != EFFECT_HEADER.encode()]
-            if any(name == b"idempotency-replayed" for name, _ in headers):
-                self._journal.know(decision="repeated")
-            headers += [*_HEADERS, (b"x-request-id", self._journal.request_id.encode())]
-            if not any(name.lower() == b"cache-control" for name, _ in headers):
+            headers = [*_HEADERS, (b"x-request-id", self._request_log.request_id.encode())]
+            is_cacheable = False
+            for name, value in message["headers"]:
+                lower = name.lower()
+                if lower == b"idempotency-replayed":
+                    self._request_log.add(decision="repeated")
+                is_cacheable = is_cacheable or lower == b"cache-control"
+                if lower != _EFFECT_HEADER:  # internal
+                    headers.append((name, value))
+            if not is_cacheable:
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": headers}
         await self._send(message)
 
 
+_EFFECT_HEADER: Final = EFFECT_HEADER.lower().encode()
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body that was read, then the messages of the server."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
+
+
+def matching_route(routes: Iterable[OperationRoute], scope: Scope) -> OperationRoute | None:
+    """The route of a path and method."""
+    for route in routes:
+        if scope["method"] in route.methods and route.path_regex.match(scope["path"]):
+            return route
+    return None
+
+
+def _method_not_allowed(scope: Scope) -> Problem:
+    all_routes, path = scope["app"].routes, scope["path"]
+    routes = [route for route in all_routes if route.path == path] or [
+        route for route in all_routes if route.path_regex.match(path)
+    ]
+    allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
+    return Problem(
+        "method-not-allowed",
+        f"the path supports {allowed}",
+        expected=allowed,
+        got=scope["method"][:20],
+        headers={"Allow": allowed},
+    )
+
+
 def _request_id(scope: Scope) -> str:
-    """The client's, if it is fit to be written down; else one of ours."""
-    said = values(scope["headers"], "x-request-id")
-    if len(said) == 1 and _REQUEST_ID.fullmatch(said[0]):
-        return masked(said[0].decode("ascii"))
+    """The client's X-Request-Id if it is valid, else a new one."""
+    header = values(scope["headers"], "x-request-id")
+    if len(header) == 1 and _REQUEST_ID.fullmatch(header[0]):
+        return masked(header[0].decode("ascii"))
     return uuid.uuid4().hex
 
 
-def _trace(scope: Scope) -> str | None:
-    """The trace that the request belongs to, as W3C Trace Context says it."""
-    said = values(scope["headers"], "traceparent")
-    found = _TRACEPARENT.fullmatch(said[0]) if len(said) == 1 else None
-    return found[1].decode("ascii") if found else None
+def _trace_id(scope: Scope) -> str | None:
+    """The trace id of W3C Trace Context."""
+    header = values(scope["headers"], "traceparent")
+    match = _TRACEPARENT.fullmatch(header[0]) if len(header) == 1 else None
+    return match[1].decode("ascii") if match else None
 
 
-def _nowhere(scope: Scope, allowed: list[str]) -> Problem:
-    if allowed:
-        return Problem(
-            "method-not-allowed",
-            f"this path knows {', '.join(allowed)}",
-            expected=", ".join(allowed),
-            got=scope["method"][:20],
-            headers={"Allow": ", ".join(allowed)},
-        )
-    return Problem("not-found", "there is no such path")
+def _is_list(annotation: object) -> bool:
+    return any(get_origin(kind) is list for kind in (annotation, *get_args(annotation)))

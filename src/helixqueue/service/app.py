@@ -1,4 +1,4 @@
-"""Puts the service together: routes, the answers to errors, the document, the gate before all."""
+"""Builds the application: routes, error handlers, OpenAPI document, admission."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from helixqueue import __version__
 from helixqueue.errors import HelixError
-from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
-from helixqueue.service import (
+from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
+from helixqueue.service.errors import handle_error
+from helixqueue.service.openapi.document import document, plain_document
+from helixqueue.service.problems import Problem
+from helixqueue.service.routes import (
     batch_actions,
     batches,
     changes,
-    check_routes,
+    checks,
     fences,
     health,
+    leases,
     login,
     queues,
-    token_routes,
-    work,
+    tokens,
 )
-from helixqueue.service.admission import PRINCIPAL_KEY, Admission, operations, pages
-from helixqueue.service.document import document, plain_document
-from helixqueue.service.hot_routes import directly
-from helixqueue.service.problems import Problem, invalid_request, problem_of
-from helixqueue.service.service import Service, journal_of, service_of
+from helixqueue.service.service import Service
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from starlette.requests import Request
-    from starlette.responses import Response
+    from collections.abc import AsyncIterator
 
     from helixqueue.service.settings import ServiceSettings
 
-# Everything below 500 that we answer with says that nothing was done: it may be asked again.
+# Hot routes first: a path is compared with one route after the other.
+ROUTERS = (
+    batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, queues.routes,
+    changes.routes, fences.routes, checks.routes, tokens.routes, login.routes,
+    health.routes,
+)  # fmt: skip
+# Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}
 
 
-def create_app(settings: ServiceSettings) -> Admission:
-    """The ASGI application."""
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """Build the ASGI application."""
     service = Service(settings)
 
     @asynccontextmanager
@@ -60,100 +60,62 @@ def create_app(settings: ServiceSettings) -> Admission:
         yield
         await service.close()
 
-    app = _routed(lifespan)
-    app.state.service = service
-    for kind in (Problem, HelixError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _tell)
-    policy = _policy(settings.policy)
-    app.openapi = lambda: _document(app, policy)  # type: ignore[method-assign]
-    hot = [one for family in (batches, batch_actions, work) for one in family.routes.routes]
-    direct = directly([one for one in hot if isinstance(one, APIRoute)], app, _tell)
-    return Admission(app, service, policy, direct, pages(login.routes))
-
-
-def _routed(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None) -> FastAPI:
     app = FastAPI(
         title="HelixQueue",
         version=__version__,
         lifespan=lifespan,
-        openapi_url=None,  # behind the gate as everything else: /v1/openapi.json
+        openapi_url=None,  # /v1/openapi.json needs a token like every other operation
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
     )
-    for module in (
-        batches, batch_actions, queues, work, changes, fences, check_routes, token_routes,
-        login, health,
-    ):  # fmt: skip
-        app.include_router(module.routes)
+    app.state.service = service
+    routes = operation_routes()
+    app.router.routes.extend(routes)
+    app.state.fixed_paths = frozenset(r.path for r in routes if not r.param_convertors)
+    for error in (Problem, HelixError, RequestValidationError, HTTPException):
+        app.add_exception_handler(error, handle_error)
+    app.add_middleware(AdmissionMiddleware, service=service, routes=routes)
+    service.policy = idempotency_policy(settings.policy, routes)
+    required = {route.path for route in service.policy.routes if route.required}
+    service.key_required = frozenset(r.operation for r in routes if r.fenced and r.path in required)
+    schema = document(json.loads(_plain_document()), service.policy)
+    app.openapi = lambda: schema  # type: ignore[method-assign]
     return app
 
 
+def operation_routes() -> list[OperationRoute]:
+    routes = [route for router in ROUTERS for route in router.routes]
+    for route in routes:
+        if not isinstance(route, OperationRoute):
+            raise TypeError(f"expected an OperationRoute, got {route}: it would skip admission")
+    return [route for route in routes if isinstance(route, OperationRoute)]
+
+
 @cache
-def _plain_text() -> str:
-    """The plain document, which every application has; to make it takes half a second."""
-    return json.dumps(plain_document(_routed(None)))
+def _plain_document() -> str:
+    """Cached as text, because building it takes half a second."""
+    return json.dumps(plain_document(operation_routes()))
 
 
-def _policy(given: Policy | None) -> Policy:
-    """The policy, one route for each operation that may be fenced: keys are unique within one."""
-    base = given or Policy(routes=(Route(required=False),))
-    if given is None:
-        base = replace(base, routes=(replace(base.routes[0], methods=frozenset({"POST", "PUT"})),))
-    found = []
-    for operation in operations(json.loads(_plain_text())):
-        route = base.route(operation.method, operation.path) if operation.fenced else None
-        if route is not None:
-            found.append(
+def idempotency_policy(policy: Policy | None, routes: list[OperationRoute]) -> Policy:
+    """One policy route per fenced operation: keys are unique within a policy route."""
+    if policy is None:
+        policy = Policy(routes=(Route(required=False),))
+        writes = frozenset({"POST", "PUT"})
+        policy = replace(policy, routes=(replace(policy.routes[0], methods=writes),))
+    fenced = []
+    for route in routes:
+        [method] = route.methods
+        match = policy.route(method, route.path) if route.fenced else None
+        if match is not None:
+            fenced.append(
                 replace(
-                    route,
-                    path=operation.path,
-                    methods=frozenset({operation.method}),
-                    max_body_bytes=min(route.max_body_bytes, MAX_BODY_BYTES),
-                    before_the_effect=route.before_the_effect | _NOTHING_DONE,
+                    match,
+                    path=route.path,
+                    methods=frozenset({method}),
+                    max_body_bytes=min(match.max_body_bytes, MAX_BODY_BYTES),
+                    before_the_effect=match.before_the_effect | _NOTHING_DONE,
                 )
             )
-    return replace(base, routes=tuple(found), status_path=fences.STATUS_PATH)
-
-
-def _document(app: FastAPI, policy: Policy) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = document(json.loads(_plain_text()), policy)
-    return app.openapi_schema
-
-
-async def _tell(request: Request, error: Exception) -> Response:
-    """The answer to whatever went wrong while a request was served."""
-    match error:
-        case Problem():
-            return _told(request, error)
-        case HelixError():
-            return _told(request, _of_engine(request, error))
-        case RequestValidationError():
-            return _told(request, invalid_request(error.errors()))
-        case HTTPException():
-            # What the framework itself refuses; the gate has refused nearly all of it before.
-            kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "not-json")
-            return _told(request, Problem(kind, "the request could not be read"))
-    # Told of in the gate, which the error goes on to.
-    return _told(request, Problem("internal", "it is on record under the request's id"))
-
-
-def _of_engine(request: Request, error: HelixError) -> Problem:
-    principal = request.scope.get(PRINCIPAL_KEY)
-    problem = problem_of(error, values=principal is not None and principal.sees_payloads)
-    if problem.status_code >= 500:
-        journal = journal_of(request)
-        journal.know(fault=f"{type(error).__name__}: {error}")
-        if not (journal.unrepeatable and getattr(error, "outcome_unknown", False)):
-            # Nothing happened, or what happened will be recognised when it is asked again.
-            problem.extra[EFFECT_HEADER] = "none"
-    return problem
-
-
-def _told(request: Request, problem: Problem) -> Response:
-    journal = journal_of(request)
-    journal.know(problem=problem.kind)
-    service_of(request).metrics.turned_away(problem.kind)
-    return problem.response(journal.request_id)
+    return replace(policy, routes=tuple(fenced), status_path=fences.STATUS_PATH)

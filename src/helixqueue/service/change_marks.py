@@ -1,8 +1,8 @@
-"""Marks that the streams of a process share: how old an event behind a transaction can be at most.
+"""Marks map transaction ids to times, shared by the change streams of a process.
 
-A reader that comes back asks whether retention took away what it has not read. Its place is a
-transaction, and the index of retired batches knows only times. A mark ties the two together. It
-takes a transaction's number, so it is set now and then.
+A reader that reconnects must learn whether retention removed events that it has not read. Its
+position is a transaction id, and the index of retired batches contains only times. A mark connects
+the two. Each mark uses up a transaction id, so marks are set only every few seconds.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from helixqueue.postgres.tenant_sessions import TenantSessions
 
 EVERY_SECONDS: Final = 2.0
-# Of so many the oldest go first: a reader that is held up then reads more than it must, not less.
-KEPT: Final = 1_000
+# The oldest marks are dropped first: a slow reader then reads more than necessary, never less.
+MARKS_MAX: Final = 1_000
 NEVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChangeMarks:
-    def __init__(self, served: TenantSessions, every_seconds: float = EVERY_SECONDS) -> None:
-        self._served = served
+    def __init__(self, sessions: TenantSessions, every_seconds: float = EVERY_SECONDS) -> None:
+        self._sessions = sessions
         self._every_seconds = every_seconds
-        self._set_at = float("-inf")
-        self._marks: deque[ChangeMark] = deque(maxlen=KEPT)
+        self._marked_at = float("-inf")
+        self._marks: deque[ChangeMark] = deque(maxlen=MARKS_MAX)
 
     async def before(self, xid: int) -> datetime:
-        """A time that no event of transaction `xid` or a later one is older than."""
-        if time.monotonic() - self._set_at >= self._every_seconds:
-            self._set_at = time.monotonic()
-            self._marks.append(await self._served.run_without_tenant(changes.take_mark()))
+        """A time that precedes every event of transaction `xid` and later ones."""
+        if time.monotonic() - self._marked_at >= self._every_seconds:
+            self._marked_at = time.monotonic()
+            self._marks.append(await self._sessions.run_without_tenant(changes.take_mark()))
         return max((mark.at for mark in self._marks if mark.xid < xid), default=NEVER)

@@ -1,7 +1,7 @@
-"""Checks and replays: in a thread, on a connection of their own, one at a time of a tenant.
+"""Checks and replays run in a thread on their own connection, one at a time per tenant.
 
-They read much and think long, so the event loop and the connections that serve are kept out of it.
-Each transaction begins as every other of the service: with the token, which names the tenant.
+They read and compute for long, so they use neither the event loop nor the service's connections.
+Like every other transaction of the service, theirs begin with the token, which names the tenant.
 """
 
 from __future__ import annotations
@@ -31,58 +31,60 @@ if TYPE_CHECKING:
     from helixqueue.service.settings import ServiceSettings
 
 T = TypeVar("T")
-# At a time, so that a tenant that asks without end does not keep all others from asking.
-AT_ONCE: Final = 2
+# Two, so that one tenant cannot block all others.
+JOBS_MAX: Final = 2
 
 
 class CheckJobs:
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
-        self._places = TenantLimits(
-            AT_ONCE, "checks and replays", kind="check-under-way", retry_after=1
+        self._limits = TenantLimits(
+            JOBS_MAX, "checks and replays", kind="check-under-way", retry_after=1
         )
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._connections: set[Connection[Any]] = set()
         self._closed = False
 
-    async def check(self, asker: Principal, only: Collection[str] | None) -> list[CheckResult]:
-        """Every invariant (or `only` these), for the rows of the token's tenant.
+    async def check(self, principal: Principal, only: Collection[str] | None) -> list[CheckResult]:
+        """Check every invariant, or `only` these, on the rows of the token's tenant.
 
-        Those that time does not suffice for are late.
+        Invariants that did not finish in time are marked late.
         """
-        return await self._in_a_thread(asker, partial(self._checked, asker.token_hash, only))
+        return await self._run_in_thread(
+            principal, partial(self._check, principal.token_hash, only)
+        )
 
-    async def replay(self, asker: Principal, *, behind: int, limit: int) -> ReplayResult:
-        """A stretch of the tenant's batches after one; `stopped_at` is where the next begins."""
-        return await self._in_a_thread(
-            asker, partial(self._replayed, asker.token_hash, behind, limit)
+    async def replay(self, principal: Principal, *, after: int, limit: int) -> ReplayResult:
+        """Replay a range of the tenant's batches; the next range starts after `stopped_at`."""
+        return await self._run_in_thread(
+            principal, partial(self._replay, principal.token_hash, after, limit)
         )
 
     async def close(self) -> None:
-        """End what is under way: nobody waits for the answer."""
+        """Cancel the running jobs; their clients are disconnected."""
         self._closed = True
-        # Again and again: between two statements there is nothing to cancel.
-        while under_way := set(self._under_way):  # they may all have ended before the wait
+        # Repeated, because between two statements there is nothing to cancel.
+        while tasks := set(self._tasks):
             for connection in list(self._connections):
                 with suppress(psycopg.Error):
                     await asyncio.to_thread(connection.cancel_safe)
-            await asyncio.wait(under_way, timeout=0.1)
+            await asyncio.wait(tasks, timeout=0.1)
 
-    async def _in_a_thread(self, asker: Principal, work: Callable[[Connection[Any]], T]) -> T:
-        self._places.take(asker.tenant)
-        task = asyncio.ensure_future(asyncio.to_thread(self._connected, work))
-        self._under_way.add(task)
-        # The thread goes on when whoever asked has left, and has its place until it ends.
-        task.add_done_callback(partial(self._ended, asker.tenant))
+    async def _run_in_thread(self, principal: Principal, job: Callable[[Connection[Any]], T]) -> T:
+        self._limits.take(principal.tenant)
+        task = asyncio.ensure_future(asyncio.to_thread(self._connect_and_run, job))
+        self._tasks.add(task)
+        # The thread continues when the client disconnects, and counts until it ends.
+        task.add_done_callback(partial(self._finish, principal.tenant))
         return await asyncio.shield(task)
 
-    def _ended(self, tenant: str, task: asyncio.Task[Any]) -> None:
-        self._places.give_back(tenant)
-        self._under_way.discard(task)
+    def _finish(self, tenant: str, task: asyncio.Task[Any]) -> None:
+        self._limits.give_back(tenant)
+        self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, in case nobody waits for it any more
+            task.exception()  # retrieved, or asyncio logs it when the client is gone
 
-    def _connected(self, work: Callable[[Connection[Any]], T]) -> T:
+    def _connect_and_run(self, job: Callable[[Connection[Any]], T]) -> T:
         with Database.connect(
             self._settings.dsn,
             pooled=self._settings.pooled,
@@ -91,16 +93,16 @@ class CheckJobs:
         ) as database:
             self._connections.add(database.connection)
             try:
-                self._demand_open()
-                return work(database.connection)
+                self._require_open()
+                return job(database.connection)
             finally:
                 self._connections.discard(database.connection)
 
-    def _demand_open(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
-            raise Unavailable("the service is about to end; ask another one")
+            raise Unavailable("the service is shutting down; retry on another replica")
 
-    def _checked(
+    def _check(
         self, token_hash: bytes, only: Collection[str] | None, connection: Connection[Any]
     ) -> list[CheckResult]:
         seconds = self._settings.check_seconds
@@ -109,16 +111,16 @@ class CheckJobs:
             only=only,
             seconds=seconds,
             enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
-            progress=lambda _: self._demand_open(),
+            progress=lambda _: self._require_open(),
         )
 
-    def _replayed(
-        self, token_hash: bytes, behind: int, limit: int, connection: Connection[Any]
+    def _replay(
+        self, token_hash: bytes, after: int, limit: int, connection: Connection[Any]
     ) -> ReplayResult:
         seconds = self._settings.statement_seconds
         return replay(
             connection,
-            after=behind,
+            after=after,
             batches=self._settings.replay_batches,
             limit=limit,
             seconds=self._settings.replay_seconds,

@@ -1,7 +1,7 @@
-"""Background duties: this replica asks now and then whether one is due, and does it.
+"""Background duties: the service polls the database for a duty that is due, and runs it.
 
-The database shares them out among any number of replicas (engine/sql/19_duty.sql), so there is
-nothing to take over when one dies: the others go on asking. Each run is one short transaction.
+The database distributes duties among the replicas (engine/sql/75_duty.sql). No failover is needed
+when a replica dies, because the others keep polling. Each run is one short transaction.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from helixqueue.engine import duties
 from helixqueue.errors import HelixError, NotPermitted
 from helixqueue.postgres.tenant_sessions import TenantSessions
-from helixqueue.service.request_log import where
+from helixqueue.service.request_log import traceback_of
 
 log = logging.getLogger("helixqueue.service.duties")
-LOOK_SECONDS: Final = 0.5
-AWAY_SECONDS: Final = 1.0  # between two tries while the database is away
-ROWS_MAX: Final = 1_000  # of one run
+POLL_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 1.0  # while the database is unreachable
+ROWS_MAX: Final = 1_000  # per run
 
 
 class Duties:
-    def __init__(self, served: TenantSessions) -> None:
-        self._served = served
-        # In the ledger, on what is taken back from a worker that does not renew.
+    def __init__(self, sessions: TenantSessions) -> None:
+        self._sessions = sessions
+        # The ledger names this actor when a lease of a worker that stopped renewing ends.
         self._actor = f"service {socket.gethostname()}.{os.getpid()}"[:255]
         self._task: asyncio.Task[None] | None = None
 
@@ -41,35 +41,35 @@ class Duties:
                 await self._task
 
     async def _run(self) -> None:
-        away = False
+        is_waiting = False
         while True:
             try:
-                more = await self._one()
+                more = await self._run_next()
             except NotPermitted as error:
                 # Claims still reap and promote for their own tenants.
-                log.warning("this service does no background duties: %s", error)
+                log.warning("background duties are disabled: %s", error)
                 return
             except HelixError as error:
-                if not away:
-                    log.warning("background duties wait: %s", error)
-                away = True
-                await asyncio.sleep(AWAY_SECONDS)
+                if not is_waiting:
+                    log.warning("background duties paused: %s", error)
+                is_waiting = True
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
-            except Exception as error:  # noqa: BLE001 - nobody else would be told
-                log.error("a fault, and background duties go on: %s", where(error))  # noqa: TRY400
-                await asyncio.sleep(AWAY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - keeps the loop alive
+                log.error("background duties failed and continue: %s", traceback_of(error))  # noqa: TRY400
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if away:
-                log.warning("background duties go on")
-                away = False
+            if is_waiting:
+                log.warning("background duties resumed")
+                is_waiting = False
             if not more:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
-    async def _one(self) -> bool:
-        """Do a duty that is due; whether to look again at once."""
-        done = await self._served.run_without_tenant(
+    async def _run_next(self) -> bool:
+        """Run a duty that is due; returns whether to poll again at once."""
+        result = await self._sessions.run_without_tenant(
             duties.run_duty(actor=self._actor, limit=ROWS_MAX)
         )
-        if done is not None and done.error is not None:
-            log.error("duty %s failed: %s", done.duty, done.error)
-        return done is not None
+        if result is not None and result.error is not None:
+            log.error("duty %s failed: %s", result.duty, result.error)
+        return result is not None

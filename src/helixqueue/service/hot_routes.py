@@ -1,14 +1,14 @@
-"""Serves an operation without the framework's layers, where it takes names in its path and a body.
+"""Routes that programs call in bulk: submit, batch actions, and the calls of workers.
 
-FastAPI describes every operation, and serves those that people call. Of a single submit its layers
-were more than half of all that the service did, so what programs call in bulk comes here: the same
-functions, the same models and the same refusals.
+FastAPI documents them like every other route, but does not resolve their parameters: that took
+more than half of the time of a single submit. Such an endpoint takes path parameters, a body, and
+the values in `_PROVIDED`; nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,104 +16,66 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helixqueue.errors import HelixError
-from helixqueue.fence.http.asgi import Receive, Scope, Send, whole_body
-from helixqueue.service.admission import OPERATION_KEY, Operation
+from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
+from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
-from helixqueue.service.routing import strict_json
-from helixqueue.service.service import journal_of, principal_of, service_of
-from helixqueue.service.settings import MAX_BODY_BYTES
+from helixqueue.service.request_log import SCOPE_KEY
+from helixqueue.service.strict_request import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable
 
-    from fastapi import FastAPI
-    from fastapi.routing import APIRoute
+    from helixqueue.fence.http.asgi import Receive, Scope, Send
 
-
-def _itself(request: Request) -> Request:
-    return request
-
-
-_OURS = {
-    "asker": principal_of,
-    "here": service_of,
-    "note": journal_of,
-    "request": _itself,
+_PROVIDED: Final[dict[str, Callable[[Scope, Receive], Any]]] = {
+    "principal": lambda scope, _: scope[PRINCIPAL_KEY],
+    "service": lambda scope, _: scope["app"].state.service,
+    "request_log": lambda scope, _: scope[SCOPE_KEY],
+    "request": Request,
 }
 
 
-class HotRoute:
-    """One operation, as an ASGI application."""
-
-    def __init__(
-        self,
-        route: APIRoute,
-        app: FastAPI,
-        tell: Callable[[Request, Exception], Awaitable[Response]],
-    ) -> None:
-        self._app = app
-        self._tell = tell
-        self._endpoint: Callable[..., Awaitable[Any]] = route.endpoint
-        self._status = route.status_code or 200
-        hints = get_type_hints(route.endpoint, include_extras=True)
-        names = inspect.signature(route.endpoint).parameters
+class HotRoute(OperationRoute):
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:  # noqa: ANN401 - FastAPI's
+        super().__init__(path, endpoint, **options)
+        hints = get_type_hints(endpoint, include_extras=True)
+        names = set(inspect.signature(endpoint).parameters)
+        unknown = names - set(_PROVIDED) - set(self.param_convertors) - {"body"}
+        if unknown or "body" not in names:
+            raise TypeError(f"{self.name}: expected path parameters and a body, got {names}")
         self._body = TypeAdapter(hints["body"])
-        self._ours = {name: find for name, find in _OURS.items() if name in names}
-        self._path = {name: TypeAdapter(hints[name]) for name in route.param_convertors}
+        self._path_params = {name: TypeAdapter(hints[name]) for name in self.param_convertors}
+        self._provided = {name: _PROVIDED[name] for name in names & set(_PROVIDED)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self._app
-        request = Request(scope, receive)
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await whole_body(receive, MAX_BODY_BYTES)
-            response = await self._answered(request, body or b"")
+            response = await self._respond(scope, receive)
         except (Problem, HelixError, RequestValidationError) as error:
-            response = await self._tell(request, error)
+            response = error_response(scope, error)
         await response(scope, receive, send)
 
-    async def _answered(self, request: Request, body: bytes) -> Response:
-        operation: Operation = request.scope[OPERATION_KEY]
-        found = operation.pattern.fullmatch(request.scope["path"])
-        said = {} if found is None else found.groupdict()
-        given = {name: _valid(kind, said[name], "path", name) for name, kind in self._path.items()}
-        if not body:
+    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+        arguments = {name: provide(scope, receive) for name, provide in self._provided.items()}
+        for name, adapter in self._path_params.items():
+            arguments[name] = _validate(adapter, scope["path_params"][name], "path", name)
+        if not scope[BODY_KEY]:
             raise RequestValidationError(
                 [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
             )
-        given["body"] = _valid(self._body, strict_json(body), "body")
-        answer = await self._endpoint(
-            **given, **{name: find(request) for name, find in self._ours.items()}
-        )
-        if isinstance(answer, Response):
-            return answer
-        if isinstance(answer, BaseModel):
-            text = answer.__pydantic_serializer__.to_json(answer)
-            return Response(text, self._status, media_type="application/json")
-        return Response(status_code=self._status)
+        arguments["body"] = _validate(self._body, strict_json(scope[BODY_KEY]), "body")
+        result = await self.endpoint(**arguments)
+        if isinstance(result, Response):
+            return result
+        status = self.status_code or 200
+        if isinstance(result, BaseModel):
+            text = result.__pydantic_serializer__.to_json(result)
+            return Response(text, status, media_type="application/json")
+        return Response(status_code=status)
 
 
-def fits(route: APIRoute) -> bool:
-    """Whether an operation takes nothing but names in its path and a body."""
-    names = set(inspect.signature(route.endpoint).parameters)
-    return "body" in names and names - set(_OURS) - {"body"} == set(route.param_convertors)
-
-
-def directly(
-    routes: Iterable[APIRoute],
-    app: FastAPI,
-    tell: Callable[[Request, Exception], Awaitable[Response]],
-) -> Mapping[str, HotRoute]:
-    """By the names of operations."""
-    return {
-        route.operation_id or route.name: HotRoute(route, app, tell)
-        for route in routes
-        if fits(route)
-    }
-
-
-def _valid(kind: TypeAdapter[Any], value: object, *where: str) -> Any:  # noqa: ANN401 - as it says
+def _validate(adapter: TypeAdapter[Any], value: object, *location: str) -> Any:  # noqa: ANN401 - of the adapter's type
     try:
-        return kind.validate_python(value)
+        return adapter.validate_python(value)
     except ValidationError as error:
-        faults = [{**one, "loc": (*where, *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(faults) from None
+        errors = [{**fault, "loc": (*location, *fault["loc"])} for fault in error.errors()]
+        raise RequestValidationError(errors) from None

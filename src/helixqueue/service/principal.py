@@ -1,7 +1,7 @@
-"""Who asks: a good token, what it allows, and the calls it makes.
+"""Principals: a valid token, what it permits, and its calls to the database.
 
-What a token allows never changes, so it is remembered for a second. Whether the token is good is
-asked of the database in every transaction, together with the call (postgres/tenant_sessions.py).
+The permissions of a token never change, so they are cached for a second. Every transaction checks
+in the database that the token is still valid, together with the call (postgres/tenant_sessions.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helixqueue.operations.batches import Operations
 from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.service.rate_limit import RateLimit
-from helixqueue.service.submit_coalescer import BOOK, Single, SubmitCoalescer
+from helixqueue.service.submit_coalescer import BACKEND, SingleSubmit, SubmitCoalescer
 
 if TYPE_CHECKING:
     from helixqueue.engine.tokens import Grant
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
     from helixqueue.service.settings import ServiceSettings
 
 T = TypeVar("T")
-REMEMBER_SECONDS: Final = 1.0
-REMEMBERED_MAX: Final = 1_000
+CACHE_SECONDS: Final = 1.0
+CACHED_MAX: Final = 1_000
 
 
 class Principal:
-    """One token at work."""
-
     def __init__(
         self,
-        served: TenantSessions,
+        sessions: TenantSessions,
         token_hash: bytes,
         grant: Grant,
         settings: ServiceSettings,
@@ -46,145 +44,153 @@ class Principal:
     ) -> None:
         self.grant = grant
         self.tenant = grant.tenant
+        self.token_name = f"{grant.name}.{grant.generation}"
         self.read_at = time.monotonic()
-        self._served = served
+        self._sessions = sessions
         self.token_hash = token_hash
         self._counters = counters
-        self.desk = Operations(
-            BOOK, tenant=grant.tenant, actor=grant.name, retry_seconds=settings.retry_seconds
+        self.operations = Operations(
+            BACKEND,
+            tenant=grant.tenant,
+            actor=grant.name,
+            retry_seconds=settings.retry_seconds,
         )
-        self._gathering = SubmitCoalescer(self.run)
-        self._allowance = RateLimit(settings.requests_per_second, settings.burst)
+        self._coalescer = SubmitCoalescer(self.run)
+        self._rate_limit = RateLimit(settings.requests_per_second, settings.burst)
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
-        """Make a call for the token's tenant; `more` in the same transaction."""
-        return await self._served.run(self.token_hash, call, *more, tenant=self.tenant)
+        """Run a call once for the token's tenant; `more` calls in the same transaction."""
+        return await self._sessions.run(self.token_hash, call, *more, tenant=self.tenant)
 
-    async def do(self, plan: Steps[T]) -> T:
-        return await run_steps_async(plan, self._perform)
+    async def execute(self, call: Call[T]) -> T:
+        """Run a call that may be repeated while the database is unreachable."""
+        return await run_steps_async(self.operations.ask(call), self._perform)
 
-    async def ask(self, call: Call[T]) -> T:
-        """Make a call that may be repeated while the database is away."""
-        return await self.do(self.desk.ask(call))
+    async def run_steps(self, steps: Steps[T]) -> T:
+        return await run_steps_async(steps, self._perform)
 
-    async def demand_good(self) -> None:
-        """For what needs no database: it asks whether the token is good, as all else does."""
-        await self.ask(reads.tenants())
-
-    async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the answer of any call
+    async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
         if isinstance(step, Execute):
-            if isinstance(step.call, Single):
-                return await self._gathering.submit(step.call)
+            if isinstance(step.call, SingleSubmit):
+                return await self._coalescer.submit(step.call)
             return await self.run(step.call)
         await asyncio.sleep(step.seconds)
         return None
 
+    async def require_valid_token(self) -> None:
+        """Check the token, for operations that make no other call."""
+        await self.execute(reads.tenants())
+
     @cached_property
     def fences(self) -> AsyncFences:
-        """Of the requests that come with an idempotency key."""
+        """The fences of requests with an idempotency key."""
         return AsyncFences(self.run, self.tenant, self.grant.name, self._counters)
 
-    def take(self) -> None:
-        """One request of what the token is allowed."""
-        wait = self._allowance.take()
+    def count_request(self) -> None:
+        """Count a request against the token's rate limit."""
+        wait = self._rate_limit.take()
         if wait:
             raise Problem(
                 "too-many-requests",
-                f"a token may ask {self._allowance}",
-                expected=f"at most {self._allowance}",
+                f"the token is limited to {self._rate_limit}",
+                expected=f"at most {self._rate_limit}",
                 retry_after=wait,
             )
 
-    def demand(self, scope: str) -> None:
+    def require_scope(self, scope: str) -> None:
         if scope not in self.grant.scopes:
             raise Problem(
                 "forbidden",
-                f"this needs the scope {scope}",
+                f"the operation requires the scope {scope}",
                 expected=f"a token with the scope {scope}",
-                got=f"one with {', '.join(sorted(self.grant.scopes))}",
+                got=f"a token with {', '.join(sorted(self.grant.scopes))}",
             )
 
-    def demand_queue(self, *queues: str) -> None:
-        only = self.grant.queues
-        outside = [queue for queue in queues if only is not None and queue not in only]
-        if outside:
-            raise Problem(
-                "forbidden",
-                f"this token is for other queues than {outside[0]}",
-                expected=f"one of {', '.join(sorted(only or ()))[:300]}",
-                got=outside[0],
-            )
+    def require_queue(self, *queues: str) -> None:
+        allowed = self.grant.queues
+        if allowed is None:
+            return
+        for queue in queues:
+            if queue not in allowed:
+                raise Problem(
+                    "forbidden",
+                    f"the token does not permit queue {queue}",
+                    expected=f"one of {', '.join(sorted(allowed))[:300]}",
+                    got=queue,
+                )
 
     @property
     def sees_payloads(self) -> bool:
-        """Payloads, results, and what workers wrote about failures."""
+        """Whether the token may read payloads, results and the failure details of workers."""
         return "payloads" in self.grant.scopes
 
 
 class Principals:
-    """Those who asked lately."""
+    """A cache of the principals of recent requests."""
 
     def __init__(
-        self, served: TenantSessions, settings: ServiceSettings, counters: Counters
+        self, sessions: TenantSessions, settings: ServiceSettings, counters: Counters
     ) -> None:
-        self._served = served
+        self._sessions = sessions
         self._settings = settings
-        self._counters = counters  # of all fences, whoever asked
-        self._known: OrderedDict[bytes, Principal] = OrderedDict()
-        self._look: asyncio.Task[dict[bytes, Grant]] | None = None
-        self._asked: set[bytes] | None = None  # by that look, while it has not begun
+        self._counters = counters  # shared by the fences of all principals
+        self._cache: OrderedDict[bytes, Principal] = OrderedDict()
+        self._lookup: asyncio.Task[dict[bytes, Grant]] | None = None
+        self._next_hashes: set[bytes] | None = None  # of `_lookup`, until it starts
 
-    async def of(self, authorization: list[bytes]) -> Principal:
-        """Who sent this header; raises a problem for nobody we know."""
+    async def get(self, authorization: list[bytes]) -> Principal:
+        """The principal of these Authorization headers; raises `unauthenticated`."""
         if not authorization:
             raise unauthenticated("expected the header Authorization, got none", "none")
-        word, _, token = authorization[0].decode("latin-1").partition(" ")
-        if len(authorization) > 1 or word.lower() != "bearer" or not TOKEN.fullmatch(token.strip()):
+        scheme, _, token = authorization[0].decode("latin-1").partition(" ")
+        token = token.strip()
+        if len(authorization) > 1 or scheme.lower() != "bearer" or not TOKEN.fullmatch(token):
             raise unauthenticated(
-                "expected Authorization: Bearer hx_..., got something else", "something else"
+                "expected Authorization: Bearer hx_..., got another value", "another value"
             )
-        token_hash = tokens.hash_token(token.strip())
-        known = self._known.get(token_hash)
-        if known is not None and time.monotonic() - known.read_at < REMEMBER_SECONDS:
-            return known
-        grant = await self._looked_up(token_hash)
+        token_hash = tokens.hash_token(token)
+        principal = self._cache.get(token_hash)
+        if principal is not None and time.monotonic() - principal.read_at < CACHE_SECONDS:
+            return principal
+        grant = await self._look_up(token_hash)
         if grant is None:
-            self._known.pop(token_hash, None)
-            why = "one that is unknown, expired or revoked"
-            raise unauthenticated(f"expected a token that is good now, got {why}", why)
-        if known is not None and known.grant == grant:
-            # The same with its desk, its allowance and its fences.
-            known.read_at = time.monotonic()
+            self._cache.pop(token_hash, None)
+            got = "an unknown, expired or revoked token"
+            raise unauthenticated(f"expected a valid token, got {got}", got)
+        if principal is not None and principal.grant == grant:
+            # Keeps its cached queues, its rate limit and its fences.
+            principal.read_at = time.monotonic()
         else:
-            known = Principal(self._served, token_hash, grant, self._settings, self._counters)
-        self._known[token_hash] = known
-        self._known.move_to_end(token_hash)
-        while len(self._known) > REMEMBERED_MAX:
-            self._known.popitem(last=False)
-        return known
+            principal = Principal(self._sessions, token_hash, grant, self._settings, self._counters)
+        self._cache[token_hash] = principal
+        self._cache.move_to_end(token_hash)
+        while len(self._cache) > CACHED_MAX:
+            self._cache.popitem(last=False)
+        return principal
 
-    async def _looked_up(self, token_hash: bytes) -> Grant | None:
-        """Whoever comes while a look is under way is part of the next.
+    async def _look_up(self, token_hash: bytes) -> Grant | None:
+        """Look tokens up in batches: those that arrive during a lookup go into the next one.
 
-        So guesses cost the database one look at a time, however many there are, and a good token
-        among them waits for two at most.
+        So guessed tokens cost one query at a time, however many there are, and a valid token among
+        them waits for at most two queries.
         """
-        if self._look is None or self._asked is None:
-            self._asked = set()
-            self._look = asyncio.create_task(self._look_behind(self._look, self._asked))
-            self._look.add_done_callback(_looked_at)
-        self._asked.add(token_hash)
-        return (await asyncio.shield(self._look)).get(token_hash)
+        if self._lookup is None or self._next_hashes is None:
+            self._next_hashes = set()
+            self._lookup = asyncio.create_task(self._query(self._lookup, self._next_hashes))
+            self._lookup.add_done_callback(_retrieve_exception)
+        self._next_hashes.add(token_hash)
+        return (await asyncio.shield(self._lookup)).get(token_hash)
 
-    async def _look_behind(
-        self, before: asyncio.Task[dict[bytes, Grant]] | None, asked: set[bytes]
+    async def _query(
+        self, previous: asyncio.Task[dict[bytes, Grant]] | None, hashes: set[bytes]
     ) -> dict[bytes, Grant]:
-        if before is not None and not before.done():
-            await asyncio.wait([before])
-        self._asked = None
-        return await self._served.run_without_tenant(tokens.authenticate(asked))
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])
+        self._next_hashes = None
+        return await self._sessions.run_without_tenant(tokens.authenticate(hashes))
 
 
-def _looked_at(look: asyncio.Task[dict[bytes, Grant]]) -> None:
-    if not look.cancelled():
-        look.exception()  # in case nobody waits for it any more
+def _retrieve_exception(lookup: asyncio.Task[dict[bytes, Grant]]) -> None:
+    """Asyncio logs an exception that nothing retrieves; every waiter may be gone."""
+    if not lookup.cancelled():
+        lookup.exception()

@@ -1,4 +1,4 @@
-"""How a client is told no: RFC 9457 problems with stable types, and what to do about each."""
+"""Problem responses (RFC 9457): stable types, and what to do about each."""
 
 from __future__ import annotations
 
@@ -29,104 +29,108 @@ from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
-# Kind: status, title, remedy. docs/http.md has a line on each; a test compares.
+# Kind: status, title, remedy. A test compares them with docs/http.md.
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-http": (400, "The request is not HTTP", "send HTTP/1.1"),
-    "not-json": (400, "The body is not JSON with one meaning", "send strict JSON in UTF-8"),
+    "not-json": (400, "The body is not strict JSON", "send strict JSON in UTF-8"),
     "unauthenticated": (
         401,
-        "No good token",
-        "send Authorization: Bearer with a token of `helixq token create` that is good now",
+        "No valid token",
+        "send Authorization: Bearer with a valid token of `helixq token create`",
     ),
-    "forbidden": (403, "The token does not allow this", "ask with a token that has the scope"),
-    "not-found": (404, "There is no such path", "see /v1/openapi.json"),
-    "no-such-batch": (404, "The tenant has no such batch", "look at the receipt"),
+    "forbidden": (403, "The token does not permit this", "use a token that has the scope"),
+    "not-found": (404, "No such path", "see /v1/openapi.json"),
+    "no-such-batch": (404, "The tenant has no such batch", "check the batch id"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
-    "no-such-fence": (404, "The tenant has no such fence", "look at the answer that named it"),
+    "no-such-fence": (404, "The tenant has no such fence", "check the fence key"),
     "no-such-login": (
         404,
-        "The code does not log in",
-        "ask for a new link (helixq token link): codes are good once",
+        "The login code is not valid",
+        "create a new link with helixq token link: a code works once",
     ),
-    "no-such-token": (404, "The tenant has no such token to do this with", "list them"),
-    "method-not-allowed": (405, "The path knows no such method", "see the header Allow"),
-    "too-slow": (408, "The body did not come in time", "send it again"),
+    "no-such-token": (404, "The tenant has no such valid token", "list the tokens"),
+    "method-not-allowed": (405, "The path does not support the method", "see the header Allow"),
+    "too-slow": (408, "The body did not arrive in time", "send the request again"),
     "conflict": (
         409,
-        "The identity stands for another payload",
-        "send the same payload, or give this one a revision of its own",
+        "The identity was submitted with another payload",
+        "send the same payload, or use a new revision",
     ),
-    "illegal-transition": (409, "Not possible in the state the batch is in", "look at its state"),
-    "in-progress": (409, "It is not finished", "ask again after Retry-After seconds"),
-    "no-result": (409, "The batch ended without a result", "look at its story"),
-    "queue-closed": (409, "The queue takes no new work", "an operator opens it"),
-    "not-in-doubt": (409, "The fence is not in doubt (any more)", "look at it again"),
-    "name-taken": (409, "The name was used before", "rotate that token, or take another name"),
-    "body-too-large": (413, "The body is too large", "send less, or in several requests"),
+    "illegal-transition": (409, "The state of the batch does not allow this", "check its state"),
+    "in-progress": (409, "The work is not finished", "retry after Retry-After seconds"),
+    "no-result": (409, "The batch ended without a result", "read its history"),
+    "queue-closed": (409, "The queue is closed for submissions", "ask an operator to open it"),
+    "not-in-doubt": (409, "The fence is not in doubt", "read the fence again"),
+    "name-taken": (409, "The name was used before", "rotate that token, or choose another name"),
+    "body-too-large": (413, "The body is too large", "send less, or use several requests"),
     "unsupported-media-type": (
         415,
-        "The body is in another form",
-        "send JSON, as it is, with Content-Type: application/json",
+        "The content type is not supported",
+        "send uncompressed JSON with Content-Type: application/json",
     ),
-    "invalid-request": (422, "The request is not what the operation takes", "see the faults"),
-    "invalid-identity": (422, "The identity breaks its profile", "correct the identifier"),
-    "invalid-payload": (422, "The payload is not what the queue takes", "correct the payload"),
-    "refused": (422, "The answer is no", "asking again with the same words changes nothing"),
+    "invalid-request": (422, "The request is not valid", "correct the listed faults"),
+    "invalid-identity": (422, "The identity violates its profile", "correct the identity"),
+    "invalid-payload": (422, "The payload does not match the queue", "correct the payload"),
+    "refused": (422, "The request was refused", "change the request; a repeat is refused again"),
     "too-many-requests": (429, "Too many requests", "wait Retry-After seconds"),
-    "queue-full": (429, "The queue is full", "submit again when work has been done"),
-    "too-many-streams": (429, "Too many streams are open", "close one, or ask another service"),
+    "queue-full": (429, "The queue is full", "retry when work has been completed"),
+    "too-many-streams": (429, "Too many streams are open", "close one, or use another replica"),
     "check-under-way": (
         429,
-        "Another check or replay is under way",
-        "ask again after Retry-After seconds: one at a time of a tenant",
+        "Another check or replay is running",
+        "retry after Retry-After seconds: one runs at a time per tenant",
     ),
-    "head-too-large": (431, "The head is too large", "send fewer and shorter headers"),
-    "internal": (500, "A fault of the service", "report it with the request's id"),
-    "unavailable": (503, "The database is away", "repeat the request after Retry-After seconds"),
-    "retryable": (503, "Something else was in the way", "repeat the request"),
-    "too-busy": (503, "Too many requests are under way", "ask again, or ask another service"),
-    "not-ready": (503, "The service cannot serve", "see the detail"),
+    "head-too-large": (431, "The request head is too large", "send fewer and shorter headers"),
+    "internal": (500, "Internal error", "report it with the request id"),
+    "unavailable": (503, "The database is unreachable", "retry after Retry-After seconds"),
+    "retryable": (503, "A concurrent transaction interfered", "repeat the request"),
+    "too-busy": (503, "Too many requests are in progress", "retry, or use another replica"),
+    "not-ready": (503, "The service is not ready", "see the detail"),
 }
 
 
-# What was expected and what came, where whoever refuses knows no better; faults have neither.
-USUAL: Final[dict[str, tuple[str, str]]] = {
-    "not-http": ("HTTP/1.1", "something else"),
-    "not-json": ("strict JSON in UTF-8", "something else"),
-    "unauthenticated": ("a token that is good now", "none that is"),
-    "forbidden": ("a token that may do this", "one that may not"),
-    "not-found": ("a path of /v1/openapi.json", "another one"),
-    "no-such-batch": ("a batch of the tenant", "an id that it does not know"),
-    "no-such-queue": ("a queue of the tenant", "a name that it does not know"),
-    "no-such-fence": ("a fence of the tenant", "a key that it does not know"),
-    "no-such-login": ("a code that was not used, in its time", "another one"),
-    "no-such-token": ("a token of the tenant that is good", "a name that has none"),
-    "method-not-allowed": ("a method of the path", "another one"),
-    "too-slow": ("the whole body in time", "a part of it"),
-    "conflict": ("the payload that the identity stands for", "another one"),
-    "illegal-transition": ("a batch in a state that allows it", "one in another"),
-    "in-progress": ("work that has ended", "work that is under way"),
-    "no-result": ("a batch with a result", "one without"),
-    "queue-closed": ("an open queue", "a closed one"),
-    "name-taken": ("a name that was never used", "one that was"),
-    "body-too-large": ("a smaller body", "more"),
-    "unsupported-media-type": ("application/json", "something else"),
-    "invalid-request": ("another request", "this one"),
-    "invalid-identity": ("an identity that keeps to its profile", "one that does not"),
-    "invalid-payload": ("a payload that the queue takes", "another one"),
-    "refused": ("what the detail says", "what the detail says"),
+# Default `expected` and `got` members, by kind. Faults of the service have neither.
+DEFAULTS: Final[dict[str, tuple[str, str]]] = {
+    "not-http": ("HTTP/1.1", "other bytes"),
+    "not-json": ("strict JSON in UTF-8", "other bytes"),
+    "unauthenticated": ("a valid token", "no valid token"),
+    "forbidden": ("a token that permits the operation", "a token that does not"),
+    "not-found": ("a path of /v1/openapi.json", "another path"),
+    "no-such-batch": ("a batch of the tenant", "an unknown id"),
+    "no-such-queue": ("a queue of the tenant", "an unknown name"),
+    "no-such-fence": ("a fence of the tenant", "an unknown key"),
+    "no-such-login": ("an unused code that has not expired", "another code"),
+    "no-such-token": ("a valid token of the tenant", "a name without one"),
+    "method-not-allowed": ("a supported method", "another method"),
+    "too-slow": ("the complete body in time", "a part of it"),
+    "conflict": ("the payload of the first submission", "another payload"),
+    "illegal-transition": ("a batch in a state that allows it", "a batch in another state"),
+    "in-progress": ("finished work", "unfinished work"),
+    "no-result": ("a batch with a result", "a batch without a result"),
+    "queue-closed": ("an open queue", "a closed queue"),
+    "name-taken": ("a new name", "a name that was used before"),
+    "body-too-large": ("a smaller body", "a larger body"),
+    "unsupported-media-type": ("application/json", "another content type"),
+    "invalid-request": ("a request as /v1/openapi.json describes it", "another request"),
+    "invalid-identity": ("an identity that its profile allows", "another identity"),
+    "invalid-payload": ("a payload that matches the queue's schema", "another payload"),
+    "refused": ("see the detail", "see the detail"),
     "too-many-requests": ("fewer requests", "one more"),
-    "head-too-large": ("a smaller head", "more"),
-    "queue-full": ("fewer batches pending", "more"),
+    "head-too-large": ("a smaller head", "a larger head"),
+    "queue-full": ("fewer pending batches", "more"),
     "too-many-streams": ("fewer streams", "one more"),
-    "not-in-doubt": ("a fence in doubt, as it was looked at", "one that is not, or has moved on"),
-    "check-under-way": ("one check or replay of a tenant at a time", "another one"),
+    "not-in-doubt": ("a fence in doubt, at the given version", "another state or version"),
+    "check-under-way": ("one check or replay per tenant at a time", "one more"),
 }
 
 
 class Problem(HTTPException):
-    """One answer; `more` are its extension members."""
+    """An error with its response; `members` are RFC 9457 extension members.
+
+    A subclass of HTTPException, because FastAPI lets only those pass while it reads a body.
+    """
 
     def __init__(
         self,
@@ -138,21 +142,21 @@ class Problem(HTTPException):
         remedy: str | None = None,
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
-        **more: Any,  # noqa: ANN401 - JSON
+        **members: Any,  # noqa: ANN401 - JSON
     ) -> None:
-        status, self.title, usual = PROBLEMS[kind]
+        status, self.title, default_remedy = PROBLEMS[kind]
         super().__init__(status_code=status, detail=detail)
         self.kind = kind
-        wanted, came = USUAL.get(kind, (None, None))
-        self.told = {
-            "expected": expected or wanted,
-            "got": got or came,
-            "remedy": remedy or usual,
-            **more,
+        default_expected, default_got = DEFAULTS.get(kind, (None, None))
+        self.members = {
+            "expected": expected or default_expected,
+            "got": got or default_got,
+            "remedy": remedy or default_remedy,
+            **members,
         }
-        self.extra = dict(headers or {})
+        self.extra_headers = dict(headers or {})
         if retry_after is not None:
-            self.extra["Retry-After"] = str(math.ceil(min(max(retry_after, 1), 60)))
+            self.extra_headers["Retry-After"] = str(math.ceil(min(max(retry_after, 1), 60)))
 
     def body(self, request_id: str) -> dict[str, Any]:
         return {
@@ -161,31 +165,31 @@ class Problem(HTTPException):
             "status": self.status_code,
             "detail": self.detail,
             "request": request_id,
-            **{name: value for name, value in self.told.items() if value is not None},
+            **{name: value for name, value in self.members.items() if value is not None},
         }
 
     def response(self, request_id: str) -> JSONResponse:
-        headers = {"Cache-Control": "no-store", **self.extra}
+        headers = {"Cache-Control": "no-store", **self.extra_headers}
         return JSONResponse(
             self.body(request_id), self.status_code, headers, "application/problem+json"
         )
 
 
 def problem_of(error: HelixError, *, values: bool = False) -> Problem:
-    """The problem for an error of ours; `values` says that the client may see payloads."""
-    kind = next((name for one, name in _KINDS if isinstance(error, one)), "internal")
+    """The problem of a HelixQueue error; `values` allows payloads in it."""
+    kind = next((name for error_type, name in _KINDS if isinstance(error, error_type)), "internal")
     headers, retry_after = None, None
     if kind == "unauthenticated":
         headers = {"WWW-Authenticate": "Bearer"}
     if kind in {"in-progress", "unavailable"}:
         retry_after = getattr(error, "retry_after", None) or 1.0
-    # The client learns nothing of the inside; whoever runs it reads the log.
+    # The texts of other errors may disclose internals; they go to the log only.
     detail = str(error) if isinstance(error, Refused | InProgress) else PROBLEMS[kind][1]
-    more = _more(error, values=values)
-    return Problem(kind, detail, retry_after=retry_after, headers=headers, **more)
+    members = _members(error, values=values)
+    return Problem(kind, detail, retry_after=retry_after, headers=headers, **members)
 
 
-# The first that fits.
+# The first match decides.
 _KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
     (InvalidToken, "unauthenticated"),
     (Conflict, "conflict"),
@@ -203,21 +207,21 @@ _KINDS: Final[tuple[tuple[type[HelixError], str], ...]] = (
 )
 
 
-def _more(error: HelixError, *, values: bool) -> dict[str, Any]:
-    """What an error knows besides its words."""
+def _members(error: HelixError, *, values: bool) -> dict[str, Any]:
+    """Extension members of the problem of an error."""
     match error:
         case Conflict():
-            # A difference is a disclosure: who may not read payloads gets the places alone.
+            # A diff contains payload values; without the scope payloads only paths are shown.
             paths = [{name: op[name] for name in ("op", "path")} for op in error.diff]
             return {"diff": error.diff if values else paths}
         case InvalidIdentity():
             names = ("code", "code_point", "offset", "part", "suggestion")
             return {"got": error.code, **{name: getattr(error, name) for name in names}}
         case InvalidPayload():
-            got = f"{error.code} at {error.path or 'the whole'}"
+            got = f"{error.code} at {error.path or 'the root'}"
             return {"got": got, "code": error.code, "pointer": error.path}
         case Unavailable():
-            # Whether it may have been done: a repeat finds out.
+            # Whether the call may have taken effect; a repeat shows it.
             return {"outcome_unknown": error.outcome_unknown}
     return {}
 
@@ -226,38 +230,46 @@ def unauthenticated(detail: str, got: str) -> Problem:
     return Problem("unauthenticated", detail, got=got, headers={"WWW-Authenticate": "Bearer"})
 
 
+def no_such_batch(batch_id: UUID) -> Problem:
+    return Problem("no-such-batch", f"the tenant has no batch {batch_id}", got=str(batch_id))
+
+
+def no_such_queue(queue: str) -> Problem:
+    return Problem("no-such-queue", f"the tenant has no queue {queue}", got=queue)
+
+
 def invalid_request(errors: Sequence[Any]) -> Problem:
-    """From what validation found; of what came, only where it stood: it may be a secret."""
+    """The problem of validation errors; shows the type of a value, not the value itself."""
     faults = [
         {
             "where": "/" + "/".join(str(part) for part in fault["loc"]),
-            "expected": _wanted(fault),
-            "got": _came(fault),
+            "expected": _expected(fault),
+            "got": _got(fault),
         }
         for fault in errors[:20]
     ]
     if not faults:
-        return Problem("invalid-request", "the request is not what the operation takes")
+        return Problem("invalid-request", "the request is not valid")
     where, expected, got = faults[0].values()
     detail = f"{where}: expected {expected}, got {got}"
     return Problem("invalid-request", detail, expected=expected, got=got, faults=faults)
 
 
-def _wanted(fault: Mapping[str, Any]) -> str:
+def _expected(fault: Mapping[str, Any]) -> str:
     match fault["type"]:
         case "missing":
             return "a value"
         case "extra_forbidden":
-            return "no such name"
-    said = str(fault["msg"])[:300]
-    for begin, instead in _SAID.items():
-        if said.startswith(begin):
-            return instead + said.removeprefix(begin)
-    return said
+            return "no such member"
+    message = str(fault["msg"])[:300]
+    for prefix, replacement in _PREFIXES.items():
+        if message.startswith(prefix):
+            return replacement + message.removeprefix(prefix)
+    return message
 
 
-# How the framework begins, and how a sentence goes on behind "expected".
-_SAID: Final = {
+# Prefixes of pydantic messages, and what follows "expected" in their place.
+_PREFIXES: Final = {
     "Input should be ": "",
     "String should ": "a string that should ",
     "Value error, expected ": "",
@@ -265,19 +277,19 @@ _SAID: Final = {
 }
 
 
-def _came(fault: Mapping[str, Any]) -> str:
-    """What kind of thing; never the thing itself."""
+def _got(fault: Mapping[str, Any]) -> str:
+    """The JSON type of a value, never the value itself: it may be a secret."""
     if fault["type"] == "missing":
         return "none"
-    came = fault.get("input")
-    if isinstance(came, str):
-        return f"a string of {len(came)} characters"
-    if isinstance(came, list):
-        return f"a list of {len(came)}"
-    return _KINDS_OF_JSON.get(type(came), "something else")
+    value = fault.get("input")
+    if isinstance(value, str):
+        return f"a string of {len(value)} characters"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return _JSON_TYPES.get(type(value), "another type")
 
 
-_KINDS_OF_JSON: Final[dict[type, str]] = {
+_JSON_TYPES: Final[dict[type, str]] = {
     type(None): "null",
     bool: "true or false",
     int: "a number",
@@ -286,8 +298,8 @@ _KINDS_OF_JSON: Final[dict[type, str]] = {
 }
 
 
-class ProblemAnswer(BaseModel):
-    """What every refusal looks like; some have more members, as docs/http.md says."""
+class ProblemResponse(BaseModel):
+    """Members of every problem; some kinds have more (docs/http.md)."""
 
     model_config = ConfigDict(title="Problem", extra="allow")
 

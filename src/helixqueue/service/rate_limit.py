@@ -1,9 +1,8 @@
-"""How often somebody may ask: a token, and whoever has none that is good.
+"""Rate limits of tokens, and of addresses that send requests without a valid token.
 
-A stranger is told 429 in place of 401 when strangers from the same address came too often. Whether
-somebody is one is known only when the token was looked up, so whoever has a good token is never
-told so, even from behind the same proxy; that guesses do not flood the database is seen to where
-tokens are looked up (principal.py).
+An address that sends too many requests without a valid token gets 429 in place of 401. Requests
+with a valid token are not counted, even from the same address, because a proxy may share it. The
+lookups of guessed tokens are bounded elsewhere (principal.py).
 """
 
 from __future__ import annotations
@@ -18,69 +17,70 @@ from helixqueue.service.problems import Problem
 if TYPE_CHECKING:
     from helixqueue.fence.http.asgi import Scope
 
-PLACES_MAX: Final = 10_000
-PREFIX_BITS: Final = 64  # what one customer of a provider has of IPv6
+ADDRESSES_MAX: Final = 10_000
+PREFIX_BITS: Final = 64  # the IPv6 network of one customer of a provider
 
 
 class RateLimit:
-    """So many requests a second, and so many at once after a pause."""
+    """A token bucket."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._left = float(burst)
-        self._at = time.monotonic()
+        self._available = float(burst)
+        self._updated_at = time.monotonic()
 
     def __str__(self) -> str:
-        return f"{self._per_second:g} times a second, {self._burst} at once"
+        return f"{self._per_second:g} requests per second with bursts of {self._burst}"
 
     def take(self) -> float:
-        """0 if there was one left; else the seconds until there is."""
+        """Take one request; returns 0, or the seconds until one is available."""
         now = time.monotonic()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
-        if self._left < 1:
-            return (1 - self._left) / self._per_second
-        self._left -= 1
+        refill = (now - self._updated_at) * self._per_second
+        self._available = min(self._burst, self._available + refill)
+        self._updated_at = now
+        if self._available < 1:
+            return (1 - self._available) / self._per_second
+        self._available -= 1
         return 0.0
 
     def give_back(self) -> None:
-        self._left += 1
+        self._available += 1
 
 
 class AnonymousRateLimit:
-    """Who came without a good token lately, by where they came from."""
+    """One rate limit per client address."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._places: OrderedDict[str, RateLimit] = OrderedDict()
+        self._limits: OrderedDict[str, RateLimit] = OrderedDict()
 
-    def take(self, scope: Scope) -> RateLimit:
-        """One request of what the address is allowed."""
-        place = _place(scope)
-        allowance = self._places.setdefault(place, RateLimit(self._per_second, self._burst))
-        self._places.move_to_end(place)
-        while len(self._places) > PLACES_MAX:
-            self._places.popitem(last=False)
-        wait = allowance.take()
+    def count(self, scope: Scope) -> RateLimit:
+        """Count a request of the client's address; raises `too-many-requests`."""
+        network = _network(scope)
+        limit = self._limits.setdefault(network, RateLimit(self._per_second, self._burst))
+        self._limits.move_to_end(network)
+        while len(self._limits) > ADDRESSES_MAX:
+            self._limits.popitem(last=False)
+        wait = limit.take()
         if wait:
             raise Problem(
                 "too-many-requests",
-                f"without a good token an address may ask {allowance}",
-                expected=f"a good token, or at most {allowance}",
+                f"an address without a valid token is limited to {limit}",
+                expected=f"a valid token, or at most {limit}",
                 retry_after=wait,
             )
-        return allowance
+        return limit
 
 
-def _place(scope: Scope) -> str:
-    """The address; of IPv6 the network, because its owner has all the addresses in it."""
+def _network(scope: Scope) -> str:
+    """The IPv4 address, or the IPv6 network: its owner has every address in it."""
     host = (scope.get("client") or ("",))[0]
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return ""  # a socket of this machine
+        return ""  # a Unix socket
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     if address.ipv4_mapped is not None:

@@ -1,8 +1,8 @@
-"""One line of JSON for each request, and one for each batch that a worker or a chunk was about.
+"""The request log: one JSON line per request, and one per batch of a worker or bulk request.
 
-So one batch's story is a search for its id: submitted, claimed, settled, refused, each line with
-the request it came with. Only the fields named here are written, never a body, a header or a query.
-What looks like a secret is masked even so: somebody may have sent it as the name of a worker.
+A search for a batch id finds its history: submitted, claimed, settled, refused, each line with the
+id of its request. Only the fields listed here are written, never a body, a header or a query.
+Values that look like secrets are masked: a client may send a token as the name of a worker.
 """
 
 from __future__ import annotations
@@ -26,57 +26,68 @@ FIELDS: Final = (
     "decision", "count", "reason", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)
-# Of the request, and so of each of its batches; the queue, where it is not the batch's own.
-_OF_ALL_STEPS: Final[tuple[str, ...]] = ("tenant", "token", "worker")
-_AS_THEY_ARE: Final = frozenset({bool, int, float, UUID})
+# Fields of the request that every step line repeats.
+_COMMON_FIELDS: Final[tuple[str, ...]] = ("tenant", "token", "worker")
+_PLAIN_TYPES: Final = frozenset({bool, int, float, UUID})
 _LISTS: Final = (list, tuple, set, frozenset)
 MAX_CHARS: Final = 300
-SCOPE_KEY: Final = "helixqueue.journal"
-# What must not be read by whoever reads logs, and what stands in its place.
+NO_ROUTE: Final = "(none)"
+SCOPE_KEY: Final = "helixqueue.request_log"
+# Patterns of secrets, and their replacements.
 _SECRETS: Final = (
     (TOKEN, "hx_(masked)"),
     (LOGIN, "hl_(masked)"),
     (re.compile(r"(://[^/\s:@]*:)[^@\s]+@"), r"\1(masked)@"),
     (re.compile(r"(password\s*=\s*)('[^']*'|[^\s\"']+)", re.IGNORECASE), r"\1(masked)"),
 )
-# Without any of these there is none of them, which is quicker to see.
-_SIGNS: Final = ("hx_", "hl_", "://", "assword", "ASSWORD")
+# Every secret contains one of these; a cheap test before the patterns.
+_MARKERS: Final = ("hx_", "hl_", "://", "assword", "ASSWORD")
 
 
 class RequestLog:
-    """What is known of one request so far."""
+    """Collects the fields of one request."""
 
     def __init__(self, request_id: str, method: str, trace: str | None = None) -> None:
         self.request_id = request_id
         self.method = method
-        self.route = "(none)"
-        self.operation = "(none)"
-        # Work without identity: a repeat could not be told from other work.
+        self.route = NO_ROUTE
+        self.operation = NO_ROUTE
+        # A submission without identity: a repeat would create another batch.
         self.unrepeatable = False
         self._trace = trace
-        self._began = time.monotonic()
-        self._facts: dict[str, Any] = {}
+        self._started_at = time.monotonic()
+        self._fields: dict[str, Any] = {}
         self._steps: list[tuple[str, dict[str, Any]]] = []
         self._has_mismatch = False
 
-    def know(self, **facts: Any) -> None:  # noqa: ANN401 - whatever is known
-        unknown = facts.keys() - _FIELDS
+    def set_route(self, route: str, operation: str) -> None:
+        self.route = route
+        self.operation = operation
+
+    def add(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        unknown = fields.keys() - _FIELDS
         if unknown:
             raise TypeError(f"unknown field {min(unknown)!r}; known: {', '.join(FIELDS)}")
-        self._facts |= {name: value for name, value in facts.items() if value is not None}
+        for name, value in fields.items():
+            if value is not None:
+                self._fields[name] = value
 
-    def step(self, operation: str, **facts: Any) -> None:  # noqa: ANN401 - whatever is known
-        """What became of one of the batches that the request is about."""
-        self._steps.append((operation, facts))
-        # A worker had two results for one attempt: an error of the worker's, and people must know.
-        self._has_mismatch = self._has_mismatch or bool(facts.get("mismatch"))
+    def add_step(self, operation: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Log the result of one batch of the request."""
+        self._steps.append((operation, fields))
+        # The worker sent two different results for one attempt, which is a bug of the worker.
+        self._has_mismatch = self._has_mismatch or bool(fields.get("mismatch"))
+
+    @property
+    def is_routed(self) -> bool:
+        return self.route is not NO_ROUTE
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
     def write(self, status: int) -> None:
-        """All lines as one message: a chunk has a thousand, and a record each was half its time."""
+        """Write all lines as one record: a record per line took half the time of a bulk submit."""
         level = logging.WARNING if status >= 500 else logging.INFO
         if self._has_mismatch:
             level = logging.ERROR
@@ -89,61 +100,60 @@ class RequestLog:
         if self._trace is not None:
             head["trace"] = self._trace
         lines = self._step_lines(head) if self._steps else []
-        answer = {
+        summary = {
             "operation": self.operation,
             "method": self.method,
             "route": self.route,
             "status": status,
             "ms": round(self.seconds * 1000, 2),
         }
-        lines.append(orjson.dumps(head | answer | _told(self._facts)))
+        lines.append(orjson.dumps(head | summary | _loggable(self._fields)))
         log.log(level, "%s", b"\n".join(lines).decode())
 
     def _step_lines(self, head: dict[str, Any]) -> list[bytes]:
-        common = {name: self._facts[name] for name in _OF_ALL_STEPS if name in self._facts}
-        begin = orjson.dumps(head | _told(common))[:-1]
+        common = {name: self._fields[name] for name in _COMMON_FIELDS if name in self._fields}
+        prefix = orjson.dumps(head | _loggable(common))[:-1]
         return [
-            b"%b,%b" % (begin, orjson.dumps({"operation": operation} | _told(facts))[1:])
-            for operation, facts in self._steps
+            b"%b,%b" % (prefix, orjson.dumps({"operation": operation} | _loggable(fields))[1:])
+            for operation, fields in self._steps
         ]
 
 
 class MaskingFormatter(logging.Formatter):
-    """The message alone, whoever wrote it, without its secrets."""
+    """The message alone, with secrets masked."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        # The journal masks its fields, and may have a thousand lines.
+        # The request log has masked its fields, and may have a thousand lines.
         return text if record.name == log.name else masked(text)
 
 
-def where(error: BaseException) -> str:
-    """Where it happened, and not what was said: a message may hold somebody's data."""
+def traceback_of(error: BaseException) -> str:
+    """The type and the stack, without the message: it may contain user data."""
     lines = "".join(traceback.format_tb(error.__traceback__))
     return masked(f"{type(error).__name__}\n{lines}")
 
 
 def masked(text: str) -> str:
-    if not any(sign in text for sign in _SIGNS):
+    if not any(marker in text for marker in _MARKERS):
         return text
-    for secret, instead in _SECRETS:
-        text = secret.sub(instead, text)
+    for secret, replacement in _SECRETS:
+        text = secret.sub(replacement, text)
     return text
 
 
-def _told(facts: dict[str, Any]) -> dict[str, Any]:
+def _loggable(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value if type(value) in _AS_THEY_ARE else _bounded(value)
-        for name, value in facts.items()
+        name: value if type(value) in _PLAIN_TYPES else _bounded(value)
+        for name, value in fields.items()
         if value is not None
     }
 
 
 def _bounded(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, _LISTS):
-        return [_bounded(one) for one in list(value)[:20]]
-    # Each by itself: what looks like the begin of a secret in one field must not hide the next. And
-    # whole, because half a secret does not look like one.
+        return [_bounded(item) for item in list(value)[:20]]
+    # Masked before it is cut, because a cut secret no longer matches its pattern.
     text = masked(str(value))[:MAX_CHARS]
-    # A lone surrogate has no UTF-8, and a line that cannot be written tells nothing.
+    # A lone surrogate cannot be encoded as UTF-8.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

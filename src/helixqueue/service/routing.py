@@ -1,4 +1,4 @@
-"""How operations are declared: what they demand stands in the document that clients read."""
+"""How routes are declared: what an operation requires stands in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,100 +6,68 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from helixqueue.errors import InvalidPayload
 from helixqueue.fence.http.asgi import Disconnected
-from helixqueue.identity import loads
-from helixqueue.service.bodies import NAME_PATTERN
+from helixqueue.service.admission import PRINCIPAL_KEY, OperationRoute
+from helixqueue.service.hot_routes import HotRoute
+from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.principal import Principal
-from helixqueue.service.problems import Problem
-from helixqueue.service.request_log import RequestLog
-from helixqueue.service.service import Service, journal_of, principal_of, service_of
+from helixqueue.service.request_log import SCOPE_KEY, RequestLog
+from helixqueue.service.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from starlette.responses import Response
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 
 
-# Coroutines, though nothing waits: the framework would run plain functions in threads.
-async def _asker(request: Request) -> Principal:
-    return principal_of(request)
+# Coroutines, because FastAPI runs plain functions in threads.
+async def _principal(request: Request) -> Principal:
+    principal: Principal = request.scope[PRINCIPAL_KEY]
+    return principal
 
 
-async def _here(request: Request) -> Service:
-    return service_of(request)
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
 
 
-async def _note(request: Request) -> RequestLog:
-    return journal_of(request)
+async def _request_log(request: Request) -> RequestLog:
+    request_log: RequestLog = request.scope[SCOPE_KEY]
+    return request_log
 
 
-Asker = Annotated[Principal, Depends(_asker)]
-Here = Annotated[Service, Depends(_here)]
-Note = Annotated[RequestLog, Depends(_note)]
+PrincipalDep = Annotated[Principal, Depends(_principal)]
+ServiceDep = Annotated[Service, Depends(_service)]
+RequestLogDep = Annotated[RequestLog, Depends(_request_log)]
 QueueName = Annotated[
-    str, Path(pattern=NAME_PATTERN, description="A queue.", examples=["basecall"])
+    str, Path(pattern=NAME_PATTERN, description="Name of the queue.", examples=["basecall"])
 ]
 
 
-def strict_json(body: bytes) -> Any:  # noqa: ANN401 - JSON
-    """No doubled names, no NaN, no lone surrogates: a body has one meaning or none."""
-    try:
-        return loads(body)
-    except InvalidPayload as refused:
-        # The reader's word for what it reads; here it may be anything that was sent.
-        told = f"body {str(refused).removeprefix('payload ')}"
-        raise Problem("not-json", told, code=refused.code, pointer=refused.path) from None
-
-
-async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives; nobody needs it any more when the client has left."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Disconnected
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:  # noqa: ANN401 - JSON
-        return strict_json(await self.body())
-
-
-class StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def strict(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strict
-
-
 def router(tag: str) -> APIRouter:
-    return APIRouter(tags=[tag], route_class=StrictRoute)
+    return _router(tag, OperationRoute)
 
 
-def demands(scope: str, *problems: str, fenced: bool = False) -> dict[str, Any]:
-    """What an operation says of itself besides what its signature does.
+def hot_router(tag: str) -> APIRouter:
+    return _router(tag, HotRoute)
 
-    `problems`: those of its own (document.py knows which ones all have). `fenced`: it may come
-    with an idempotency key. Not what hands out secrets: answers are kept.
+
+def _router(tag: str, route_class: type[OperationRoute]) -> APIRouter:
+    return APIRouter(
+        tags=[tag],
+        route_class=route_class,
+        generate_unique_id_function=lambda route: route.operation_id or route.name,
+    )
+
+
+def operation(scope: str, *problems: str, fenced: bool = False) -> dict[str, Any]:
+    """What an operation requires, as arguments of a route decorator.
+
+    `problems` are those that not every operation has (openapi/document.py adds the common ones).
+    `fenced` operations accept an idempotency key. Operations that return secrets must not, because
+    their responses would be stored.
     """
     return {
         "openapi_extra": {
@@ -109,3 +77,23 @@ def demands(scope: str, *problems: str, fenced: bool = False) -> dict[str, Any]:
             **({} if scope == "open" else {"security": [{"token": []}]}),
         },
     }
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; cancels it when the client disconnects."""
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Disconnected
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

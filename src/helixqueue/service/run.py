@@ -1,4 +1,4 @@
-"""Runs the service: one process, one event loop, its log as lines of JSON on standard error."""
+"""Runs the service: one process, one event loop, a log of JSON lines on standard error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from helixqueue.errors import Refused, SchemaMismatch
-from helixqueue.service.address import address_of, is_loopback, shown
+from helixqueue.service.address import address_of, is_loopback, url_host
 from helixqueue.service.app import create_app
 from helixqueue.service.request_log import MaskingFormatter
-from helixqueue.service.service import AWAY, MISFIT, Service
-from helixqueue.service.slow_clients import connections_of
+from helixqueue.service.service import SCHEMA_MISMATCH, UNREACHABLE, Service
+from helixqueue.service.slow_clients import connection_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from helixqueue.service.settings import ServiceSettings
 
 GRACE_SECONDS: Final = 5
-# How many are made before a search among them; a chunk makes that many.
+# Garbage collection threshold; a bulk submit creates about as many objects.
 YOUNG_OBJECTS: Final = 20_000
 POOLED: Final = (
-    "the DSN leads through a pooler: unless that is in session mode, statements that one client "
-    "prepared are run for another; run `helixq serve --pooled`, or name the server itself"
+    "the DSN connects through a pooler: unless it is in session mode, prepared statements of one "
+    "client run for another; use `helixq serve --pooled`, or the DSN of the server itself"
 )
-OWN_FILES: Final = 100  # that a service has open besides its connections
+OWN_FILES: Final = 100  # open files besides connections
 
 
 def serve(
@@ -46,9 +46,11 @@ def serve(
     listening: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Serve until a signal ends it; `listening` is told the address."""
-    demand_fit(
-        settings, warn=warn, away=lambda fault: warn(f"{fault}; serving 503 until it is back")
+    """Serve until a signal arrives; calls `listening` with the address."""
+    check_database(
+        settings,
+        warn=warn,
+        unreachable=lambda fault: warn(f"{fault}; responding 503 until it is reachable"),
     )
     log_to(logging.StreamHandler(sys.stderr))
     with listener_on(host, port, warn) as listener:
@@ -57,10 +59,10 @@ def serve(
 
 
 class HttpServer(uvicorn.Server):
-    """One that spares what the process is made of by then from its search for garbage.
+    """A server that excludes the objects of the start from garbage collection.
 
-    A look through all of it takes 100 ms, in which nobody is answered. Long pages and chunks, which
-    make many objects, brought on one after another: a fifth of a chunk's time.
+    A full collection takes 100 ms, during which no request is served. Bulk submits, which create
+    many objects, triggered one after another: a fifth of their time.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,7 +73,7 @@ class HttpServer(uvicorn.Server):
 
 
 class PortTaken(Refused):
-    """Somebody else listens there, or the port is not for this user."""
+    """Another process listens on the port, or the user may not bind it."""
 
 
 def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.socket:
@@ -79,42 +81,44 @@ def listener_on(host: str, port: int, warn: Callable[[str], None]) -> socket.soc
     try:
         listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
-        what = f"expected an address to listen on, got {shown(host)}:{port}"
+        message = f"expected an address to listen on, got {url_host(host)}:{port}"
         if error.errno in {errno.EADDRINUSE, errno.EACCES}:
             raise PortTaken(
-                f"{what}: {os.strerror(error.errno).lower()}; "
-                "name another with --port, or --port 0 for any that is free"
+                f"{message}: {os.strerror(error.errno).lower()}; "
+                "choose another with --port, or --port 0 for any free port"
             ) from error
-        raise Refused(f"{what}, which is none of this machine; name one with --host") from error
+        raise Refused(
+            f"{message}, which this machine does not have; choose one with --host"
+        ) from error
     if not is_loopback(host):
-        warn("tokens travel as plain text: put TLS before this address")
+        warn("tokens are sent in plain text: put a TLS proxy in front of this address")
     return listener
 
 
 def config_of(settings: ServiceSettings) -> uvicorn.Config:
-    """What the server is told; every bound on clients that is not the gate's."""
-    gate = create_app(_with_room(settings))
+    """The server's configuration, with the limits on clients that admission does not have."""
+    app = create_app(_fit_connections(settings))
     return uvicorn.Config(
-        gate,
-        http=connections_of(gate),
-        access_log=False,  # it would hold queries; the request log has what matters
+        app,
+        http=connection_class(app.state.service),
+        access_log=False,  # it would contain queries; see request_log.py
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # anybody can write them
+        proxy_headers=False,  # any client can send them
         timeout_keep_alive=settings.idle_seconds,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
     )
 
 
-def _with_room(settings: ServiceSettings) -> ServiceSettings:
-    """Connections are files, of which the system allows so many: ask for as many as it takes."""
+def _fit_connections(settings: ServiceSettings) -> ServiceSettings:
+    """Raise the limit on open files, or lower `max_connections` to it."""
     own = OWN_FILES + settings.connections
-    files = _files(settings.max_connections + own)
+    files = _raise_file_limit(settings.max_connections + own)
     return replace(settings, max_connections=max(1, files - own))
 
 
-def _files(wanted: int) -> int:
+def _raise_file_limit(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
@@ -123,34 +127,37 @@ def _files(wanted: int) -> int:
     return soft
 
 
-def demand_fit(
-    settings: ServiceSettings, *, warn: Callable[[str], None], away: Callable[[HelixError], None]
+def check_database(
+    settings: ServiceSettings,
+    *,
+    warn: Callable[[str], None],
+    unreachable: Callable[[HelixError], None],
 ) -> None:
-    """A login that may not serve is told now; of a database that is away, `away` is told why."""
+    """Raise if the login or the schema cannot serve; calls `unreachable` if the database is."""
 
-    async def ask() -> str | None:
+    async def check() -> str | None:
         service = Service(settings)
         try:
-            reason = await service.why_not_ready()
+            reason = await service.check_ready()
             if isinstance(service.fault, Refused):
-                raise service.fault  # which no waiting mends
+                raise service.fault  # waiting does not help
             if service.fault is not None:
-                away(service.fault)
-            elif reason is None and not settings.pooled and await service.served.is_pooled():
+                unreachable(service.fault)
+            elif reason is None and not settings.pooled and await service.sessions.is_pooled():
                 warn(POOLED)
         finally:
-            await service.served.close()
+            await service.sessions.close()
         return reason
 
-    reason = asyncio.run(ask())
-    if reason == MISFIT:
+    reason = asyncio.run(check())
+    if reason == SCHEMA_MISMATCH:
         raise SchemaMismatch(reason)
-    if reason not in {None, AWAY}:
+    if reason not in {None, UNREACHABLE}:
         raise Refused(str(reason))
 
 
 def log_to(handler: logging.Handler) -> None:
-    """Our log, a line of JSON for each request."""
+    """Send the log to `handler`: one JSON line per request."""
     logger = logging.getLogger("helixqueue")
     handler.setFormatter(MaskingFormatter("%(message)s"))
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""What one running service has: its connections, who asked lately, its counts."""
+"""The state of one running service: connections, principals, limits, metrics."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from starlette.requests import Request
-
 from helixqueue.engine import duties, reads, revision, service_calls
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.counters import Counters
+from helixqueue.fence.policy import Policy
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.fair_semaphore import FairSemaphore
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.postgres.wakeups import Wakeups
-from helixqueue.service.admission import PRINCIPAL_KEY
 from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.service.check_jobs import CheckJobs
 from helixqueue.service.duties import Duties
+from helixqueue.service.lease_names import LeaseNames
 from helixqueue.service.metrics import Metrics
-from helixqueue.service.names import Names
 from helixqueue.service.principal import Principal, Principals
-from helixqueue.service.problems import Problem
+from helixqueue.service.problems import Problem, no_such_queue
 from helixqueue.service.rate_limit import AnonymousRateLimit
-from helixqueue.service.request_log import SCOPE_KEY, RequestLog
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
@@ -33,13 +30,13 @@ if TYPE_CHECKING:
     from helixqueue.service.settings import ServiceSettings
 
 READY_SECONDS: Final = 1.0
-# How old a count of a queue may be: a deep one is looked at often, a shallow one now and then.
+# Maximum age of a queue's pending count: deep queues are counted more often than shallow ones.
 DEEP_SECONDS: Final = 1.0
 SHALLOW_SECONDS: Final = 10.0
 COUNTED_MAX: Final = 10_000
-AWAY: Final = "the database is away"
-MISFIT: Final = "the database's schema does not fit this release; run helixq migrate"
-BIND_IT: Final = (
+UNREACHABLE: Final = "the database is unreachable"
+SCHEMA_MISMATCH: Final = "the database schema does not match this release; run helixq migrate"
+BIND_HELP: Final = (
     "create a role for the service: create role helix_service login; grant helix_client to "
     "helix_service; select helix.bind_v1('helix_service', '*', true)"
 )
@@ -48,7 +45,9 @@ BIND_IT: Final = (
 class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.served = TenantSessions(
+        self.policy = settings.policy or Policy()  # create_app adds one route per operation
+        self.key_required: frozenset[str] = frozenset()  # operations that need a key
+        self.sessions = TenantSessions(
             settings.dsn,
             connections=settings.connections,
             connect_seconds=settings.connect_seconds,
@@ -56,121 +55,109 @@ class Service:
             wait_seconds=settings.wait_seconds,
             pooled=settings.pooled,
         )
-        self.principals = Principals(self.served, settings, Counters())
-        self.strangers = AnonymousRateLimit(settings.strangers_per_second, settings.strangers_burst)
-        # Apart: behind a proxy all have one address, and who guesses tokens must keep nobody out
-        # who has a good link.
-        self.logins = AnonymousRateLimit(settings.strangers_per_second, settings.strangers_burst)
-        self.marks = ChangeMarks(self.served)
-        self.bell = self._bell()
-        # A stream that is far behind looks for seconds: half of the connections are for others.
-        self.looks = FairSemaphore(max(1, settings.connections // 2))
+        self.principals = Principals(self.sessions, settings, Counters())
+        self.anonymous_limit = AnonymousRateLimit(
+            settings.anonymous_per_second, settings.anonymous_burst
+        )
+        # Separate: behind a proxy all clients share an address, and a client that guesses tokens
+        # must not block a user with a valid login link.
+        self.login_limit = AnonymousRateLimit(
+            settings.anonymous_per_second, settings.anonymous_burst
+        )
+        self.change_marks = ChangeMarks(self.sessions)
+        self.wakeups = self._wakeups()
+        # A stream that is far behind reads for seconds, so half of the connections stay free.
+        self.stream_reads = FairSemaphore(max(1, settings.connections // 2))
         self.requests = TenantLimits(
-            settings.max_requests, "requests under way", kind="too-busy", retry_after=1
+            settings.max_requests, "concurrent requests", kind="too-busy", retry_after=1
         )
         self.streams = TenantLimits(
             settings.max_streams, "streams", kind="too-many-streams", retry_after=10
         )
         self.waits = TenantLimits(
-            settings.max_waits, "held requests of workers", kind="too-many-streams", retry_after=10
+            settings.max_waits, "waiting worker requests", kind="too-many-streams", retry_after=10
         )
         self.metrics = Metrics(self.streams, self.waits)
-        self.names = Names()
-        self.duties = Duties(self.served)
-        self.audits = CheckJobs(settings)
+        self.lease_names = LeaseNames()
+        self.duties = Duties(self.sessions)
+        self.check_jobs = CheckJobs(settings)
         self.duty_rows: list[DutyRow] = []
-        self.fault: HelixError | None = None  # of the last look at the database
-        self._look: asyncio.Task[str | None] | None = None
-        self._looked_at = float("-inf")
+        self.fault: HelixError | None = None  # of the last readiness check
+        self._readiness: asyncio.Task[str | None] | None = None
+        self._checked_at = float("-inf")
         self._pending: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def _bell(self) -> Wakeups | None:
-        direct = self.settings.listen_dsn
-        if direct is None:
-            return None if self.settings.pooled else Wakeups(self.served.connect)
+    def _wakeups(self) -> Wakeups | None:
+        listen_dsn = self.settings.listen_dsn
+        if listen_dsn is None:
+            return None if self.settings.pooled else Wakeups(self.sessions.connect)
         seconds = self.settings.connect_seconds
-        return Wakeups(lambda: AsyncDatabase.connect(direct, timeout_seconds=seconds))
+        return Wakeups(lambda: AsyncDatabase.connect(listen_dsn, timeout_seconds=seconds))
 
     async def close(self) -> None:
-        """All of it, though one of them fails; the last one first."""
+        """Close every part, in reverse order, even if one of them fails."""
         async with AsyncExitStack() as parts:
-            parts.push_async_callback(self.served.close)
-            if self.bell is not None:
-                parts.push_async_callback(self.bell.close)
-            parts.push_async_callback(self.audits.close)
+            parts.push_async_callback(self.sessions.close)
+            if self.wakeups is not None:
+                parts.push_async_callback(self.wakeups.close)
+            parts.push_async_callback(self.check_jobs.close)
             parts.push_async_callback(self.duties.stop)
 
-    async def why_not_ready(self) -> str | None:
-        """None when it can serve. One look at a time, and one a second, however many ask.
+    async def check_ready(self) -> str | None:
+        """The reason why the service is not ready, or None.
 
-        Anybody may ask without a token: a look for each would take connections from those with one.
+        Checks at most once per second, one check at a time: clients without a token may call this,
+        and must not take connections from others.
         """
-        is_old = time.monotonic() - self._looked_at >= READY_SECONDS
-        if self._look is None or (self._look.done() and is_old):
-            self._look = asyncio.create_task(self._find_out())
-        return await asyncio.shield(self._look)
+        is_old = time.monotonic() - self._checked_at >= READY_SECONDS
+        if self._readiness is None or (self._readiness.done() and is_old):
+            self._readiness = asyncio.create_task(self._check_database())
+        return await asyncio.shield(self._readiness)
 
-    async def _find_out(self) -> str | None:
-        try:
-            return await self._reason()
-        finally:
-            self._looked_at = time.monotonic()
-
-    async def _reason(self) -> str | None:
+    async def _check_database(self) -> str | None:
         self.fault = None
         try:
             revision.demand(
-                await self.served.run_without_tenant(service_calls.read_schema_revision())
+                await self.sessions.run_without_tenant(service_calls.read_schema_revision())
             )
-            fit = await self.served.run_without_tenant(service_calls.can_serve())
-            self.duty_rows = await self.served.run_without_tenant(duties.list_duties())
+            is_fit = await self.sessions.run_without_tenant(service_calls.can_serve())
+            self.duty_rows = await self.sessions.run_without_tenant(duties.list_duties())
         except SchemaMismatch:
-            return MISFIT
+            return SCHEMA_MISMATCH
         except NotPermitted:
-            fit = False
+            is_fit = False
         except HelixError as error:
             self.fault = error
-            return AWAY
-        return None if fit else f"the login must be bound by setting alone; {BIND_IT}"
+            return UNREACHABLE
+        finally:
+            self._checked_at = time.monotonic()
+        return None if is_fit else f"the login must be bound by setting only; {BIND_HELP}"
 
-    async def make_room(self, principal: Principal, queue: str, rows: int) -> None:
-        """Turn submissions away while a queue is full; a soft bound, counted now and then."""
-        bound = self.settings.max_pending
-        place = (principal.tenant, queue)
-        read_at, pending = self._pending.get(place, (float("-inf"), 0))
+    async def check_queue_capacity(self, principal: Principal, queue: str, rows: int) -> None:
+        """Reject submissions to an unknown or full queue; the limit is soft, counts may be old."""
+        limit = self.settings.max_pending
+        key = (principal.tenant, queue)
+        read_at, pending = self._pending.get(key, (float("-inf"), 0))
         age = time.monotonic() - read_at
-        if age >= SHALLOW_SECONDS or (age >= DEEP_SECONDS and pending + rows >= bound // 2):
-            page = await principal.ask(
-                reads.queues(tenant=principal.tenant, queue=queue, bound=bound)
+        if age >= SHALLOW_SECONDS or (age >= DEEP_SECONDS and pending + rows >= limit // 2):
+            page = await principal.execute(
+                reads.queues(tenant=principal.tenant, queue=queue, bound=limit)
             )
-            pending = sum(sight.ready.number + sight.waiting.number for sight in page.rows)
+            if not page.rows:
+                raise no_such_queue(queue)
+            pending = sum(row.ready.number + row.waiting.number for row in page.rows)
             if len(self._pending) >= COUNTED_MAX:
                 self._pending.clear()
             read_at = time.monotonic()
-        if pending + rows > bound:
-            self._pending[place] = (read_at, pending)
+        if pending + rows > limit:
+            self._pending[key] = (read_at, pending)
             raise Problem(
                 "queue-full",
-                f"queue {queue} has {pending} batches pending, and takes {bound}",
-                expected=f"at most {bound} pending",
+                f"queue {queue} has {pending} pending batches; its limit is {limit}",
+                expected=f"at most {limit} pending",
                 got=str(pending + rows),
                 retry_after=DEEP_SECONDS,
                 pending=pending,
-                limit=bound,
+                limit=limit,
             )
-        self._pending[place] = (read_at, pending + rows)
-
-
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-def principal_of(request: Request) -> Principal:
-    principal: Principal = request.scope[PRINCIPAL_KEY]
-    return principal
-
-
-def journal_of(request: Request) -> RequestLog:
-    journal: RequestLog = request.scope[SCOPE_KEY]
-    return journal
+        self._pending[key] = (read_at, pending + rows)

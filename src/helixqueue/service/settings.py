@@ -1,4 +1,4 @@
-"""What a service can be told. Every wait, list and rate has a bound."""
+"""Settings of the service. Every wait, list and rate has a limit."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from helixqueue.postgres.database import parse_dsn
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
 
-# What one body may hold is what strict JSON reads (identity/strictjson.py).
+# The largest document that strict JSON reads (identity/strictjson.py).
 MAX_BODY_BYTES = 1024 * 1024
-MAX_ROWS = 1_000  # of one chunk of submissions
-MAX_LEASES = 100  # of one claim: each may carry a payload of a mebibyte
+MAX_ROWS = 1_000  # submissions in one request
+MAX_LEASES = 100  # in one claim: each may carry a payload of one mebibyte
 MAX_PAGE = 500
-MAX_WAIT_SECONDS = 30.0  # that a worker's request is held until there is work
-COUNT_BOUND = 100_000  # the furthest that the engine counts
+MAX_WAIT_SECONDS = 30.0  # of a worker's request that waits for work
+COUNT_BOUND = 100_000  # the engine stops counting here
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    dsn: str = field(repr=False)  # of a login that is bound by setting alone; may hold a password
-    pooled: bool = False  # the DSN leads through pgbouncer in transaction mode
-    # The same past the pooler, for the one connection by which waiting workers are woken: behind a
-    # pooler nobody can listen, and without this they look by themselves.
+    dsn: str = field(repr=False)  # of a login bound by setting; may contain a password
+    pooled: bool = False  # the DSN connects through pgbouncer in transaction mode
+    # A direct DSN for the connection that wakes waiting workers: LISTEN does not work through a
+    # pooler. Without it, workers poll.
     listen_dsn: str | None = field(default=None, repr=False)
     connections: int = 10
     connect_seconds: float = 3.0
     statement_seconds: float = 10.0
     wait_seconds: float = 5.0  # for a free connection
-    check_seconds: float = 60.0  # for all invariants together
-    replay_seconds: float = 2.0  # of one stretch of the ledger
-    replay_batches: int = 200_000  # of one stretch at most
-    retry_seconds: float = 1.0  # over repeats, while the database is away
-    head_seconds: float = 15.0  # for a client that is connected to say what it wants
-    body_seconds: float = 15.0  # and then to say what it has to say
-    read_seconds: float = 30.0  # to read some of an answer, of which some waits
-    idle_seconds: int = 30  # between an answer and the next request
-    max_connections: int = 4_000  # then whoever is silent the longest makes room
-    max_requests: int = 2_000  # with a token, under way at a time: those that are held, and others
-    requests_per_second: float = 500.0  # of one token, in this process
+    check_seconds: float = 60.0  # for all invariants of a check
+    replay_seconds: float = 2.0  # for one range of the ledger
+    replay_batches: int = 200_000  # at most in one range
+    retry_seconds: float = 1.0  # total time of retries while the database is unreachable
+    head_seconds: float = 15.0  # for a connected client to send a request head
+    body_seconds: float = 15.0  # to send the body after the head
+    read_seconds: float = 30.0  # to read a part of a response that waits to be sent
+    idle_seconds: int = 30  # between a response and the next request
+    max_connections: int = 4_000  # beyond it, the longest idle connection is closed
+    max_requests: int = 2_000  # concurrent requests with a token, waiting ones included
+    requests_per_second: float = 500.0  # per token, in this process
     burst: int = 1_000
-    strangers_per_second: float = 10.0  # without a good token, or with a code, from one address
-    strangers_burst: int = 100
-    max_pending: int = COUNT_BOUND  # of one queue; submissions beyond are told to wait
+    anonymous_per_second: float = 10.0  # per address: without a valid token, or logins
+    anonymous_burst: int = 100
+    max_pending: int = COUNT_BOUND  # per queue; further submissions get 429
     max_streams: int = 64
-    max_waits: int = 1_000  # workers whose requests are held at a time
-    poll_seconds: float = 0.5  # between two looks of a stream
-    duties: bool = True  # take part in what is done on a clock
-    policy: Policy | None = None  # of idempotency keys; optional everywhere unless said
+    max_waits: int = 1_000  # worker requests that wait for work
+    poll_seconds: float = 0.5  # between two reads of a stream
+    duties: bool = True  # run background duties
+    policy: Policy | None = None  # for idempotency keys; by default they are optional
 
     def __post_init__(self) -> None:
         parse_dsn(self.dsn)
@@ -59,12 +59,12 @@ class ServiceSettings:
         if not 1 <= self.max_pending <= COUNT_BOUND:
             raise Refused(
                 f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "
-                "nothing is counted further"
+                "the engine does not count further"
             )
         for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
                      "head_seconds", "body_seconds", "read_seconds", "idle_seconds",
                      "max_connections", "max_requests", "requests_per_second", "burst",
-                     "strangers_per_second", "strangers_burst", "max_streams", "max_waits",
+                     "anonymous_per_second", "anonymous_burst", "max_streams", "max_waits",
                      "poll_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

@@ -1,9 +1,9 @@
-"""One client's connection: however little it says, or takes, it holds its place for so long alone.
+"""Time and size limits for slow clients.
 
-uvicorn lets a connection go that is idle after an answer, and leaves three open for good: from
-which nothing came yet, from which part of a head came, and whose client does not read. It has no
-bound on a head either, with the parser that is used here. What a body may be, and how long it may
-take, is the gate's; held requests and streams end by themselves.
+uvicorn closes connections that are idle after a response. It keeps three kinds open forever: those
+that have sent nothing, those that have sent part of a request head, and those whose client does not
+read. With httptools it does not limit the size of a head either. Admission limits the body;
+waiting requests and streams have their own limits.
 """
 
 from __future__ import annotations
@@ -19,81 +19,87 @@ from helixqueue.service.problems import Problem
 if TYPE_CHECKING:
     import asyncio
 
-    from helixqueue.service.admission import Admission
+    from helixqueue.service.service import Service
 
 MAX_HEAD_BYTES: Final = 32 * 1024
-LAST_SECONDS: Final = 0.3  # longer than a request is on its way
+SHUTDOWN_SECONDS: Final = 0.3  # longer than a request takes to arrive
 
 
-class WaitingConnections:
-    """Connections of one service that have no request under way, those of longest silence first."""
+class IdleConnections:
+    """Connections of one service without a request in progress, the longest idle first."""
 
-    def __init__(self, gate: Admission) -> None:
-        self.settings = gate.service.settings
-        self.metrics = gate.service.metrics
-        self.new: dict[TimedConnection, None] = {}  # from which nothing whole ever came
+    def __init__(self, service: Service) -> None:
+        self.settings = service.settings
+        self.metrics = service.metrics
+        self.new: dict[TimedConnection, None] = {}  # that have never sent a complete head
         self.idle: dict[TimedConnection, None] = {}
 
-    def make_room(self, connections: Collection[Any]) -> None:
-        """Rather of the new than of those who had an answer; the newest goes if no other can."""
+    def enforce_limit(self, connections: Collection[Any]) -> None:
+        """Close a connection beyond the limit, preferably one that has never sent a request."""
         self.metrics.connections = len(connections)
         if len(connections) > self.settings.max_connections:
             waiting = self.new if len(self.new) > 1 else self.idle or self.new
-            next(iter(waiting)).let_go("room")
+            next(iter(waiting)).cut("room")
 
 
 class TimedConnection(HttpToolsProtocol):
-    lobby: ClassVar[WaitingConnections]
-    _deadline: asyncio.TimerHandle | None = None  # for the next head, when none is being answered
-    _stalled: asyncio.TimerHandle | None = None  # for the client to read
-    _unread_bytes = 0  # that came since the last of a head or of a body
-    _is_leaving = False  # the next answer is the last
+    tracker: ClassVar[IdleConnections]
+    _deadline: asyncio.TimerHandle | None = (
+        None  # for the next head, when no request is in progress
+    )
+    _stalled: asyncio.TimerHandle | None = None  # for the client to read the response
+    _head_bytes = 0  # received since the last complete head or part of a body
+    _is_closing = False  # the next response is the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head(self.lobby.settings.head_seconds, self.lobby.new)
-        self.lobby.make_room(self.connections)
+        self._start_timer(self.tracker.settings.head_seconds, self.tracker.new)
+        self.tracker.enforce_limit(self.connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._expect_no_head()
+        self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
-        self.lobby.metrics.connections = len(self.connections)
+        self.tracker.metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
-        self._unread_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(
-                Problem("head-too-large", f"a head has at most {MAX_HEAD_BYTES} bytes", got="more")
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._respond(
+                Problem(
+                    "head-too-large",
+                    f"a request head has at most {MAX_HEAD_BYTES} bytes",
+                    got="more",
+                )
             )
 
     def on_headers_complete(self) -> None:
-        self._unread_bytes = 0
-        self._expect_no_head()
+        self._head_bytes = 0
+        self._stop_timer()
         super().on_headers_complete()
-        if self._is_leaving:
+        if self._is_closing:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._unread_bytes = 0
+        self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unread_bytes = 0
+        self._head_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next request was here already
-            # uvicorn's own limit ends when a byte comes, and this one with the whole head.
-            seconds = self.timeout_keep_alive + self.lobby.settings.head_seconds
-            self._expect_head(seconds, self.lobby.idle)
+        if self.cycle.response_complete:  # else the next request has arrived already
+            # uvicorn's limit ends with the first byte, this one with the complete head.
+            seconds = self.timeout_keep_alive + self.tracker.settings.head_seconds
+            self._start_timer(seconds, self.tracker.idle)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        seconds = self.lobby.settings.read_seconds
-        self._stalled = self.loop.call_later(seconds, self.let_go, "unread")
+        seconds = self.tracker.settings.read_seconds
+        self._stalled = self.loop.call_later(seconds, self.cut, "unread")
 
     def resume_writing(self) -> None:
         if self._stalled is not None:
@@ -102,50 +108,50 @@ class TimedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """The service ends. Who rests here may have sent a request before it could know.
+        """Shut down; an idle connection may still receive a request that is on its way.
 
-        To close at once would lose that one: a proxy answers 502, since it cannot tell whether it
-        was done.
+        Closing at once would lose that request: a proxy responds 502, because it cannot know
+        whether the request was processed.
         """
         if self.cycle is None or self.cycle.response_complete:
-            self._is_leaving = True
-            self.loop.call_later(LAST_SECONDS, super().shutdown)
+            self._is_closing = True
+            self.loop.call_later(SHUTDOWN_SECONDS, super().shutdown)
         else:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(Problem("not-http", msg))
+        self._respond(Problem("not-http", msg))
 
-    def let_go(self, why: str) -> None:
-        self.lobby.metrics.let_go(why)
-        self._expect_no_head()
-        self.transport.abort()  # what it did not read, it would not read later
+    def cut(self, reason: str) -> None:
+        self.tracker.metrics.count_cut_connection(reason)
+        self._stop_timer()
+        self.transport.abort()  # drops what the client has not read
 
-    def _expect_head(self, seconds: float, place: dict[TimedConnection, None]) -> None:
-        self._expect_no_head()
-        self._deadline = self.loop.call_later(seconds, self.let_go, "silent")
-        place[self] = None
+    def _start_timer(self, seconds: float, group: dict[TimedConnection, None]) -> None:
+        self._stop_timer()
+        self._deadline = self.loop.call_later(seconds, self.cut, "silent")
+        group[self] = None
 
-    def _expect_no_head(self) -> None:
-        self.lobby.new.pop(self, None)
-        self.lobby.idle.pop(self, None)
+    def _stop_timer(self) -> None:
+        self.tracker.new.pop(self, None)
+        self.tracker.idle.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, problem: Problem) -> None:
-        """What never became a request is answered here, and is the last of the connection."""
-        self.lobby.metrics.turned_away(problem.kind)
-        answer = problem.response(uuid.uuid4().hex)
+    def _respond(self, problem: Problem) -> None:
+        """Respond to bytes that are not a request, and close the connection."""
+        self.tracker.metrics.count_problem(problem.kind)
+        response = problem.response(uuid.uuid4().hex)
         lines = [
             f"HTTP/1.1 {problem.status_code} {problem.title}".encode(),
-            *(name + b": " + value for name, value in answer.raw_headers),
+            *(name + b": " + value for name, value in response.raw_headers),
             b"connection: close",
         ]
-        self.transport.write(b"\r\n".join([*lines, b"", answer.body]))
+        self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         self.transport.close()
 
 
-def connections_of(gate: Admission) -> type[TimedConnection]:
-    """The connections of one service, as a server wants them: a class without arguments."""
-    return type("TimedConnection", (TimedConnection,), {"lobby": WaitingConnections(gate)})
+def connection_class(service: Service) -> type[TimedConnection]:
+    """The protocol class of a service; uvicorn takes a class without further arguments."""
+    return type("TimedConnection", (TimedConnection,), {"tracker": IdleConnections(service)})

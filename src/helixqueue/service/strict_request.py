@@ -1,86 +1,88 @@
-"""A request is read in one way or not at all: its query, the form of its body, and how much of it.
+"""Strict reading of a request: query, content type, body and JSON.
 
-What could be meant in two ways is refused here. A filter that is misspelt would be no filter, the
-first of two would be none, and what seems a rehearsal the real thing.
+What could be read in two ways is rejected. Ignoring a misspelled filter would widen the result, and
+using one of two values would ignore the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from helixqueue.errors import InvalidPayload
 from helixqueue.fence.http.asgi import text_of, whole_body
 from helixqueue.fence.http.header import values
+from helixqueue.identity import loads
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import masked
 from helixqueue.service.settings import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from helixqueue.fence.http.asgi import Receive, Scope
-    from helixqueue.service.admission import Operation
+    from helixqueue.service.admission import OperationRoute
 
 JSON = b"application/json"
 
 
-def demand_clear_query(operation: Operation, query: bytes) -> None:
-    """Names that the operation knows, each once unless it is a list, in UTF-8."""
-    seen = set()
+def check_query(route: OperationRoute, query: bytes) -> None:
+    """Reject parameters that are unknown, not UTF-8, or repeated where the route takes no list."""
+    names = set()
     for part in filter(None, query.split(b"&")):
-        name, _, value = (_text(side) for side in part.partition(b"="))
+        name, _, value = (_decode(side) for side in part.partition(b"="))
         if name is None or value is None:
-            raise _unclear("the query is not UTF-8", "UTF-8, percent-encoded", "other bytes")
-        if name not in operation.query:
-            known = ", ".join(sorted(operation.query))
-            raise _unclear(
-                "the query has a name that the operation does not know",
+            raise _invalid_query("the query is not UTF-8", "UTF-8, percent-encoded", "other bytes")
+        if name not in route.query:
+            known = ", ".join(sorted(route.query))
+            raise _invalid_query(
+                "the query has an unknown parameter",
                 f"any of {known}" if known else "no query",
                 masked(name)[:60],
             )
         if "\0" in value:
-            raise _unclear(f"{name} has U+0000 in it", "text without it", "U+0000")
-        if name in seen and name not in operation.lists:
-            raise _unclear(f"the query has {name} more than once", f"{name} once", f"{name} again")
-        seen.add(name)
+            raise _invalid_query(f"{name} contains U+0000", "text without U+0000", "U+0000")
+        if name in names and name not in route.lists:
+            raise _invalid_query(f"the query repeats {name}", f"{name} once", f"{name} again")
+        names.add(name)
 
 
-def _text(side: bytes) -> str | None:
+def _decode(side: bytes) -> str | None:
     try:
         return unquote_to_bytes(side.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
         return None
 
 
-def _unclear(detail: str, expected: str, got: str) -> Problem:
-    remedy = "leave it out, or correct it"
+def _invalid_query(detail: str, expected: str, got: str) -> Problem:
+    remedy = "correct or remove the parameter"
     return Problem("invalid-request", detail, expected=expected, got=got, remedy=remedy)
 
 
-def demand_json(scope: Scope) -> None:
-    """A body that says it is something else is not guessed at; one that says nothing is JSON."""
-    coding = text_of(scope["headers"], "content-encoding").lower()
-    if coding not in {"", "identity"}:
+def check_content_type(scope: Scope) -> None:
+    """Accept JSON, and a body without a Content-Type, which is read as JSON."""
+    encoding = text_of(scope["headers"], "content-encoding").lower()
+    if encoding not in {"", "identity"}:
         raise Problem(
             "unsupported-media-type",
             "the body has a Content-Encoding",
-            expected="a body as it is",
-            got=masked(coding)[:60],
-            remedy="send it uncompressed; many submissions fit one chunk",
+            expected="an unencoded body",
+            got=masked(encoding)[:60],
+            remedy="send it uncompressed; one request can carry many submissions",
         )
-    said = values(scope["headers"], "content-type")
-    if not said:
+    header = values(scope["headers"], "content-type")
+    if not header:
         scope["headers"] = [*scope["headers"], (b"content-type", JSON)]
         return
-    form = said[0].partition(b";")[0].strip().lower()
-    if len(said) > 1 or not (form == JSON or form.endswith(b"+json")):
-        got = "two of them" if len(said) > 1 else masked(form.decode("latin-1"))[:60]
-        raise Problem("unsupported-media-type", "the body is said not to be JSON", got=got)
+    media_type = header[0].partition(b";")[0].strip().lower()
+    if len(header) > 1 or not (media_type == JSON or media_type.endswith(b"+json")):
+        got = "two of them" if len(header) > 1 else masked(media_type.decode("latin-1"))[:60]
+        raise Problem("unsupported-media-type", "the Content-Type is not JSON", got=got)
 
 
-async def body_of(scope: Scope, receive: Receive, seconds: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, seconds: float) -> bytes:
     length = text_of(scope["headers"], "content-length")
     if length.isdecimal() and int(length[:19]) > MAX_BODY_BYTES:
-        raise _too_large()  # a client that waits for 100-continue need not send it at all
+        raise _too_large()  # a client that waits for 100-continue does not send it at all
     try:
         async with asyncio.timeout(seconds):
             body = await whole_body(receive, MAX_BODY_BYTES)
@@ -103,3 +105,13 @@ def _too_large() -> Problem:
         got="more",
         headers={"Connection": "close"},
     )
+
+
+def strict_json(body: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Parse JSON; reject duplicate names, NaN, lone surrogates, deep nesting and big numbers."""
+    try:
+        return loads(body)
+    except InvalidPayload as refused:
+        # The parser calls its input a payload.
+        detail = f"body {str(refused).removeprefix('payload ')}"
+        raise Problem("not-json", detail, code=refused.code, pointer=refused.path) from None

@@ -1,10 +1,10 @@
-"""Single submissions that come while a commit is under way go together in the next one.
+"""Coalesces single submissions: those that arrive during a commit share the next one.
 
-A commit waits for the disk, and a call costs the database the same for one row as for twenty. So a
-token's submissions of one queue are sent one call at a time: whatever came meanwhile is the next
-call. Nobody waits for company: the first of a quiet moment goes at once, alone. Each is durable
-before it is answered, and has its own answer; a call that is refused as a whole is sent again row
-by row, so that nobody pays for a neighbour.
+A commit waits for the disk, and a call costs the database about the same for one row as for twenty.
+So the submissions of a token to one queue run one call at a time, and the rows that arrive
+meanwhile form the next call. The first submission does not wait for others. Each is durable before
+its response, and has its own result. A call that is refused as a whole is repeated row by row, so
+that one invalid row does not affect the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue.client.postgres_backend import BACKEND as STORE_BOOK
+from helixqueue.client.postgres_backend import BACKEND as POSTGRES_BACKEND
 from helixqueue.engine import calls
 from helixqueue.errors import Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken
@@ -31,8 +31,8 @@ MAX_CHARS: Final = 2 * 1024 * 1024  # of their payloads
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """One row to submit: a call that may travel with others."""
+class SingleSubmit:
+    """A call that submits one row and may be merged with others."""
 
     tenant: str
     queue: str
@@ -40,21 +40,12 @@ class Single:
     row: SubmissionRow
     actor: str | None
 
-    def read(self, answer: Any) -> list[SubmittedRow]:  # noqa: ANN401 - as it comes
-        return [answer]
-
-    def together(self, rows: Sequence[SubmissionRow]) -> Call[list[SubmittedRow]]:
-        return calls.submit(
-            tenant=self.tenant,
-            queue=self.queue,
-            profile=self.profile,
-            rows=rows,
-            actor=self.actor,
-        )
+    def read(self, row: Any) -> list[SubmittedRow]:  # noqa: ANN401 - as the protocol has it
+        return [row]
 
 
-class _Calls:
-    """The engine's calls, but that a single submission is one which may travel with others."""
+class _CoalescingCalls:
+    """The engine's calls, except that a submit of one row may be merged with others."""
 
     note_refused = staticmethod(calls.note_refused)
     queue = staticmethod(calls.queue)
@@ -77,89 +68,95 @@ class _Calls:
         rows: Sequence[SubmissionRow],
         actor: str | None = None,
     ) -> AnyCall[list[SubmittedRow]]:
-        # What has no identity must not be repeated, so it goes alone.
+        # A row without identity must not be repeated, so it is never merged.
         if len(rows) == 1 and rows[0].identity is not None:
-            return Single(tenant, queue, profile, rows[0], actor)
+            return SingleSubmit(tenant, queue, profile, rows[0], actor)
         return calls.submit(tenant=tenant, queue=queue, profile=profile, rows=rows, actor=actor)
 
 
-BOOK: Final = replace(STORE_BOOK, calls=_Calls())
+BACKEND: Final = replace(POSTGRES_BACKEND, calls=_CoalescingCalls())
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    one: Single
-    answer: asyncio.Future[SubmittedRow]
+    """A submission and its result; its client may be gone when the result arrives."""
 
-    # Whoever asked may have left in the meantime.
-
-    def succeed(self, row: SubmittedRow) -> None:
-        if not self.answer.done():
-            self.answer.set_result(row)
+    call: SingleSubmit
+    result: asyncio.Future[SubmittedRow]
 
     def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            # One for each: whoever catches an error may add to it.
-            twin = type(error).__new__(type(error), *error.args)
-            twin.__dict__.update(vars(error))
-            self.answer.set_exception(twin)
+        if not self.result.done():
+            # A copy for each: a handler may add to an error.
+            copy = type(error).__new__(type(error), *error.args)
+            copy.__dict__.update(vars(error))
+            self.result.set_exception(copy)
 
 
 @dataclass
-class _Group:
-    """Of one queue: what waits, and whether somebody is sending."""
+class _QueueSender:
+    """The waiting submissions of one queue, and the task that sends them."""
 
     waiting: deque[_Entry] = field(default_factory=deque)
-    sender: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class SubmitCoalescer:
-    """Of one token."""
+    """Coalesces the submissions of one token."""
 
     def __init__(
         self, run: Callable[[Call[list[SubmittedRow]]], Awaitable[list[SubmittedRow]]]
     ) -> None:
         self._run = run
-        self._groups: dict[tuple[str, str], _Group] = {}
+        self._senders: dict[tuple[str, str], _QueueSender] = {}
 
-    async def submit(self, one: Single) -> list[SubmittedRow]:
-        place = (one.queue, one.profile)
-        group = self._groups.setdefault(place, _Group())
-        answer: asyncio.Future[SubmittedRow] = asyncio.get_running_loop().create_future()
-        group.waiting.append(_Entry(one, answer))
-        if group.sender is None:
-            group.sender = asyncio.create_task(self._send(place, group))
-        return one.read(await answer)
+    async def submit(self, call: SingleSubmit) -> list[SubmittedRow]:
+        key = (call.queue, call.profile)
+        sender = self._senders.setdefault(key, _QueueSender())
+        entry = _Entry(call, asyncio.get_running_loop().create_future())
+        sender.waiting.append(entry)
+        if sender.task is None:
+            sender.task = asyncio.create_task(self._send_waiting(key, sender))
+        return [await entry.result]
 
-    async def _send(self, place: tuple[str, str], group: _Group) -> None:
+    async def _send_waiting(self, key: tuple[str, str], sender: _QueueSender) -> None:
         try:
-            while group.waiting:
-                await self._send_together(_next(group))
+            while sender.waiting:
+                await self._send(_next_entries(sender.waiting))
         finally:
-            group.sender = None
-            if not group.waiting:
-                self._groups.pop(place, None)
+            sender.task = None
+            if not sender.waiting:
+                self._senders.pop(key, None)
 
-    async def _send_together(self, entries: list[_Entry]) -> None:
-        """Every entry gets an answer, or an error: whoever asked waits for nothing else."""
+    async def _send(self, entries: list[_Entry]) -> None:
+        """Run one call; every entry gets a result or an error."""
+        call = entries[0].call
         try:
-            told = await self._run(entries[0].one.together([entry.one.row for entry in entries]))
-            for entry, row in zip(entries, told, strict=True):
-                entry.succeed(row)
-        except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
+            results = await self._run(
+                calls.submit(
+                    tenant=call.tenant,
+                    queue=call.queue,
+                    profile=call.profile,
+                    rows=[entry.call.row for entry in entries],
+                    actor=call.actor,
+                )
+            )
+            for entry, row in zip(entries, results, strict=True):
+                if not entry.result.done():
+                    entry.result.set_result(row)
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             if isinstance(error, Refused) and type(error) is not InvalidToken and len(entries) > 1:
                 for entry in entries:
-                    await self._send_together([entry])
+                    await self._send([entry])
                 return
             for entry in entries:
                 entry.fail(error)
 
 
-def _next(group: _Group) -> list[_Entry]:
-    """As many as one call takes; at least one."""
-    taken: list[_Entry] = []
+def _next_entries(waiting: deque[_Entry]) -> list[_Entry]:
+    """At least one entry, and as many as fit into one call."""
+    entries: list[_Entry] = []
     chars = 0
-    while group.waiting and len(taken) < MAX_ROWS and chars < MAX_CHARS:
-        taken.append(group.waiting.popleft())
-        chars += len(taken[-1].one.row.payload)
-    return taken
+    while waiting and len(entries) < MAX_ROWS and chars < MAX_CHARS:
+        entries.append(waiting.popleft())
+        chars += len(entries[-1].call.row.payload)
+    return entries

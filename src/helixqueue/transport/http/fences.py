@@ -52,7 +52,7 @@ def fence_history(key: bytes) -> HttpCall[list[FenceEventRow]]:
     """Read the events and decisions of one fence, in order."""
     return get(
         at("fences", key_text(key)),
-        lambda document: [_step(row) for row in document["story"]],
+        lambda document: [_step(row) for row in document["history"]],
     )
 
 

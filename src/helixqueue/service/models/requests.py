@@ -1,0 +1,363 @@
+"""Request bodies. Their limits are declared here, so that the OpenAPI document has them too."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
+
+from helixqueue.engine.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX, QUEUES_MAX, Scope
+from helixqueue.errors import Refused
+from helixqueue.identity import PROFILES
+from helixqueue.queues import checked_requires
+from helixqueue.queues.shapes import MAX_SCHEMA_BYTES
+from helixqueue.records.lease import LeaseRef, Settlement, Token
+from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+# Together with the name of its tenant it fits the engine's limit.
+MAX_WORKER_CHARS = 190
+TOKEN_PATTERN = r"^[0-9]{1,10}\.-?[0-9]{1,19}\.[0-9]{1,19}$"  # noqa: S105 - a pattern
+_INT4, _INT8 = 2**31, 2**63
+
+# A page lists five hundred workers, each with its last health report.
+MAX_HEALTH_BYTES: Final = 8_192
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def printable(text: str) -> str:
+    if not text.strip() or any(unicodedata.category(char) == "Cc" for char in text):
+        raise ValueError("expected text without control characters")
+    return text
+
+
+def _require_iso_text(value: object) -> object:
+    """Reject numbers: pydantic would guess seconds or milliseconds from their size."""
+    if not isinstance(value, str) or not _DATE.match(value):
+        raise ValueError("expected a time with its zone, such as 2026-11-16T12:00:00Z")
+    return value
+
+
+def _limit_size(limit: int, document: dict[str, Any]) -> dict[str, Any]:
+    size = len(json.dumps(document, ensure_ascii=False).encode())
+    if size > limit:
+        raise ValueError(f"expected at most {limit} bytes of JSON, got {size}")
+    return document
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_require_iso_text)]
+Health = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_HEALTH_BYTES))]
+SchemaDocument = Annotated[dict[str, Any], AfterValidator(partial(_limit_size, MAX_SCHEMA_BYTES))]
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["basecall"])]
+Worker = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_WORKER_CHARS, examples=["gpu-1"]),
+    AfterValidator(printable),
+]
+Reason = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Reason, stored in the ledger.",
+        examples=["reads were contaminated"],
+    ),
+    AfterValidator(printable),
+]
+Failure = Annotated[
+    str, Field(min_length=1, max_length=255, description="Failure class.", examples=["OutOfMemory"])
+]
+Cursor = Annotated[str, Field(max_length=100)]
+IdentityText = Annotated[str, Field(max_length=1024)]
+Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
+Json = Any
+Seconds = Annotated[float, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class RequestModel(BaseModel):
+    """Rejects unknown members: a misspelled option would be silently ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class SubmitRequest(RequestModel):
+    identity: Identity = Field(description="Business identifier; null for none.", examples=["S-1"])
+    payload: Json = Field(description="Any JSON.", examples=[{"pod5": "a.pod5"}])
+    revision: Annotated[str, Field(max_length=255)] | None = Field(None, examples=["2"])
+    priority: Annotated[StrictInt, Field(ge=0, le=9)] | None = None
+    run_at: Time | None = None
+    expires_at: Time | None = None
+    limit_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
+
+
+class SubmitManyRequest(RequestModel):
+    submissions: Annotated[list[SubmitRequest], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+class RefusedIdentity(RequestModel):
+    """An identity that violates its profile."""
+
+    raw: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){0,4096}$", examples=["53e28eb031"])]
+    why: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(printable)]
+
+
+class RefusedIdentitiesRequest(RequestModel):
+    refused: Annotated[list[RefusedIdentity], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+class ReasonRequest(RequestModel):
+    reason: Reason
+
+
+class BatchSelectionRequest(RequestModel):
+    """Batches by id, or all batches that match some filters."""
+
+    FILTERS: ClassVar[tuple[str, ...]] = ("queue", "identity", "worker", "since", "until")
+
+    reason: Reason
+    batch_ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_ROWS)] | None = None
+    queue: Name | None = None
+    identity: Identity = None
+    worker: Worker | None = None
+    since: Time | None = None
+    until: Time | None = Field(None, description="Exclusive.")
+    after: Cursor | None = Field(None, description="`next` of the previous response.")
+    limit: Annotated[StrictInt, Field(ge=1, le=MAX_ROWS)] | None = Field(
+        None, description="Maximum number of batches that filters take; default 100."
+    )
+    dry_run: StrictBool = Field(default=False, description="Report the answers, change nothing.")
+
+    @model_validator(mode="after")
+    def _ids_or_filters(self) -> Self:
+        if (self.batch_ids is None) == (not self.filters):
+            raise ValueError(f"expected batch_ids, or else one of {', '.join(self.FILTERS)}")
+        if self.batch_ids is not None and (self.after, self.limit) != (None, None):
+            raise ValueError("expected after and limit with filters only, got batch_ids")
+        return self
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters that the body names."""
+        values = {name: getattr(self, name) for name in self.FILTERS}
+        if isinstance(self.identity, list):
+            values["identity"] = tuple(self.identity)
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class RetryBatchesRequest(BatchSelectionRequest):
+    """Filters take FAILED batches; `since` and `until` refer to the time of failure."""
+
+    FILTERS: ClassVar[tuple[str, ...]] = (*BatchSelectionRequest.FILTERS, "failure")
+
+    failure: Failure | None = None
+
+
+class CancelBatchesRequest(BatchSelectionRequest):
+    """Filters need a `state`; `since` and `until` refer to the time of submission."""
+
+    FILTERS: ClassVar[tuple[str, ...]] = (*BatchSelectionRequest.FILTERS, "state")
+
+    state: Literal["PENDING", "ASSIGNED", "RUNNING"] | None = None
+
+    @model_validator(mode="after")
+    def _filters_with_state(self) -> Self:
+        if self.batch_ids is None and self.state is None:
+            raise ValueError("expected a state with filters: PENDING, ASSIGNED or RUNNING")
+        return self
+
+
+class Resources(RequestModel):
+    """Free resources of a worker."""
+
+    gpus: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
+    gpu_vram_gb: Amount = 0
+    cpu_cores: Amount = 0
+    ram_gb: Amount = 0
+    disk_gb: Amount = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: Any) -> Any:  # noqa: ANN401 - JSON
+        """Apply the same rules as for workers with a direct connection."""
+        try:
+            return checked_requires(value, "free") if isinstance(value, dict) else value
+        except Refused as refused:
+            raise ValueError(str(refused)) from None
+
+
+# Retention of finished batches in seconds; 0 keeps them forever. Keys are always kept.
+Retention = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False, examples=[7_776_000])]
+
+
+class LoginRequest(RequestModel):
+    code: Annotated[str, Field(pattern=f"^{LOGIN.pattern}$", examples=["hl_" + "A" * 43])]
+
+
+class QueueRequest(RequestModel):
+    """Settings of a queue; those left out stay unchanged."""
+
+    reason: Reason
+    profile: Literal["text-v1", "lab-id-v1"] | None = None
+    lease_seconds: Seconds | None = None
+    max_attempts: Annotated[StrictInt, Field(ge=1, le=1_000)] | None = None
+    backoff_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+    backoff_max_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = (
+        None
+    )
+    key_limit: Annotated[StrictInt, Field(ge=1, le=100_000)] | None = None
+    unknown: Literal["refuse", "accept"] | None = None
+    closed: StrictBool | None = None
+    requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
+    payload_schema: SchemaDocument | None = Field(None, examples=[{"type": "object"}])
+    result_schema: SchemaDocument | None = None
+    keep_completed_seconds: Retention | None = None
+    keep_failed_seconds: Retention | None = None
+    keep_cancelled_seconds: Retention | None = None
+    keep_decisions_seconds: Retention | None = None
+
+
+assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them
+
+
+class LeaseItem(RequestModel):
+    """A lease: its batch, and its token as proof."""
+
+    batch: Annotated[StrictInt, Field(ge=1, le=2**53 - 1)]
+    token: Annotated[str, Field(pattern=TOKEN_PATTERN, examples=["1.-42.7"])]
+
+    def lease_ref(self) -> LeaseRef:
+        return LeaseRef(self.batch, read_token(self.token))
+
+
+class LeasesRequest(RequestModel):
+    worker: Worker
+    leases: Annotated[list[LeaseItem], Field(min_length=1, max_length=1_000)]
+
+
+class ReleaseRequest(LeasesRequest):
+    detail: Annotated[str, Field(max_length=1_000), AfterValidator(printable)] | None = None
+
+
+class SettlementItem(LeaseItem):
+    outcome: Literal["completed", "failed"]
+    result: Json = Field(None, description="Any JSON; only if completed.")
+    failure: Annotated[str, Field(max_length=255)] | None = None
+    detail: Annotated[str, Field(max_length=10_000)] | None = None
+    permanent: StrictBool = False
+    after_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = None
+
+
+class SettleRequest(RequestModel):
+    worker: Worker
+    settlements: Annotated[list[SettlementItem], Field(min_length=1, max_length=MAX_LEASES)]
+
+
+_HintNumber = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
+Hint = Annotated[list[_HintNumber], Field(min_length=3, max_length=3)]
+
+
+class ClaimLeasesRequest(RequestModel):
+    worker: Worker
+    request: UUID = Field(description="A repeat with the same id returns the same leases.")
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_LEASES)] = 1
+    free: Resources | None = None
+    start: StrictBool = False
+    lease_seconds: Seconds | None = None
+    hints: Annotated[list[Hint], Field(max_length=1_000)] = Field(
+        default_factory=list,
+        description="`hints` of earlier claims: the greatest of each lane (first number).",
+    )
+    settle: Annotated[list[SettlementItem], Field(max_length=MAX_LEASES)] = Field(
+        default_factory=list
+    )
+
+
+class Progress(RequestModel):
+    """Progress of one batch, for display."""
+
+    batch: UUID
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    note: Annotated[str, Field(max_length=200)] = ""
+
+
+class HelloRequest(RequestModel):
+    worker: Worker
+    free: Resources | None = None
+    health: Annotated[Health, Field(max_length=32)] | None = Field(
+        None, description="Health report of the worker.", examples=[{"busy": 2}]
+    )
+    progress: Annotated[list[Progress], Field(max_length=50)] | None = None
+
+
+class ExpectRequest(RequestModel):
+    worker: Worker
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    seconds: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = Field(
+        60.0, description="Duration of the subscription; 0 ends it."
+    )
+
+
+class WaitRequest(RequestModel):
+    worker: Worker
+    queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
+    mark: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="`mark` of the previous response: later submissions count."
+    )
+    seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
+
+
+class CreateTokenRequest(RequestModel):
+    name: Name
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)]
+    queues: Annotated[list[Name], Field(min_length=1, max_length=QUEUES_MAX)] | None = None
+    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
+
+
+class RotateTokenRequest(RequestModel):
+    days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
+    overlap_seconds: Annotated[float, Field(ge=0, le=OVERLAP_SECONDS_MAX)] = 86_400.0
+
+
+def read_token(text: str) -> Token:
+    """Parse a lease token; a token out of range becomes one that the engine refuses."""
+    epoch, nonce, number = (int(part) for part in text.split("."))
+    fits = epoch < _INT4 and -_INT8 <= nonce < _INT8 and number < _INT8
+    return Token(epoch, nonce, number) if fits else Token(0, 0, 0)
+
+
+def write_token(token: Token) -> str:
+    return f"{token.epoch}.{token.nonce}.{token.number}"
+
+
+def settlement(item: SettlementItem, result: str | None) -> Settlement:
+    return Settlement(
+        item.batch,
+        read_token(item.token),
+        item.outcome,
+        result=result,
+        failure=item.failure,
+        detail=item.detail,
+        permanent=item.permanent,
+        after_seconds=item.after_seconds,
+    )

@@ -1,0 +1,3 @@
+"""The OpenAPI document, with an example for every operation and every problem."""
+
+from __future__ import annotations

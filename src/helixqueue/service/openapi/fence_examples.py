@@ -1,0 +1,73 @@
+"""Examples of fences."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+FENCE: Final = "v1:4c0d9e1f6b2a7d5e8c3f0a9b4d1e6c7f2a5b8d0e3c6f9a1b4d7e0c3f6a9b2d5e"
+_CREATED = "2026-09-01T08:00:00Z"
+
+FENCED: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "tenant": "lab",
+    "name": "http /v1/queues/{queue}/batches",
+    "identity": ["uploader", "upload-2026-09-01-S-1"],
+    "state": "SEALED",
+    "means": "it took effect; send the same request again for its answer",
+    "version": 2,
+    "attempt": 1,
+    "actor": "uploader",
+    "reason": "sealed",
+    "detail": None,
+    "first_at": _CREATED,
+    "changed_at": _CREATED,
+    "deadline": "2026-09-01T08:00:30Z",
+    "quiet_seconds": 90.0,
+    "effect": None,
+    "receipt": "r1:" + "5e" * 32,
+    "receipt_document": {
+        "tenant": "lab",
+        "name": "http /v1/queues/{queue}/batches",
+        "identity": ["uploader", "upload-2026-09-01-S-1"],
+        "key": FENCE,
+        "fingerprint": "6f" * 32,
+        "effect": None,
+        "form": "http",
+        "digest": "1b" * 32,
+        "id": "r1:" + "5e" * 32,
+    },
+    "answer_kept": True,
+    "answer_until": "2026-09-02T08:00:00Z",
+    "until": "2026-10-01T08:00:00Z",
+}
+FENCE_STEP: Final[dict[str, Any]] = {
+    "at": _CREATED,
+    "what": "claimed",
+    "from_state": None,
+    "to_state": "EFFECT_STARTED",
+    "attempt": 1,
+    "actor": "uploader",
+    "detail": None,
+}
+RESOLVE: Final[dict[str, Any]] = {
+    "reason": "found in the bank's ledger",
+    "version": 2,
+    "applied": True,
+    "effect": "re_77",
+    "result": {"id": "re_77"},
+}
+FENCE_CALL: Final[dict[str, Any]] = {
+    "name": "refund",
+    "key": ["order-7", 2],
+    "payload": {"cents": 500},
+}
+FENCE_PREVIEW: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "decision": "repeated",
+    "means": "it was done, and its kept answer is given again",
+}
+FENCE_PARAMETERS: Final[dict[str, Any]] = {
+    "fence": FENCE,
+    "fence_state": "IN_DOUBT",
+    "fence_name": FENCED["name"],
+}

@@ -1,0 +1,288 @@
+"""Submitting batches, and reading them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Query
+from starlette.responses import Response
+
+from helixqueue.engine import calls, reads
+from helixqueue.errors import Conflict, Refused
+from helixqueue.operations import submit as submit_operation
+from helixqueue.records.submission import Submission, Submitted
+from helixqueue.service.models import responses
+from helixqueue.service.models.requests import (
+    NAME_PATTERN,
+    Failure,
+    RefusedIdentitiesRequest,
+    SubmitManyRequest,
+    SubmitRequest,
+    Time,
+)
+from helixqueue.service.problems import no_such_batch, no_such_queue
+from helixqueue.service.routing import (
+    PrincipalDep,
+    QueueName,
+    RequestLogDep,
+    ServiceDep,
+    hot_router,
+    operation,
+    router,
+)
+from helixqueue.service.settings import MAX_PAGE
+from helixqueue.states import State
+
+hot_routes = hot_router("batches")
+routes = router("batches")
+
+
+@hot_routes.post(
+    "/v1/queues/{queue}/batches",
+    response_model=responses.SubmittedResponse,
+    status_code=201,
+    summary="Submit one batch",
+    responses={200: {"model": responses.SubmittedResponse, "description": "A duplicate."}},
+    **operation(
+        "submit",
+        "conflict",
+        "invalid-identity",
+        "invalid-payload",
+        "no-such-queue",
+        "queue-closed",
+        "queue-full",
+        fenced=True,
+    ),
+)
+async def submit(
+    queue: QueueName,
+    body: SubmitRequest,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
+) -> Response:
+    """Any number of submissions of one identity create one batch and return equal receipts.
+
+    The status is 201 for a new batch and 200 for a duplicate. Tenant, queue, identity (in any
+    Unicode spelling) and revision identify a batch. The same identity with another payload is a
+    `conflict`, with the differences.
+    """
+    request_log.add(queue=queue)
+    request_log.unrepeatable = body.identity is None
+    principal.require_queue(queue)
+    await service.check_queue_capacity(principal, queue, 1)
+    try:
+        result = await principal.run_steps(
+            submit_operation.submit(
+                principal.operations, queue, _submission(body), create=False, within=None
+            )
+        )
+    except Refused as refused:
+        decision = "conflict" if isinstance(refused, Conflict) else "refused"
+        request_log.add(decision=decision)
+        service.metrics.count_decision(decision)
+        raise
+    service.metrics.count_decision(result.decision)
+    request_log.add(batch=result.receipt.batch_id, decision=result.decision)
+    content = responses.submitted(
+        result, values=principal.sees_payloads, request_id=request_log.request_id
+    )
+    return responses.json_response(content, 201 if result.decision == "new" else 200)
+
+
+@hot_routes.post(
+    "/v1/queues/{queue}/chunks",
+    response_model=responses.SubmitManyResponse,
+    summary="Submit many batches",
+    **operation("submit", "no-such-queue", "queue-full", fenced=True),
+)
+async def submit_many(
+    queue: QueueName,
+    body: SubmitManyRequest,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
+) -> Response:
+    """Each row has its own result, in the order of the request: new, duplicate, conflict, refused.
+
+    A refused row has its own `problem` and does not affect the others. Accepted rows are durable
+    before the response.
+    """
+    request_log.add(queue=queue, count=len(body.submissions))
+    request_log.unrepeatable = any(row.identity is None for row in body.submissions)
+    principal.require_queue(queue)
+    await service.check_queue_capacity(principal, queue, len(body.submissions))
+    rows = [_submission(row) for row in body.submissions]
+    results: list[Submitted] = await principal.run_steps(
+        submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None)
+    )
+    for result in results:
+        service.metrics.count_decision(result.decision)
+        batch_id = None if result.receipt is None else result.receipt.batch_id
+        request_log.add_step("submit", queue=queue, batch=batch_id, decision=result.decision)
+    request_log.add(decision=sorted({result.decision for result in results}))
+    values, request_id = principal.sees_payloads, request_log.request_id
+    content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
+    return responses.json_response({"submitted": content})
+
+
+@hot_routes.post(
+    "/v1/queues/{queue}/refused",
+    status_code=204,
+    summary="Record identities that the client refused",
+    **operation("submit", "no-such-queue"),
+)
+async def note_refused(
+    queue: QueueName,
+    body: RefusedIdentitiesRequest,
+    principal: PrincipalDep,
+    request_log: RequestLogDep,
+) -> None:
+    """Operators find submissions that never arrived here. `raw` contains the bytes in hex."""
+    request_log.add(queue=queue, count=len(body.refused))
+    principal.require_queue(queue)
+    try:
+        await principal.run_steps(principal.operations.known(queue))
+    except Refused as refused:
+        if type(refused) is not Refused:
+            raise  # about the token or the name
+        raise no_such_queue(queue) from None
+    await principal.execute(
+        calls.note_refused(
+            tenant=principal.tenant,
+            queue=queue,
+            refused=[(bytes.fromhex(identity.raw), identity.why) for identity in body.refused],
+            actor=principal.grant.name,
+        )
+    )
+
+
+def _submission(row: SubmitRequest) -> Submission:
+    identity = tuple(row.identity) if isinstance(row.identity, list) else row.identity
+    return Submission(
+        identity,
+        row.payload,
+        revision=row.revision,
+        priority=row.priority,
+        run_at=row.run_at,
+        expires_at=row.expires_at,
+        limit_key=row.limit_key,
+        requires=row.requires,
+    )
+
+
+@routes.get(
+    "/v1/batches",
+    response_model=responses.BatchPageResponse,
+    name="list_batches",
+    summary="List batches, newest first",
+    **operation("read", "invalid-identity"),
+)
+async def list_batches(
+    *,
+    principal: PrincipalDep,
+    queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
+    state: Annotated[State | None, Query()] = None,
+    failure: Annotated[Failure | None, Query()] = None,
+    identity: Annotated[
+        list[str] | None,
+        Query(max_length=16, description="In any spelling; repeat it for further parts."),
+    ] = None,
+    worker: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    run: Annotated[int | None, Query(ge=1, lt=2**63, description="Number of the run.")] = None,
+    since: Annotated[Time | None, Query()] = None,
+    until: Annotated[Time | None, Query()] = None,
+    after: Annotated[
+        str | None, Query(max_length=100, description="`next` of the previous page.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+) -> Response:
+    """All filters apply; pass `next` of one page as `after` to get the following page.
+
+    Finished states are listed by the time of their end, all others by the time of submission;
+    `since` and `until` (exclusive) refer to that time. `failure` implies the state FAILED.
+    A page reads a limited number of batches: it may be short or empty and still have a `next`.
+    Payloads are not included. Failure details of workers need the scope payloads.
+    """
+    parts = None
+    if identity:
+        parts = identity[0] if len(identity) == 1 else tuple(identity)
+    page = await principal.execute(
+        reads.batches(
+            tenant=principal.tenant,
+            queue=queue,
+            state=state,
+            failure=failure,
+            identity=parts,
+            worker=worker,
+            run=run,
+            since=since,
+            until=until,
+            after=after,
+            limit=limit,
+        )
+    )
+    rows = [responses.batch(row, details=principal.sees_payloads) for row in page.rows]
+    return responses.json_response({"batches": rows, "next": page.next})
+
+
+@routes.get(
+    "/v1/batches/{batch_id}",
+    response_model=responses.BatchDetailResponse,
+    name="show_batch",
+    summary="Show a batch with its attempts, events, refusals and decisions",
+    **operation("read", "no-such-batch"),
+)
+async def show_batch(
+    *,
+    batch_id: UUID,
+    principal: PrincipalDep,
+    request_log: RequestLogDep,
+    payload: Annotated[
+        bool, Query(description="Include payload and result; needs the scope payloads.")
+    ] = False,
+) -> responses.BatchDetailResponse:
+    """Includes finished batches as long as the ledger is kept.
+
+    Refusals are writes with a stale token; they name both workers.
+    """
+    request_log.add(batch=batch_id)
+    if payload:
+        principal.require_scope("payloads")
+    row = await principal.execute(reads.batch_detail(batch_id, payload=payload))
+    if row is None:
+        raise no_such_batch(batch_id)
+    request_log.add(attempt=row.attempt, worker=row.worker)
+    return responses.batch_detail(row, values=principal.sees_payloads)
+
+
+@routes.get(
+    "/v1/batches/{batch_id}/outcome",
+    response_model=responses.OutcomeResponse,
+    name="show_outcome",
+    summary="Show the state and the result of a batch",
+    **operation("read", "no-such-batch"),
+)
+async def show_outcome(
+    *,
+    batch_id: UUID,
+    principal: PrincipalDep,
+    request_log: RequestLogDep,
+    result: Annotated[
+        bool | None,
+        Query(
+            description="Include the result; needs the scope payloads. "
+            "Default: if the token permits it."
+        ),
+    ] = None,
+) -> responses.OutcomeResponse:
+    """Cheaper than the whole batch; for clients that wait. The result needs the scope payloads."""
+    request_log.add(batch=batch_id)
+    if result:
+        principal.require_scope("payloads")
+    with_result = principal.sees_payloads and result is not False
+    [row] = await principal.execute(reads.outcomes(ids=[batch_id], results=with_result))
+    if row is None:
+        raise no_such_batch(batch_id)
+    return responses.outcome(row, values=principal.sees_payloads)

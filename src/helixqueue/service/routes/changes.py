@@ -1,0 +1,230 @@
+"""The change stream: every ledger event of the tenant, in order, as server-sent events.
+
+The id of an event is a cursor; a client that reconnects sends it in Last-Event-ID and continues
+after it. Events are sent in the order of their transactions, and only those before the oldest
+running transaction: so no event can appear before the cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
+
+from fastapi import Depends, Header, Query
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, changes_lost, read_changes
+from helixqueue.errors import HelixError
+from helixqueue.service.models import responses
+from helixqueue.service.models.requests import NAME_PATTERN
+from helixqueue.service.problems import Problem, problem_of
+from helixqueue.service.routing import (
+    PrincipalDep,
+    RequestLogDep,
+    ServiceDep,
+    operation,
+    router,
+)
+
+if TYPE_CHECKING:
+    from helixqueue.engine.changes import ChangePage
+    from helixqueue.service.principal import Principal
+    from helixqueue.service.service import Service
+
+routes = router("changes")
+MAX_ROWS: Final = 500
+# Transactions in the first read, and the target duration of a read. A reader may be behind by the
+# whole ledger, which must not be sorted for every page.
+SPAN: Final = 64
+READ_SECONDS: Final = 0.1
+KEEPALIVE_SECONDS: Final = 10.0  # a comment is sent after this long without events
+# A new stream includes transactions that were running when it started, unless they are older.
+OLDEST: Final = timedelta(hours=1)
+CLOCK_SLACK: Final = timedelta(seconds=5)  # clocks may be set back a little
+# Reasons why a stream cannot continue exactly where the client stopped.
+RETIRED: Final = {
+    "detail": "batches that finished since this cursor are past their queue's retention",
+    "remedy": "the remaining events follow; read GET /v1/batches again if you keep a copy",
+}
+AHEAD: Final = {
+    "detail": "the cursor is ahead of the database: it was restored, or is another database",
+    "remedy": "new events follow; read GET /v1/batches again if you keep a copy",
+}
+_ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
+
+_EVENT_SCHEMA = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "Cursor, for Last-Event-ID."},
+        "event": {"type": "string", "enum": ["begin", "gap", "change", "end"]},
+        "data": {"type": "string", "description": "JSON; for a change, the event and its batch."},
+        "retry": {"type": "integer"},
+    },
+}
+
+
+async def _hold_stream(service: ServiceDep, principal: PrincipalDep) -> AsyncIterator[None]:
+    """Count the stream from before its first read until it ends."""
+    with service.streams.hold(principal.tenant):
+        yield
+
+
+@routes.get(
+    "/v1/changes",
+    response_class=StreamingResponse,
+    dependencies=[Depends(_hold_stream)],
+    summary="Stream all changes from now on, or after Last-Event-ID",
+    responses={
+        200: {
+            "description": "Server-sent events, each with its cursor as id.",
+            "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
+        }
+    },
+    **operation("read", "too-many-streams"),
+)
+async def changes(
+    *,
+    request: Request,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
+    last_event_id: Annotated[str | None, Header(max_length=80)] = None,
+    queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
+    seconds: Annotated[
+        int, Query(ge=1, le=3_600, description="The stream ends after this time; reconnect.")
+    ] = 300,
+) -> StreamingResponse:
+    """In the order of transactions, without gaps and without payloads.
+
+    Reconnect with the last `id` in Last-Event-ID to continue. If events are missing, a `gap` event
+    says so: retention removed batches that have finished since, or the database was restored. The
+    stream ends after `seconds`.
+    """
+    request_log.add(queue=queue)
+    reader = _ChangeReader(service, principal, queue)
+    await reader.start(last_event_id)
+    lines = _lines(reader, time.monotonic() + seconds, request)
+    # nginx would buffer the stream otherwise.
+    return StreamingResponse(
+        lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+class _ChangeReader:
+    """The cursor of one stream."""
+
+    def __init__(self, service: Service, principal: Principal, queue: str | None) -> None:
+        self.service = service
+        self._principal = principal
+        self._queue = queue
+        self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
+        self._span = SPAN
+        self.gap: dict[str, str] | None = None  # why events are missing
+        self.is_behind = True
+
+    async def start(self, last_event_id: str | None) -> None:
+        cursor = None if last_event_id is None else read_id(last_event_id)
+        self._cursor = await self._current_cursor()
+        if cursor is None:
+            return
+        if cursor.xid > self._cursor.xid:
+            # A restored database reuses transaction ids; waiting for this one would skip events.
+            self.gap = AHEAD
+            return
+        self._cursor = cursor
+        if await self._principal.execute(changes_lost(cursor)):
+            self.gap = RETIRED
+
+    async def _current_cursor(self) -> ChangeCursor:
+        """A read far in the future returns no rows, but the current position."""
+        future = ChangeCursor(2**62, 0, 0, datetime.now(UTC) + timedelta(days=1))
+        page = await self._principal.execute(read_changes(future, limit=1))
+        return ChangeCursor(page.reached, 0, 0, page.now - OLDEST)
+
+    async def read_events(self) -> list[str]:
+        """The new events; does not wait for any."""
+        page = await self._read_page()
+        events = []
+        for row in page.rows:
+            self._cursor = ChangeCursor(row.xid, row.batch, row.version, self._cursor.since)
+            change = responses.change(row, details=self._principal.sees_payloads)
+            events.append(
+                f"id: {self.cursor_id}\nevent: change\n"
+                f"data: {json.dumps(change, ensure_ascii=False)}\n\n"
+            )
+        if len(page.rows) < MAX_ROWS and page.edge > self._cursor.xid:
+            # All transactions below the edge have ended and were sent.
+            self._cursor = ChangeCursor(page.edge, 0, 0, self._cursor.since)
+        self.is_behind = self._cursor.xid < page.reached
+        since = (await self.service.change_marks.before(self._cursor.xid)) - CLOCK_SLACK
+        self._cursor = self._cursor._replace(since=max(since, self._cursor.since))
+        return events
+
+    async def _read_page(self) -> ChangePage:
+        """Read as many transactions as fill a page or take `READ_SECONDS`."""
+        async with self.service.stream_reads.permit(self._principal.tenant):
+            started_at = time.monotonic()
+            page = await self._principal.execute(
+                read_changes(self._cursor, queue=self._queue, limit=MAX_ROWS, span=self._span)
+            )
+            is_slow = time.monotonic() - started_at > READ_SECONDS
+        if is_slow or len(page.rows) == MAX_ROWS:
+            self._span = max(1, self._span // 2)
+        else:
+            self._span = min(SPAN_MAX, self._span * 4)
+        return page
+
+    @property
+    def cursor_id(self) -> str:
+        return write_id(self._cursor)
+
+
+def write_id(cursor: ChangeCursor) -> str:
+    # Rounded down: the time must not be later than any event after the cursor.
+    milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
+    return f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}"
+
+
+def read_id(text: str) -> ChangeCursor:
+    match = _ID.fullmatch(text)
+    numbers = [int(part) for part in match.groups()] if match else []
+    if not numbers or max(numbers[:2]) >= 2**63 or numbers[2] >= 2**31 or numbers[3] > 10**14:
+        raise Problem(
+            "invalid-request",
+            "Last-Event-ID: expected the id of an earlier event of this stream",
+            expected="an id such as 815-17-2-1788220800000",
+            got=ascii(text)[:80],
+            remedy="start without Last-Event-ID",
+        )
+    xid, batch, version, milliseconds = numbers
+    return ChangeCursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+async def _lines(reader: _ChangeReader, until: float, request: Request) -> AsyncIterator[str]:
+    sent_at = time.monotonic()
+    try:
+        # The cursor at once: a client that loses the connection now can continue from it.
+        yield f"retry: 1000\nid: {reader.cursor_id}\nevent: begin\ndata: {{}}\n\n"
+        if reader.gap is not None:
+            yield f"event: gap\ndata: {json.dumps(reader.gap)}\n\n"
+        while time.monotonic() < until and not await request.is_disconnected():
+            events = await reader.read_events()
+            if events:
+                sent_at = time.monotonic()
+                yield "".join(events)
+            elif time.monotonic() - sent_at > KEEPALIVE_SECONDS:
+                sent_at = time.monotonic()
+                yield ": keepalive\n\n"
+            if not reader.is_behind:
+                await asyncio.sleep(reader.service.settings.poll_seconds)
+    except HelixError as error:
+        # The status was sent long ago; the client gets the problem when it reconnects.
+        kind = problem_of(error).kind
+        yield f"event: end\ndata: {json.dumps({'problem': kind})}\n\n"

@@ -1,0 +1,95 @@
+"""Every write that the engine does not deduplicate accepts a key and runs once per key."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.engine import fences
+from helixqueue.identity import key_text
+from tests.support.lab import POOLED
+from tests.support.service import DOCUMENT
+
+WRITES = {
+    told["operationId"]: (method.upper(), path, told["x-fenced"])
+    for path, methods in DOCUMENT["paths"].items()
+    for method, told in methods.items()
+    if method != "get"
+}
+FENCED = [name for name, (_, _, fenced) in WRITES.items() if fenced]
+# Deduplicated by the engine; with secrets in the response; without effect.
+KNOWN_BY_ITSELF = {"claim", "start", "renew", "settle", "release", "hello", "expect", "wait"}
+SECRETS = {"create_token", "rotate_token", "revoke_token", "offer_login", "log_in"}
+NOTHING = {"rehearse", "note_refused"}
+
+
+def test_every_write_accepts_a_key_or_needs_none():
+    assert set(WRITES) == {*FENCED, *KNOWN_BY_ITSELF, *SECRETS, *NOTHING}
+    assert not set(FENCED) & (KNOWN_BY_ITSELF | SECRETS | NOTHING)
+
+
+@pytest.fixture
+def ready(database, lab):
+    """For each action a batch that allows it, and a fence in doubt."""
+    lab.queue(max_attempts=1)
+    lab.submit("erase_batch", "retry_batch", "retry_batches", "release_batch")
+    leases = {lease.identity: lease for lease in lab.claim(4)}
+    lab.complete(leases["erase_batch"])
+    lab.fail(leases["retry_batch"], leases["retry_batches"], permanent=True)
+    [waiting] = lab.submit("cancel_batch")
+    ids = {name: str(lease.batch_id) for name, lease in leases.items()}
+    ids["cancel_batch"] = str(waiting.receipt.batch_id)
+    with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
+        with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
+            raise TimeoutError("the bank did not answer")
+        [doubt] = helix.run(fences.list_fences(name=lab.q)).rows
+    return ids, doubt
+
+
+def body_of(name, ids, doubt):
+    why = {"reason": "asked twice"}
+    work = {"identity": "S-1", "payload": {"n": 1}}
+    return {
+        "submit": work,
+        "submit_many": {"submissions": [work, {"identity": "S-2", "payload": {"n": 2}}]},
+        "retry_batches": {**why, "batch_ids": [ids["retry_batches"]]},
+        "cancel_batches": {**why, "batch_ids": [ids["cancel_batch"]]},
+        "set_queue": {**why, "lease_seconds": 60},
+        "resolve_fence": {**why, "version": doubt.version, "applied": False},
+    }.get(name, why)
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_repeated_keyed_write_returns_the_stored_response(http, lab, ready, name):
+    ids, doubt = ready
+    method, path, _ = WRITES[name]
+    path = path.format(queue=lab.q, batch_id=ids.get(name), fence=key_text(doubt.key))
+    body = body_of(name, ids, doubt)
+    key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
+    first, again = (http.request(method, path, json=body, headers=key) for _ in range(2))
+    assert first.status_code in {200, 201}, first.text
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    # The key belongs to this request only.
+    other = {**body, "reason": "another"} if "reason" in body else {**body, "nonsense": 1}
+    reused = http.request(method, path, json=other, headers=key)
+    assert reused.status_code in {409, 422}
+    assert reused.json()["type"].endswith(("key-reused", "invalid-request"))
+    assert {"expected", "got", "remedy"} <= reused.json().keys()
+
+
+def test_revoked_token_is_refused_with_a_key_too(site, http, lab):
+    """Permissions are cached for a second; the database checks validity every time."""
+    name, path = f"gone-{lab.q}", f"/v1/queues/{lab.q}/batches"
+    work = {"identity": "S-1", "payload": 1}
+    with site.client("submit", name=name) as gone:
+        key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
+        assert gone.post(path, json=work, headers=key).status_code == 201
+        http.post(f"/v1/tokens/{name}/revoke", json={"reason": "lost"})
+        assert gone.get("/v1/token").status_code == 401, "though it needs no look at any row"
+        for again in (key, {"Idempotency-Key": f'"{uuid.uuid4()}"'}):
+            response = gone.post(path, json=work, headers=again)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")

@@ -1,0 +1,175 @@
+"""The OpenAPI document is complete, and a real service accepts its examples."""
+
+from __future__ import annotations
+
+import jsonschema_rs
+import pytest
+
+from helixqueue.fence.http.problem import PREFIX
+from helixqueue.service.openapi import examples, problem_examples
+from helixqueue.service.problems import PROBLEMS
+from tests.support.service import DOCUMENT, OPERATIONS
+
+TOLD = [DOCUMENT["paths"][path][method.lower()] for method, path, _ in OPERATIONS]
+BY_ID = {told["operationId"]: told for told in TOLD}
+
+
+def every(wanted=TOLD):
+    return pytest.mark.parametrize("told", wanted, ids=lambda told: told["operationId"])
+
+
+def fits(schema, value):
+    """Validates with JSON Schema 2020-12, the dialect of OpenAPI 3.1, including formats."""
+    whole = {**schema, "components": DOCUMENT["components"]}
+    validator = jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
+    return [str(error.message) for error in validator.iter_errors(value)]
+
+
+def resolved(thing):
+    if "$ref" not in thing:
+        return thing
+    found = DOCUMENT
+    for part in thing["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def medias(told):
+    """Location and media type of every request and response body."""
+    yield from (
+        ("request", item) for item in told.get("requestBody", {}).get("content", {}).values()
+    )
+    for status, response in told["responses"].items():
+        yield from ((status, item) for item in response.get("content", {}).values())
+
+
+def shown(media):
+    if "example" in media:
+        yield media["example"]
+    for item in media.get("examples", {}).values():
+        yield resolved(item)["value"]
+
+
+def test_operation_ids_are_unique():
+    assert len(BY_ID) == len(TOLD)
+    assert set(examples.OPERATIONS) == set(BY_ID)
+
+
+@every()
+def test_every_operation_has_summary_and_description(told):
+    assert told["summary"]
+    assert len(told["description"]) > 20
+    assert "Parameters" not in told["description"]
+
+
+@every()
+def test_every_request_and_response_has_a_valid_example(told):
+    ids = 0
+    for where, media in medias(told):
+        values = list(shown(media))
+        assert values, where
+        for value in values:
+            ids += 1
+            if isinstance(value, str):
+                continue  # a stream or the Prometheus text format
+            assert fits(media["schema"], value) == [], where
+    assert ids
+
+
+@every([told for told in TOLD if told.get("parameters")])
+def test_every_path_parameter_has_a_valid_example(told):
+    for parameter in told["parameters"]:
+        assert parameter["in"] != "path" or "example" in parameter, parameter["name"]
+        if "example" in parameter:
+            assert fits(parameter["schema"], parameter["example"]) == [], parameter["name"]
+
+
+@every()
+def test_every_response_documents_its_headers(told):
+    needs = {"401": {"WWW-Authenticate"}, "405": {"Allow"}, "429": {"Retry-After"}}
+    for status, response in told["responses"].items():
+        headers = response["headers"]
+        assert {"X-Request-Id"} | needs.get(status, set()) <= set(headers)
+        assert status != "503" or "Retry-After" in headers
+        assert ("Idempotency-Replayed" in headers) == (told["x-fenced"] and status < "300")
+        for name, header in headers.items():
+            assert fits(header["schema"], header["example"]) == [], name
+
+
+@every()
+def test_every_problem_is_listed_under_its_status(told):
+    listed = set(told["x-problems"])
+    assert listed
+    under = {}
+    for status, response in told["responses"].items():
+        problems = response.get("content", {}).get("application/problem+json", {})
+        for name, item in problems.get("examples", {}).items():
+            value = resolved(item)["value"]
+            assert (value["type"], str(value["status"])) == (PREFIX + name, status)
+            assert f"`{name}`" in response["description"]
+            under[value["type"]] = status
+    assert set(under) == listed
+    if told["x-scope"] != "open":
+        assert {PREFIX + "unauthenticated", PREFIX + "forbidden"} <= listed
+
+
+def test_every_problem_of_a_route_has_an_example():
+    # Clients of the engine raise these, not routes.
+    assert set(PROBLEMS) - set(problem_examples.PROBLEMS) == {"in-progress", "no-result"}
+
+
+@pytest.fixture(scope="module")
+def basecall(database):
+    database.rows("select helix.set_queue_v1('a', 'basecall', 'example', p_profile => 'lab-id-v1')")
+
+
+@pytest.mark.usefixtures("basecall")
+@every([told for told in TOLD if "requestBody" in told])
+def test_service_accepts_every_request_example(http, told):
+    [(method, path)] = [
+        (method, path)
+        for method, path, _ in OPERATIONS
+        if DOCUMENT["paths"][path][method.lower()] is told
+    ]
+    media = told["requestBody"]["content"]["application/json"]
+    answer = http.request(method, path.format(**examples.PARAMETERS), json=media["example"])
+    assert str(answer.status_code) in told["responses"]
+    # Batch, lease and token of the examples do not exist, but the requests are valid.
+    assert answer.status_code in {200, 201, 204, 404, 409}, answer.text
+    if answer.status_code < 204:
+        [good] = [m for status, m in medias(told) if status == str(answer.status_code)]
+        assert answer.json().keys() == good["example"].keys()
+
+
+def test_responses_without_a_model_match_the_document(http, lab):
+    """No model validates pages and bulk results, and those of the fuzz test are mostly empty."""
+    names = ["a", "b", "c", ["two", "parts"], "\u200b"]
+    rows = [{"identity": name, "payload": 1} for name in names] + [{"identity": "a", "payload": 2}]
+    chunk = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows}).json()
+    single = http.post(f"/v1/queues/{lab.q}/batches", json={"identity": "d", "payload": 1}).json()
+    dead, done, _ = lab.claim(3)
+    lab.fail(dead, permanent=True, failure="Torn", detail="half a file")
+    lab.complete(done)
+    page = http.get("/v1/batches", params={"queue": lab.q}).json()
+    failed = http.get("/v1/batches", params={"queue": lab.q, "failure": "Torn"}).json()
+    retry = {"reason": "mended", "queue": lab.q}
+    retried = http.post("/v1/batches/retry", json=retry).json()
+    assert {row["decision"] for row in chunk["submitted"]} == {"new", "conflict", "refused"}
+    assert {row["state"] for row in page["batches"]} == {
+        "FAILED", "COMPLETED", "RUNNING", "PENDING",
+    }  # fmt: skip
+    assert len(failed["batches"]) == len(retried["answers"]) == 1
+    for name, response in (
+        ("SubmitManyResponse", chunk),
+        ("SubmittedResponse", single),
+        ("BatchPageResponse", page),
+        ("BatchPageResponse", failed),
+        ("ActionsResponse", retried),
+    ):
+        assert fits({"$ref": f"#/components/schemas/{name}"}, response) == [], name
+    # The schema allows further members, which would be undocumented.
+    for name, row in (
+        ("BatchResponse", failed["batches"][0]),
+        ("ActionResponse", retried["answers"][0]),
+    ):
+        assert row.keys() == DOCUMENT["components"]["schemas"][name]["properties"].keys()

@@ -1,0 +1,144 @@
+"""Every operation of the document, called by one tenant with ids of another."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from helixqueue import HelixQueue
+from helixqueue.engine import fences, tokens
+from helixqueue.identity import key_text
+from tests.support.lab import POOLED, Lab
+from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
+
+WORD = "okapi"  # in every value of the other tenant
+# test_changes.py covers the stream, which does not end by itself.
+ASKED = [one for one in GUARDED if one[1] != "/v1/changes"]
+TABLES = ("overview", "event", "refusal", "decision", "queue", "api_token", "fence")
+# Tables whose rows name their queue.
+WORK = ("batch", "work", "result", "ended")
+
+
+@dataclass(frozen=True)
+class Loot:
+    """Rows of tenant b: pending, running and failed batches, a lease, a token, a doubt."""
+
+    batch_ids: list[str]
+    lease: dict[str, object]
+    fence: str
+    version: int
+
+    def in_place_of(self, name, value):
+        """Replace the ids in a part of a request by those of tenant b."""
+        if name in {"leases", "settlements"}:
+            return [{**item, **self.lease} for item in value]
+        mine = {
+            "queue": "shared", "queues": ["shared"], "request": str(uuid.uuid4()),
+            "version": self.version, "identity": "zebra",
+        }  # fmt: skip
+        return mine.get(name, value)
+
+
+@pytest.fixture(scope="module")
+def mine(site):
+    return site.token()
+
+
+@pytest.fixture(scope="module")
+def theirs(database):
+    with Lab(database, q="shared", worker=WORD) as lab:
+        lab.queue(tenant="a")
+        lab.queue(tenant="b", lease_seconds=3600)
+        rows = lab.submit("failed", "runs", "zebra", tenant="b", payload={"word": WORD})
+        failed, runs = lab.claim(2)
+        lab.fail(failed, failure="OutOfMemory", detail=WORD, permanent=True)
+        assert [item.answer for item in lab.start(failed)] == [
+            "refused"
+        ]  # including a row of the ledger
+    with Lab(database, "operator") as operator:
+        operator.run(
+            tokens.create(
+                tenant="b", name="uploader", token_hash=tokens.new_token().hash, scopes=["read"],
+                queues=None, expires_at=datetime.now(UTC) + timedelta(days=1),
+            )
+        )  # fmt: skip
+    with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
+        with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
+            raise TimeoutError("the bank did not answer")
+        [doubt] = helix.run(fences.list_fences(name="refund")).rows
+    return Loot(
+        [str(row.receipt.batch_id) for row in rows],
+        {"batch": runs.batch, "token": "{}.{}.{}".format(*runs.token)},
+        key_text(doubt.key),
+        doubt.version,
+    )
+
+
+def rows_of_b(database):
+    return {
+        table: database.rows(
+            f"select t::text from helix.{table} t where tenant = 'b' order by 1"  # noqa: S608
+        )
+        for table in TABLES
+    } | {
+        table: database.rows(
+            f"select t::text from helix.{table} t join helix.queue q on q.id = t.queue "  # noqa: S608
+            "where q.tenant = 'b' order by 1"
+        )
+        for table in WORK
+    }
+
+
+def bodies(operation, loot):
+    """The example of an operation, with the ids of tenant b."""
+    method, path, _ = operation
+    response = DOCUMENT["paths"][path][method.lower()]
+    if "requestBody" not in response:
+        return [None]
+    shown = response["requestBody"]["content"]["application/json"]["example"]
+    body = {name: loot.in_place_of(name, value) for name, value in shown.items()}
+    if path == "/v1/tokens":
+        # Not their name: an own token of that name could then be rotated and revoked.
+        return [{**body, "name": "eves"}]
+    if path in {"/v1/batches/retry", "/v1/batches/cancel"}:
+        return [body, {"reason": "curiosity", "batch_ids": loot.batch_ids}]
+    if path == "/v1/work/claim":
+        # With a settlement, as in the usual round of a worker.
+        done = {**loot.lease, "outcome": "completed", "result": {}}
+        return [body, {**body, "settle": [done]}]
+    return [body]
+
+
+@pytest.mark.parametrize("operation", ASKED, ids=operation_name)
+def test_no_operation_reads_or_changes_another_tenant(site, database, mine, theirs, operation):
+    method, path, _ = operation
+    before = rows_of_b(database)
+    assert all(before.values()), "nothing is there to be seen"
+    with site.client(token=mine) as http:
+        for batch_id in theirs.batch_ids if "{batch_id}" in path else [None]:
+            at = fill_path(path, batch_id, theirs.fence)
+            for body in bodies(operation, theirs):
+                response = http.request(method, at, json=body)
+                assert response.status_code < 500
+                assert WORD not in response.text
+                if {"{batch_id}", "{name}", "{fence}"} & set(path.split("/")):
+                    assert response.status_code == 404, response.text
+                else:
+                    # Not even as forbidden: the response is that of an unknown id.
+                    assert not [
+                        item for item in theirs.batch_ids if item in response.text and not body
+                    ]
+    assert rows_of_b(database) == before
+
+
+def test_leases_of_another_tenant_are_refused_without_names(site, mine, theirs):
+    with site.client(token=mine) as http:
+        for verb in ("start", "renew", "release"):
+            sent = {"worker": "eve", "leases": [theirs.lease]}
+            response = http.post(f"/v1/work/{verb}", json=sent).json()["answers"]
+            assert [(item["answer"], item["owner"], item["state"]) for item in response] == [
+                ("refused", None, None)
+            ]
