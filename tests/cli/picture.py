@@ -16,13 +16,13 @@ from rich.text import Text
 from tests.support.cli import HELIXQ
 
 COMMAND = "helixq up --demo"
-SECONDS = 26  # a kill and a freeze, and a line after each
+SECONDS = 26  # time for a kill, a freeze, and a status line after each
 FILE = Path(__file__).parents[2] / "docs" / "demo.svg"
 COLUMNS = 132
 
 
-def taken() -> str:
-    """The run as a terminal shows it, with its colours."""
+def record() -> str:
+    """The output of the run as a terminal shows it, with colours."""
     leader, follower = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "TZ": "UTC"}
     with (
@@ -32,7 +32,7 @@ def taken() -> str:
                 HELIXQ,
                 *COMMAND.split()[1:],
                 "--data",
-                f"{directory}/helix-data",
+                f"{directory}/helix-demo",
                 "--for",
                 str(SECONDS),
             ],
@@ -51,17 +51,17 @@ def taken() -> str:
         os.close(leader)
     if process.returncode:
         raise SystemExit(process.returncode)
-    told = b"".join(pieces).decode().replace("\r\n", "\n").replace(directory, "/home/lab")
-    # What a machine has of its own, and a link that nobody can use any more.
-    told = re.sub(r"hl_[\w-]{43}", "hl_...", told)
-    return re.sub(r"unix://\S+/helixqueue-\w+", "unix:///run/helixqueue", told)
+    text = b"".join(pieces).decode().replace("\r\n", "\n").replace(directory, "/home/lab")
+    # Replace the login code and paths of this machine.
+    text = re.sub(r"hl_[\w-]{43}", "hl_...", text)
+    return re.sub(r"unix://\S+/helixqueue-\w+", "unix:///run/helixqueue", text)
 
 
 def main() -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(f"$ {COMMAND}\n{taken()}"))
+    console.print(Text.from_ansi(f"$ {COMMAND}\n{record()}"))
     picture = console.export_svg(title=COMMAND)
-    # No fonts from elsewhere: a page that shows it fetches nothing.
+    # No external fonts: a page with the picture makes no requests.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     picture = re.sub(r"<!--.*?-->", "", picture).replace("Fira Code", "monospace")
     FILE.write_text(re.sub(r"[ \t]+$", "", picture, flags=re.MULTILINE), encoding="utf-8")
