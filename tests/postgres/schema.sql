@@ -5549,7 +5549,7 @@ begin
          helix.entry_hash(null, g.id, g.part, g.at, v_xid, null, null, 'PENDING', 'submitted', false,
                           g.actor, g.batch, g.queue, g.version, g.attempt, null, null)
   -- One part: a statement that submits has one entry, time and actor. A second header would violate the
-  -- primary key. Numbering the parts took a twelfth of a single submit.
+  -- primary key.
   from (select n.entry as id, 1::smallint as part, n.changed_at as at, n.actor,
                array_agg(n.batch) as batch, array_agg(n.queue) as queue, array_agg(n.version) as version,
                array_agg(n.attempt) as attempt
@@ -5591,7 +5591,7 @@ begin
   end if;
   v_xid := pg_current_xact_id()::text::bigint;
   if v_steps = 1 then
-    -- The same as below, without grouping: that took a tenth of a call for one batch.
+    -- The same as below, without grouping: 3 % fewer instructions in a round of one batch.
     insert into helix.entry (id, part, at, xid, epoch, from_state, to_state, reason, late, actor, batch,
                              queue, version, attempt, before, content, hash)
     select n.entry, 1, n.changed_at, v_xid, n.epoch, n.came_from, n.state, n.reason, n.late, n.actor,
