@@ -6,7 +6,7 @@ Three operations, each in its steady state (the client, its connection and the q
 
 - `submit`: one `HelixQueue.submit()` with a dict payload.
 - `worker round`: claim, execute and settle with one slot and a no-op async handler. The worker
-  claims ahead, so the window spans 50 batches: every function of a round is in it.
+  claims ahead, so the window spans 1,000 batches: every function of a round is in it.
 - `HTTP submit`: one `POST /v1/queues/{queue}/batches` inside the service process, from the ASGI
   application on; the HTTP server and the client are not counted.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PACKAGE = str(Path(helixqueue.__file__).parent) + "/"
 TENANT = tenant(0)
 WARM_UP = 5
-ROUNDS = 50
+ROUNDS = 1_000
 
 
 class Profile:
