@@ -47,36 +47,36 @@ FENCE_POINTS = (
     "fence.doubt.before",  # the effect raised an error; its outcome is unknown
     "fence.doubt.after",
 )
-_HOLD_POLL_S = 0.01
+_HOLD_POLL_SECONDS = 0.01
 
 
-def _read(text: str | None) -> dict[str, tuple[str, int]] | None:
+def _parse(text: str | None) -> dict[str, tuple[str, int]] | None:
     if not text:
         return None
     armed = {}
     for part in text.split(","):
         name, _, rest = part.strip().partition("=")
-        action, _, arrival = rest.partition("@")
+        action, _, nth = rest.partition("@")
         if name not in POINTS + FENCE_POINTS or action not in {"kill", "stop", "raise", "hold"}:
             raise ValueError(f"HELIX_FAILPOINTS: expected POINT=ACTION[@N], got {part!r}")
-        armed[name] = (action, int(arrival or 1))
+        armed[name] = (action, int(nth or 1))
     return armed
 
 
-_armed = _read(os.environ.get("HELIX_FAILPOINTS"))
+_armed = _parse(os.environ.get("HELIX_FAILPOINTS"))
 
 
 def failpoint(name: str) -> None:
     if _armed is not None:
-        _arrive(name)
+        _reach(name)
 
 
-def _arrive(name: str) -> None:
+def _reach(name: str) -> None:
     if _armed is None or name not in _armed:
         return
-    action, arrival = _armed.pop(name)
-    if arrival > 1:
-        _armed[name] = (action, arrival - 1)
+    action, nth = _armed.pop(name)
+    if nth > 1:
+        _armed[name] = (action, nth - 1)
         return
     file = Path(os.environ.get("HELIX_FAILPOINT_FILE", os.devnull))
     if file.name != "null":
@@ -86,6 +86,6 @@ def _arrive(name: str) -> None:
     if action == "hold":
         file.touch()
         while file.exists():
-            time.sleep(_HOLD_POLL_S)
+            time.sleep(_HOLD_POLL_SECONDS)
     else:
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

@@ -13,7 +13,7 @@ import pytest
 from helixqueue import Queue, Refused, State, Unavailable
 from helixqueue.client import run_worker
 from helixqueue.transport import operation_log as telling
-from helixqueue.transport.factory import transport_of
+from helixqueue.transport.factory import build_transport
 from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
 from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
@@ -188,10 +188,11 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
         transport = helix.transport(options)
         worker = Worker(transport, {}, options, helix.submit, None, renews=False)
         [row] = (await transport.claim(ClaimRequest(uuid.uuid4(), [lab.q], 1))).leases
-        worker.received([row], time.monotonic())
+        worker._in_flight.add([row], time.monotonic())
         await transport.settle([completed(row, "1")])
         [answer] = await transport.settle([completed(row, "2")])
-        worker.answered(worker._held[row.batch], completed(row, "2"), answer)
+        sent = {row.batch: (worker._in_flight.held[row.batch], completed(row, "2"))}
+        worker._in_flight.settled(sent, [answer])
         await transport.close()
         return row, worker
 
@@ -199,7 +200,9 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     assert worker.health.counts.completed == 1
     [record] = [one for one in caplog.records if one.name == "helixqueue.worker"]
     assert record.levelname == "ERROR"
-    assert record.message.startswith(f"batch {row.batch_id}: worker {worker.worker} repeated")
+    assert record.message.startswith(
+        f"batch {row.batch_id}: worker {worker._in_flight.worker} repeated"
+    )
 
 
 def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
@@ -306,7 +309,7 @@ def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other,
     [row] = lab.submit("s")
     with caplog.at_level(logging.INFO, telling.LOG.name):
         for one in (way, other):
-            one.transport = telling.told(one.transport)
+            one.transport = telling.with_operation_log(one.transport)
         [lease] = way.claim()
         lab.pass_time(lease.batch)
         [theirs] = until(other.claim)
@@ -381,9 +384,9 @@ def test_hints_lead_on_and_nothing_is_given_twice(way, lab):
 def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
     lab.submit("s")
     [lease] = way.claim()
-    assert way.do(way.transport.settled(lease)) is False
+    assert way.do(way.transport.was_settled(lease)) is False
     way.settle(completed(lease))
-    assert way.do(way.transport.settled(lease)) is True
+    assert way.do(way.transport.was_settled(lease)) is True
 
 
 def test_a_queue_is_told_with_its_schemas(way, lab):
@@ -413,9 +416,9 @@ def test_a_worker_says_how_it_is(way, lab):
 @pytest.mark.parametrize("identities", [["s"], ["s", "t"]], ids=["one", "many"])
 def test_whoever_expects_is_woken_by_a_submission(way, lab, identities):
     async def wait():
-        await way.transport.expect([lab.q], 60)
-        await way.transport.woken(0.3)  # what was told while the way was made
-        waiting = asyncio.create_task(way.transport.woken(30))
+        await way.transport.subscribe([lab.q], 60)
+        await way.transport.wait_for_wakeup(0.3)  # what was told while the way was made
+        waiting = asyncio.create_task(way.transport.wait_for_wakeup(30))
         await asyncio.sleep(0.05)
         begun = time.monotonic()
         await asyncio.to_thread(lab.submit, *identities)
@@ -427,11 +430,11 @@ def test_whoever_expects_is_woken_by_a_submission(way, lab, identities):
 
 def test_what_came_between_two_waits_wakes_too(way, lab):
     async def wait():
-        await way.transport.expect([lab.q], 60)
-        await way.transport.woken(0.3)
+        await way.transport.subscribe([lab.q], 60)
+        await way.transport.wait_for_wakeup(0.3)
         await asyncio.to_thread(lab.submit, "s")
         begun = time.monotonic()
-        await way.transport.woken(30)
+        await way.transport.wait_for_wakeup(30)
         return time.monotonic() - begun
 
     assert way.do(wait()) < 5
@@ -439,19 +442,19 @@ def test_what_came_between_two_waits_wakes_too(way, lab):
 
 def test_nobody_is_woken_for_nothing_and_the_wait_ends(way, lab):
     async def wait():
-        await way.transport.expect([lab.q], 60)
-        await way.transport.woken(0.3)
+        await way.transport.subscribe([lab.q], 60)
+        await way.transport.wait_for_wakeup(0.3)
         begun = time.monotonic()
-        await way.transport.woken(0.3)
+        await way.transport.wait_for_wakeup(0.3)
         return time.monotonic() - begun
 
     assert 0.25 < way.do(wait()) < 5
 
 
 def test_a_busy_worker_is_not_waited_for(way, lab):
-    way.do(way.transport.expect([lab.q], 60))
+    way.do(way.transport.subscribe([lab.q], 60))
     assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 1
-    way.do(way.transport.busy([lab.q]))
+    way.do(way.transport.unsubscribe([lab.q]))
     assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 0
 
 
@@ -461,7 +464,7 @@ def test_another_process_can_make_the_same_transport_and_renew_with_it(way, lab)
     spec = json.loads(json.dumps(way.transport.spec()))
 
     async def renewed():
-        twin = transport_of(spec)
+        twin = build_transport(spec)
         try:
             return await twin.renew([held(lease)])
         finally:
@@ -533,7 +536,12 @@ def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
         options = WorkerOptions(slots=2, poll_seconds=20)
         transport = await asyncio.to_thread(helix.transport, options)
         worker = Worker(
-            transport, run_worker.jobs_of(helix, queue), options, helix.submit, None, renews=False
+            transport,
+            run_worker.handlers_of(helix, queue),
+            options,
+            helix.submit,
+            None,
+            renews=False,
         )
         running = asyncio.create_task(worker.run())
         await asyncio.to_thread(

@@ -86,7 +86,7 @@ def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, 
     rows = [{"identity": f"s{n}", "payload": {"n": n}} for n in range(5)]
     answers = helix.submit_many(lab.q, rows)
     done = ended(helixq(lab.q, "--app", "lab", "--until-idle"))
-    assert done == {"completed": 5, "failed": 0, "lost": 0, "given_back": 0}
+    assert done == {"completed": 5, "failed": 0, "lost": 0, "released": 0}
     results = [helix.result(one.receipt) for one in answers]
     assert results == [{"n": n, "attempt": 1, "drivers": []} for n in range(5)]
 
@@ -128,7 +128,7 @@ def test_long_work_is_renewed_and_a_stop_gives_it_back(helix, helixq, lab, tmp_p
         time.sleep(0.2)
     assert deadline > held[0][0]
     worker.send_signal(signal.SIGTERM)
-    assert ended(worker)["given_back"] == 1
+    assert ended(worker)["released"] == 1
     assert helix.state(receipt) is State.PENDING
 
 
@@ -142,7 +142,7 @@ def test_a_cancelled_batch_ends_its_worker_s_attempt(helix, helixq, lab, tmp_pat
     another = helix.submit(lab.q, identity="s2", payload={"n": 2}).receipt
     assert helix.wait(another, timeout=40) is State.COMPLETED
     worker.send_signal(signal.SIGTERM)
-    assert ended(worker) == {"completed": 1, "failed": 0, "lost": 1, "given_back": 0}
+    assert ended(worker) == {"completed": 1, "failed": 0, "lost": 1, "released": 0}
 
 
 def test_a_token_that_may_not_work_is_told_so_at_once(helixq, lab):

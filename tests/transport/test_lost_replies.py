@@ -178,18 +178,18 @@ OF_A_WORKER = {
         lambda told: told[0].answer == "repeat",
     ),
     "release": (lambda way, it: way.release([it], "x"), lambda told: told[0].answer == "repeat"),
-    "settled": (lambda way, it: way.settled(it), lambda told: told is False),
+    "was_settled": (lambda way, it: way.was_settled(it), lambda told: told is False),
     "queue": (lambda way, it: way.queue("a", it.queue), lambda told: told is not None),
     "hello": (lambda way, _: way.hello({"gpus": 1}), lambda told: told is None),
-    "expect": (lambda way, it: way.expect([it.queue], 60), lambda told: told is None),
-    "busy": (lambda way, it: way.busy([it.queue]), lambda told: told is None),
+    "subscribe": (lambda way, it: way.subscribe([it.queue], 60), lambda told: told is None),
+    "unsubscribe": (lambda way, it: way.unsubscribe([it.queue]), lambda told: told is None),
 }
 
 
 def test_every_call_of_a_worker_is_tried_here():
     calls = {name for name, one in vars(Transport).items() if inspect.iscoroutinefunction(one)}
     # Who is not woken looks by himself, so that call fails with nothing; closing asks nobody.
-    assert calls - {"woken", "close"} == set(OF_A_WORKER)
+    assert calls - {"wait_for_wakeup", "close"} == set(OF_A_WORKER)
 
 
 @pytest.mark.parametrize("name", OF_A_WORKER)
@@ -221,9 +221,9 @@ def test_a_worker_that_cannot_be_told_looks_by_itself(cutting, site, lab):
     async def wait():
         way = HttpTransport(ServiceAddress(cutting.url, site.token()), "gpu-1")
         cutting.lose_each = False
-        await way.expect([lab.q], 60)
+        await way.subscribe([lab.q], 60)
         cutting.lose_each = True
-        await way.woken(0.05)
+        await way.wait_for_wakeup(0.05)
         await way.close()
 
     asyncio.run(wait())

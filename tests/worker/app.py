@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 from helixqueue import HelixClient, HelixQueue, Lease, Queue, Settlement
 from helixqueue.records.lease import LeaseRef
@@ -37,20 +38,37 @@ def hold_the_interpreter(seconds):
         sum(range(30_000_000))
 
 
-def meddle(lease: Lease, reach):
-    """Write to every batch near its own with the token it was given; what it was answered."""
-    time.sleep(1.0)  # until the others run too
+def wait_for_all(directory, name, count):
+    """Return when `count` handlers have come here."""
+    Path(directory, f"{name}-{os.getpid()}").touch()
+    while len(list(Path(directory).glob(f"{name}-*"))) < count:
+        time.sleep(0.01)
+
+
+def renewed(helix, worker, leases):
+    """Results of a renewal; a row that another call holds at the moment is asked for again."""
+    results = helix.renew(worker, leases)
+    while busy := {result.batch for result in results if result.answer == "busy"}:
+        time.sleep(0.01)
+        results = [result for result in results if result.batch not in busy]
+        results += helix.renew(worker, [lease for lease in leases if lease.batch in busy])
+    return results
+
+
+def meddle(lease: Lease, reach, directory):
+    """Write to every batch near its own with its own token; returns the results."""
+    wait_for_all(directory, "running", reach)
     own = lease.held
     others = [n for n in range(own.batch - reach, own.batch + reach + 1) if n != own.batch]
     with HelixQueue(os.environ["HELIX_DSN"], "a") as helix:
         held = [LeaseRef(batch, own.token) for batch in others]
         ends = [Settlement(batch, own.token, "completed", result="{}") for batch in others]
         answers = [
-            *helix.renew(lease.worker, held),
+            *renewed(helix, lease.worker, held),
             *helix.release(lease.worker, held),
             *helix.settle(lease.worker, ends),
         ]
-    time.sleep(1.0)  # so that the others meet this one
+    wait_for_all(directory, "done", reach)
     return {
         "batch": own.batch,
         "nonce": str(own.token.nonce),
@@ -62,7 +80,7 @@ def meddle(lease: Lease, reach):
 def do(lease: Lease):
     told = lease.payload
     if "meddle" in told:
-        return meddle(lease, told["meddle"])
+        return meddle(lease, told["meddle"], told["directory"])
     if "file" in told:
         append(told["file"], f"{lease.identity} {lease.attempt} {os.getpid()}")
     if told.get("hold") and lease.attempt == 1:

@@ -72,7 +72,7 @@ class Shift:
         from helixqueue.worker.worker import Worker  # noqa: PLC0415
 
         async def run():
-            jobs = run_worker.jobs_of(helix, queues)
+            jobs = run_worker.handlers_of(helix, queues)
             for job in jobs.values():
                 await asyncio.to_thread(helix.know, job.queue)
             made = WorkerOptions(**options)

@@ -146,12 +146,12 @@ def rescued(helix, shift, victims):
     """Another worker serves all queues until everything is completed."""
     with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2) as rescuer:
         health = rescuer.worker.health
-        until(lambda at=health.heard_at: health.heard_at > at, SLACK)
+        until(lambda at=health.answered_at: health.answered_at > at, SLACK)
         begun = datetime.now(UTC)
-        heard = [health.heard_at]
+        heard = [health.answered_at]
 
         def all_completed():
-            heard.append(health.heard_at)
+            heard.append(health.answered_at)
             return all(one.completed for one in victims)
 
         try:

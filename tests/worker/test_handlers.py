@@ -75,7 +75,7 @@ def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
     one = helix.submit(queue, identity="s1", payload={}).receipt
     with shift(helix, queue, slots=1) as worker:
         assert said.wait(60)
-        [told] = worker.worker._told()["progress"]
+        [told] = worker.worker.status()["progress"]
         go.set()
     assert told == {"batch": str(one.batch_id), "fraction": 0.4, "note": "demultiplexing"}
     [record] = [record for record in caplog.records if "few reads" in record.message]
@@ -400,7 +400,7 @@ def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, sh
         take_over(helix, database, queue, one.receipt.batch_id)
         go.set()
         until(lambda: worker.worker.health.counts.lost == 1)
-        until(lambda: worker.worker.health.told()["held"] == 0)
+        until(lambda: worker.worker.health.as_dict()["held"] == 0)
     engine.dispose()
     assert effects(database, name) == {}
     assert helix.result(one.receipt) == {"by": "thief"}
@@ -476,8 +476,8 @@ def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, sh
             if not ask.settle:
                 return await claim(ask)
             answers = await worker._transport.settle(ask.settle)
-            other = await claim(dataclasses.replace(ask, request=uuid.uuid4(), settle=()))
-            worker.received(other.leases, time.monotonic())
+            other = await claim(dataclasses.replace(ask, request_id=uuid.uuid4(), settle=()))
+            worker._in_flight.add(other.leases, time.monotonic())
             return ClaimResult((), tuple(answers))
 
         worker._transport.claim = overtaken

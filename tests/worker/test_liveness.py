@@ -258,7 +258,7 @@ def test_an_idle_worker_asks_less_than_twice_a_second(helix, name, shift):
     with shift(helix, queue) as worker:
         # Work so quick that it would be fetched far ahead, if there were any.
         until(lambda: worker.worker.health.counts.completed == 150)
-        until(lambda: worker.worker._rounds._expected_at is not None)
+        until(lambda: worker.worker._claimer._subscribed_at is not None)
         asked = []
         original = worker.worker._transport._run
 
@@ -313,7 +313,7 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
         worker.stop()
         time.sleep(0.3)  # for a worker that does not wait for its claims to end
         stopped.set()
-        assert worker.join().given_back == 1
+        assert worker.join().released == 1
     assert helix.state(one) is State.PENDING
     assert [event.reason for event in helix.history(one)][-1] == "released"
     proven(database)
@@ -336,7 +336,7 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
         async def broken():
             raise RuntimeError("broken")
 
-        worker.worker._fence = broken
+        worker.worker._abandon_overdue = broken
         worker.join()
     assert helix.history(one)[-1].reason == "released"
 
@@ -358,9 +358,9 @@ def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
     )
     with shift(helix, queue, slots=1) as worker:
         assert slow.wait(60)
-        assert until(lambda: worker.worker.health.held) > 1
-        until(lambda: worker.worker.health.held == 1)
-        assert worker.worker.health.counts.given_back > 0
+        assert until(lambda: len(worker.worker._in_flight.held)) > 1
+        until(lambda: len(worker.worker._in_flight.held) == 1)
+        assert worker.worker.health.counts.released > 0
         others = helix.claim("other", [queue], count)
         assert len(others) == count - 41
         assert {one.attempt for one in others} == {1}

@@ -87,7 +87,7 @@ def test_a_restart_and_a_failover_cost_time_and_nothing_else(pair, shift):
 @pytest.fixture
 def impatient(monkeypatch):
     """A worker is deaf after a moment."""
-    monkeypatch.setattr("helixqueue.worker.health.DEAF_SECONDS", 0.3)
+    monkeypatch.setattr("helixqueue.worker.health.UNREACHABLE_SECONDS", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -106,13 +106,17 @@ def test_a_worker_without_a_connection_is_deaf_says_so_and_goes_on(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
-            until(lambda: health.told()["deaf_seconds"], LONG)
-            until(lambda: "deaf: no claim was answered" in caplog.text)
-            assert "too many connections" in health.told()["trouble"]
+            until(lambda: health.as_dict()["unreachable_seconds"], LONG)
+            until(lambda: "unreachable: no claim was answered" in caplog.text)
+            assert "too many connections" in health.as_dict()["last_error"]
             connection.execute(f"alter database {database.name} connection limit -1")
         after = helix.submit(queue, identity="after", payload={})
         until(is_done(helix, after), LONG)
-        until(lambda: not health.told()["deaf_seconds"] and not health.told()["trouble"])
+        until(
+            lambda: (
+                not health.as_dict()["unreachable_seconds"] and not health.as_dict()["last_error"]
+            )
+        )
     assert effects(database, name) == {"before": 1, "after": 1}
     proven(database)
 
@@ -129,10 +133,10 @@ def test_repeats_are_bounded_and_end_with_the_error():
 
     began = time.monotonic()
     with pytest.raises(Unavailable):
-        asyncio.run(retry.retried(ask, seconds=0.4))
+        asyncio.run(retry.with_retries(ask, seconds=0.4))
     assert tries[-1] - began < 5  # a busy machine is late, and no new patience
     assert len(tries) > 2
-    assert retry.PATIENCE_S == 15 * 60
+    assert retry.TOTAL_SECONDS == 15 * 60
 
 
 def test_what_may_be_repeated_is_and_what_is_refused_is_not():
@@ -144,7 +148,7 @@ def test_what_may_be_repeated_is_and_what_is_refused_is_not():
             raise errors.pop()
         return "answered"
 
-    assert asyncio.run(retry.retried(ask)) == "answered"
+    assert asyncio.run(retry.with_retries(ask)) == "answered"
     tries = []
 
     async def refused():
@@ -152,5 +156,5 @@ def test_what_may_be_repeated_is_and_what_is_refused_is_not():
         raise LeaseLost("not yours")
 
     with pytest.raises(LeaseLost):
-        asyncio.run(retry.retried(refused))
+        asyncio.run(retry.with_retries(refused))
     assert tries == [1]

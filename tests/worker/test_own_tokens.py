@@ -87,12 +87,16 @@ def test_token_of_a_child_is_refused_after_the_end_of_its_sibling(lab):
         assert (answer.answer, answer.mismatch) == ("repeat", False)
 
 
-def test_handler_in_a_process_knows_no_token_but_its_own(helix, database, name, process):
-    """Each tries to end the others' batches, with all that it was given."""
+def test_handler_process_cannot_write_to_other_leases(helix, database, name, process, tmp_path):
+    """Each handler tries to settle, release and renew the leases of the others."""
     count = 6
     queue = Queue(name, max_attempts=1)
     made = helix.submit_many(
-        queue, [{"identity": f"s{n}", "payload": {"meddle": count}} for n in range(count)]
+        queue,
+        [
+            {"identity": f"s{n}", "payload": {"meddle": count, "directory": str(tmp_path)}}
+            for n in range(count)
+        ],
     )
     options = {"slots": count, "prefetch": count, "until_idle": True}
     with process(name, options=options, HELIX_APP_RUN_IN="process") as worker:

@@ -100,7 +100,7 @@ ENDS = {
     "kill -SEGV $$": ("executor", "SIGSEGV"),
     "kill -KILL $$": ("out of memory", "SIGKILL"),
     "kill -TERM $$": ("system", "SIGTERM"),
-    "echo {broken > $HELIX_RESULT": ("result", "no JSON"),
+    "echo {broken > $HELIX_RESULT": ("result", "not valid JSON"),
     r"printf 'a\0b\377' >&2; exit 1": ("executor", "a\\0b\\xff"),
     "sleep 30": ("timeout", "longer than 6 s"),
 }

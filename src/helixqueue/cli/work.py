@@ -18,7 +18,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.client.async_client import AsyncBaseClient
-from helixqueue.client.run_worker import jobs_of, work
+from helixqueue.client.run_worker import handlers_of, work
 from helixqueue.client.sync_client import BaseClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
@@ -168,7 +168,7 @@ def _work(
             run = Program(arguments, logs).run
             jobs = {queue: QueueHandler(queue, None, run, time_limit) for queue in queues or ()}
         else:
-            jobs = jobs_of(helix, declared)
+            jobs = handlers_of(helix, declared)
         summary = work(helix, jobs, work_options)
     if as_json:
         show.as_json(asdict(summary))
@@ -261,5 +261,5 @@ def _open_client(
 def _summary_text(summary: WorkSummary) -> str:
     return (
         f"{summary.completed} completed, {summary.failed} failed, {summary.lost} lost, "
-        f"{summary.given_back} released"
+        f"{summary.released} released"
     )

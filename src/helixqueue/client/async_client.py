@@ -341,7 +341,7 @@ class AsyncBaseClient(ABC):
         """
         from helixqueue.client import run_worker  # noqa: PLC0415 - loaded when used
 
-        return await run_worker.work(self, run_worker.jobs_of(self, queues), options)
+        return await run_worker.work(self, run_worker.handlers_of(self, queues), options)
 
     async def know(self, queue: Queue[Any, Any] | str) -> None:
         """Create or change the stored queue as declared."""

@@ -229,7 +229,7 @@ class AsyncHelixQueue(AsyncBaseClient):
         return PostgresTransport(
             self._home.open(),
             worker=options.worker,
-            connections=options.rounds + MORE_CONNECTIONS,
+            connections=options.concurrent_calls + MORE_CONNECTIONS,
             handlers=options.slots,
             options=self._resolved.connection(self._operations.tenant),
         )

@@ -1,7 +1,7 @@
 """A process that runs handlers for its worker: `python -m helixqueue.client.handler_process FD`.
 
-It speaks lines of JSON over the socket FD; see `children`. When the other end closes, the worker is
-gone, and so is this process with all it started.
+It exchanges lines of JSON with the worker (`process_pool`) over the socket FD. When the worker
+ends, the socket closes, and this process kills its process group.
 """
 
 from __future__ import annotations
@@ -33,82 +33,87 @@ if TYPE_CHECKING:
 
     from helixqueue.transport.protocol import Transport
 
-# The deadline is the database's; a worker counts for itself.
+# The database keeps the deadline; a worker measures its own.
 _NO_DEADLINE = datetime.min.replace(tzinfo=UTC)
 
 
-class Line:
-    """The socket: answers wait in a queue, because a thread reads them."""
+class WorkerChannel:
+    """The socket to the worker. A thread reads it, so that its end is noticed at once."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.heard: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        threading.Thread(target=self._hear, daemon=True).start()
+        self._received: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def say(self, told: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(told) + "\n")
+    def send(self, message: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(message) + "\n")
         self._stream.flush()
 
-    def _hear(self) -> None:
+    def receive(self) -> dict[str, Any]:
+        return self._received.get()
+
+    def _read(self) -> None:
         try:
             for line in self._stream:
-                self.heard.put(json.loads(line))
+                self._received.put(json.loads(line))
         except OSError:
             pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-class ChildGrip:
-    """What a lease needs of its worker, asked of the parent."""
+class HandlerProcessHandle:
+    """What a lease needs of its worker, by messages to it."""
 
-    async_local = None
+    async_transactions = None
 
-    def __init__(self, line: Line, transport: Transport, submit: Callable[..., Any]) -> None:
-        self._line = line
+    def __init__(
+        self, channel: WorkerChannel, transport: Transport, submit: Callable[..., Any]
+    ) -> None:
+        self._channel = channel
         self.worker = transport.worker
-        self.local = transport.local
+        self.transactions = transport.transactions
         self.submit = submit
 
-    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
-        # With the settlement on its way: if this process dies, its worker asks the ledger about it.
-        self._line.say({"quiet": attempt.doubt, "for_good": for_good})
-        if not self._line.heard.get()["quieted"]:
-            attempt.ends("lost", "it ended meanwhile")
+    def pause_renewal(self, attempt: Attempt, *, always: bool = False) -> None:
+        # With the settlement: if this process dies, its worker looks for it in the ledger.
+        self._channel.send({"pause_renewal": attempt.unconfirmed, "always": always})
+        if not self._channel.receive()["is_held"]:
+            attempt.stop("abandoned", "the lease ended meanwhile")
 
-    def loud(self, attempt: Attempt) -> None:  # noqa: ARG002 - there is but one
-        self._line.say({"loud": True})
+    def resume_renewal(self, attempt: Attempt) -> None:  # noqa: ARG002 - the only one
+        self._channel.send({"resume_renewal": True})
 
-    def settled(self, attempt: Attempt) -> None:
-        self._line.say({"has_settled": attempt.settled})
+    def stop_renewal(self, attempt: Attempt) -> None:
+        self._channel.send({"stop_renewal": attempt.settled_as})
 
 
-class _Telling(Attempt):
-    """An attempt whose progress is the parent's to show."""
+class _RemoteAttempt(Attempt):
+    """An attempt that reports its progress to the worker."""
 
-    __slots__ = ("line",)
-    line: Line
+    def __init__(self, row: LeaseRow, claimed_at: float, channel: WorkerChannel) -> None:
+        super().__init__(row, claimed_at)
+        self._channel = channel
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "note" and value is not None:
-            self.line.say({"note": value})
+    def report_progress(self, fraction: float | None, note: str) -> None:
+        self._channel.send({"progress": [fraction, note]})
 
 
 def main(descriptor: int) -> None:
     stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
-    line = Line(stream)
-    told = line.heard.get()
-    sys.path[:] = told["path"]
-    queue = _queue(told["handler"])
-    with _client(told["client"]) as helix:
+    channel = WorkerChannel(stream)
+    setup = channel.receive()
+    sys.path[:] = setup["path"]
+    queue = _queue(setup["handler"])
+    with _client(setup["client"]) as helix:
         while True:
-            asked = line.heard.get()
-            grip = ChildGrip(line, helix.transport(WorkerOptions.of(asked["worker"])), helix.submit)
-            line.say(_run(queue, asked, grip, line))
+            job = channel.receive()
+            transport = helix.transport(WorkerOptions.for_worker(job["worker"]))
+            handle = HandlerProcessHandle(channel, transport, helix.submit)
+            channel.send(_run(queue, job, handle, channel))
 
 
 def _client(spec: dict[str, Any]) -> Any:
-    """Of the kind that the worker's is; the other kind may not be installed."""
+    """A client of the kind that the worker has; the other kind may not be installed."""
     if spec["kind"] == "http":
         from helixqueue.client.http import HelixClient as Client  # noqa: PLC0415
     else:
@@ -116,31 +121,33 @@ def _client(spec: dict[str, Any]) -> Any:
     return Client(*spec["origin"], **spec["settings"])
 
 
-def _run(queue: Queue[Any, Any], asked: dict[str, Any], grip: Any, line: Line) -> dict[str, Any]:
-    attempt = _Telling(_row(asked["lease"]), asked["since"])
-    attempt.line = line
-    schema = None if asked["schema"] is None else Schema(asked["schema"])
-    lease: Lease[Any, Any] = Lease(attempt, queue, schema, grip)
-    told: dict[str, Any]
+def _run(
+    queue: Queue[Any, Any], job: dict[str, Any], handle: Any, channel: WorkerChannel
+) -> dict[str, Any]:
+    attempt = _RemoteAttempt(_row(job["lease"]), job["claimed_at"], channel)
+    schema = None if job["schema"] is None else Schema(job["schema"])
+    lease: Lease[Any, Any] = Lease(attempt, queue, schema, handle)
+    outcome: dict[str, Any]
     try:
         handler: Any = queue.handler_function
         value = handler(lease)
         text = outcomes.completed(attempt.row, queue, schema, value).result
-        told = {"value": None if text is None else json.loads(text)}
+        outcome = {"value": None if text is None else json.loads(text)}
     except LeaseLost as lost:
-        told = {"lost": str(lost), "owner": lost.owner}
-    except Exception as error:  # noqa: BLE001 - whatever a handler raises
+        outcome = {"lost": str(lost), "owner": lost.owner}
+    except Exception as error:  # noqa: BLE001 - of any handler
         failed = outcomes.failed(attempt.row, error)
-        told = {"failed": [failed.failure, failed.detail, failed.permanent, failed.after_seconds]}
-    return told | {
-        "settled": attempt.settled,
-        "doubt": attempt.doubt,
+        failure = [failed.failure, failed.detail, failed.permanent, failed.after_seconds]
+        outcome = {"failed": failure}
+    return outcome | {
+        "settled_as": attempt.settled_as,
+        "unconfirmed": attempt.unconfirmed,
         "refused": attempt.refused,
     }
 
 
-def _row(told: list[Any]) -> LeaseRow:
-    batch, token, key, tenant, queue, identity, revision, payload, attempt, lease_seconds = told
+def _row(values: list[Any]) -> LeaseRow:
+    batch, token, key, tenant, queue, identity, revision, payload, attempt, lease_seconds = values
     return LeaseRow(
         batch, Token(*token), bytes.fromhex(key), tenant, queue, identity, revision, payload,
         attempt, State.RUNNING, _NO_DEADLINE, lease_seconds, shares_nonce=False,
@@ -148,14 +155,14 @@ def _row(told: list[Any]) -> LeaseRow:
 
 
 def _queue(handler: dict[str, Any]) -> Queue[Any, Any]:
-    """The declaration, found where its handler is."""
+    """The declaration in the module of its handler."""
     if handler["file"] is not None:
-        names = runpy.run_path(handler["file"], run_name="__helix_child__")
+        names = runpy.run_path(handler["file"], run_name="__helix_handler_process__")
     else:
         names = vars(import_module(handler["module"]))
-    for one in names.values():
-        if isinstance(one, Queue) and one.name == handler["queue"] and one.handler_function:
-            return one
+    for value in names.values():
+        if isinstance(value, Queue) and value.name == handler["queue"] and value.handler_function:
+            return value
     raise LookupError(f"expected the queue {handler['queue']} in {handler['module']}, found none")
 
 

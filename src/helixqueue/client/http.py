@@ -63,7 +63,7 @@ class HelixClient(BaseClient):
 
     def transport(self, options: WorkerOptions) -> Transport:
         """Return the transport of a worker."""
-        where = replace(self._link.where, connections=options.rounds + MORE_CONNECTIONS)
+        where = replace(self._link.where, connections=options.concurrent_calls + MORE_CONNECTIONS)
         return HttpTransport(where, options.worker)
 
     def spec(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`helix.work`: a worker for a client's queues, in this process.
+"""`helix.work`: a worker for the queues of a client, in this process.
 
-The worker is an event loop's; `HelixQueue.work` runs one in this thread until the work is done, or
-in another where this thread has one already, as a notebook does.
+The worker runs in an event loop. `HelixQueue.work` runs one in this thread, or in another thread if
+this thread already has an event loop, as in a notebook.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from helixqueue.client.sync_client import BaseClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.transport.operation_log import told
+from helixqueue.transport.operation_log import with_operation_log
 from helixqueue.worker import handlers
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.options import WorkerOptions
@@ -32,63 +32,65 @@ AnyClient: TypeAlias = "BaseClient | AsyncBaseClient"
 Queues = Queue[Any, Any] | list[Queue[Any, Any]] | tuple[Queue[Any, Any], ...]
 
 
-def jobs_of(client: AnyClient, queues: Queues) -> dict[str, QueueHandler]:
-    """Each declared queue with its handler, as it says."""
-    jobs = {}
-    for queue in listed(queues):
+def handlers_of(client: AnyClient, queues: Queues) -> dict[str, QueueHandler]:
+    """The handler of each declared queue, by name."""
+    by_queue = {}
+    for queue in _as_list(queues):
         if queue.run_in == "process":
-            from helixqueue.client.process_pool import in_a_process  # noqa: PLC0415 - few need it
+            from helixqueue.client.process_pool import run_in_process  # noqa: PLC0415 - rarely used
 
-            run = in_a_process(queue, client)
+            run = run_in_process(queue, client)
         else:
-            how = handlers.in_the_loop if queue.handler_is_async else handlers.in_a_thread
-            run = how(queue)
-        jobs[queue.name] = QueueHandler(queue.name, queue, run, queue.time_limit_seconds)
-    return jobs
+            run_in = handlers.run_in_loop if queue.handler_is_async else handlers.run_in_thread
+            run = run_in(queue)
+        by_queue[queue.name] = QueueHandler(queue.name, queue, run, queue.time_limit_seconds)
+    return by_queue
 
 
-def listed(queues: Queues) -> Sequence[Queue[Any, Any]]:
-    found = [queues] if isinstance(queues, Queue) else list(queues)
-    if not found or not all(isinstance(one, Queue) for one in found):
+def _as_list(queues: Queues) -> Sequence[Queue[Any, Any]]:
+    declared = [queues] if isinstance(queues, Queue) else list(queues)
+    if not declared or not all(isinstance(queue, Queue) for queue in declared):
         raise Refused(f"work: expected declared queues, got {queues!r}")
-    return found
+    return declared
 
 
 @overload
 def work(
-    client: BaseClient, jobs: dict[str, QueueHandler], options: WorkOptions
+    client: BaseClient, by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> WorkSummary: ...
 @overload
 def work(
-    client: AsyncBaseClient, jobs: dict[str, QueueHandler], options: WorkOptions
+    client: AsyncBaseClient, by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> Awaitable[WorkSummary]: ...
 def work(
-    client: AnyClient, jobs: dict[str, QueueHandler], options: WorkOptions
+    client: AnyClient, by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> WorkSummary | Awaitable[WorkSummary]:
-    """Until it is done or told to stop; gives a word on what was done."""
-    made = WorkerOptions(**options)
+    """Work until nothing is left or the worker is stopped; returns what was done."""
+    checked = WorkerOptions(**options)
     if isinstance(client, BaseClient):
-        return _work(client, jobs, made)
-    return _work_async(client, jobs, made)
+        return _work(client, by_queue, checked)
+    return _work_async(client, by_queue, checked)
 
 
-def _work(client: BaseClient, jobs: dict[str, QueueHandler], options: WorkerOptions) -> WorkSummary:
-    for job in jobs.values():
-        client.know(job.queue or job.name)
+def _work(
+    client: BaseClient, by_queue: dict[str, QueueHandler], options: WorkerOptions
+) -> WorkSummary:
+    for handler in by_queue.values():
+        client.know(handler.queue or handler.name)
 
     async def run() -> WorkSummary:
-        async with twin_of(client) as twin:
-            transport = told(client.transport(options))
-            worker = Worker(transport, jobs, options, client.submit, twin.submit)
-            with _obeying(worker):
+        async with async_twin(client) as twin:
+            transport = with_operation_log(client.transport(options))
+            worker = Worker(transport, by_queue, options, client.submit, twin.submit)
+            with _handling_signals(worker):
                 return await worker.run()
 
-    return in_a_loop(run)
+    return run_coroutine(run)
 
 
 @contextlib.asynccontextmanager
-async def twin_of(client: BaseClient) -> AsyncIterator[AsyncBaseClient]:
-    """The same client for coroutines, whose handlers submit too."""
+async def async_twin(client: BaseClient) -> AsyncIterator[AsyncBaseClient]:
+    """The async twin of a client: `async def` handlers submit with it."""
     twin = client.twin()
     try:
         yield twin
@@ -97,32 +99,32 @@ async def twin_of(client: BaseClient) -> AsyncIterator[AsyncBaseClient]:
 
 
 async def _work_async(
-    client: AsyncBaseClient, jobs: dict[str, QueueHandler], options: WorkerOptions
+    client: AsyncBaseClient, by_queue: dict[str, QueueHandler], options: WorkerOptions
 ) -> WorkSummary:
-    """In this event loop; cancelling it gives back what is held."""
-    for job in jobs.values():
-        await client.know(job.queue or job.name)
+    """Work in this event loop; cancelling it releases the leases."""
+    for handler in by_queue.values():
+        await client.know(handler.queue or handler.name)
     twin = client.twin()
-    # Embedded servers may take seconds to start; other tasks go on meanwhile.
-    transport = told(await asyncio.to_thread(client.transport, options))
-    worker = Worker(transport, jobs, options, twin.submit, client.submit)
+    # In a thread: an embedded server may take seconds to start.
+    transport = with_operation_log(await asyncio.to_thread(client.transport, options))
+    worker = Worker(transport, by_queue, options, twin.submit, client.submit)
     try:
         return await worker.run()
     finally:
         twin.disconnect()
 
 
-def in_a_loop(run: Callable[[], Coroutine[Any, Any, WorkSummary]]) -> WorkSummary:
+def run_coroutine(run: Callable[[], Coroutine[Any, Any, WorkSummary]]) -> WorkSummary:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(run())
-    found: list[WorkSummary] = []
+    summary: list[WorkSummary] = []
     failure: list[BaseException] = []
 
     def body() -> None:
         try:
-            found.append(asyncio.run(run()))
+            summary.append(asyncio.run(run()))
         except BaseException as error:  # noqa: BLE001 - raised below
             failure.append(error)
 
@@ -131,23 +133,23 @@ def in_a_loop(run: Callable[[], Coroutine[Any, Any, WorkSummary]]) -> WorkSummar
     thread.join()
     if failure:
         raise failure[0]
-    return found[0]
+    return summary[0]
 
 
 @contextlib.contextmanager
-def _obeying(worker: Worker) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the worker; a second one gives back at once."""
+def _handling_signals(worker: Worker) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the worker; a second signal releases its leases at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(one) for one in signals]
-    for one in signals:
-        loop.add_signal_handler(one, worker.stop)
+    previous = [signal.getsignal(number) for number in signals]
+    for number in signals:
+        loop.add_signal_handler(number, worker.stop)
     try:
         yield
     finally:
-        for one, earlier in zip(signals, before, strict=True):
-            loop.remove_signal_handler(one)
-            signal.signal(one, earlier)
+        for number, handler in zip(signals, previous, strict=True):
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -332,7 +332,7 @@ class BaseClient(ABC):
         """
         from helixqueue.client import run_worker  # noqa: PLC0415 - loaded when used
 
-        return run_worker.work(self, run_worker.jobs_of(self, queues), options)
+        return run_worker.work(self, run_worker.handlers_of(self, queues), options)
 
     def know(self, queue: Queue[Any, Any] | str) -> None:
         """Create or change the stored queue as declared."""

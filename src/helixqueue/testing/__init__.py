@@ -43,18 +43,18 @@ __all__ = ["assert_submitted", "drain", "expire", "freeze", "leased"]
 
 def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> WorkSummary:
     """Do all the work of these queues that can be claimed now, one batch at a time."""
-    jobs = run_worker.jobs_of(helix, queues)
+    jobs = run_worker.handlers_of(helix, queues)
     for queue in queues:
         helix.know(queue)
 
     async def run() -> WorkSummary:
         options = WorkerOptions(slots=1, until_idle=True, prefetch=1)
-        async with run_worker.twin_of(helix) as twin:
+        async with run_worker.async_twin(helix) as twin:
             transport = helix.transport(options)
             worker = Worker(transport, jobs, options, helix.submit, twin.submit, renews=False)
             return await worker.run()
 
-    return run_worker.in_a_loop(run)
+    return run_worker.run_coroutine(run)
 
 
 def assert_submitted(
@@ -107,7 +107,7 @@ def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any
     try:
         yield Lease(attempt, queue, None, _Hand(helix, transport))
     finally:
-        if attempt.settled is None and attempt.end is None:
+        if attempt.settled_as is None and attempt.stop_kind is None:
             helix.release(options.worker, [row])
         asyncio.run(transport.close())
 
@@ -136,27 +136,27 @@ def freeze(
 class _Hand:
     """A worker that does nothing by itself."""
 
-    async_local = None
+    async_transactions = None
 
     def __init__(self, helix: HelixQueue, transport: Transport) -> None:
         self.worker = transport.worker
-        self.local = transport.local
+        self.transactions = transport.transactions
         self.submit = helix.submit
 
     async def submit_async(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("a lease for a `def` handler submits without await")
 
-    def group(self, attempt: Attempt, group: int | None) -> None:
+    def set_process_group(self, attempt: Attempt, group: int | None) -> None:
         """Nothing is killed here."""
 
-    def quiet(self, attempt: Attempt, *, for_good: bool = False) -> None:
+    def pause_renewal(self, attempt: Attempt, *, always: bool = False) -> None:
         """Nothing is renewed here."""
 
-    async def quiet_async(self, attempt: Attempt, *, for_good: bool = False) -> None:
+    async def pause_renewal_async(self, attempt: Attempt, *, always: bool = False) -> None:
         """Nor here."""
 
-    def loud(self, attempt: Attempt) -> None:
+    def resume_renewal(self, attempt: Attempt) -> None:
         """Nor here."""
 
-    def settled(self, attempt: Attempt) -> None:
+    def stop_renewal(self, attempt: Attempt) -> None:
         """Nor here."""

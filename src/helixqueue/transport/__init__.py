@@ -1,8 +1,8 @@
-"""How a worker reaches the engine: a small protocol, and what carries it out.
+"""A worker's connection to the engine.
 
-`protocol` is all that a worker sees. `direct` talks to PostgreSQL, and `local` lends it connections
-for transactions in which a handler's rows and its completion are one commit. `http` talks to a
-service, with a token.
+`protocol` is all that a worker sees. `direct` implements it on PostgreSQL, with
+`handler_transactions` for handlers that commit their rows with the settlement; `http` implements it
+on a service. `factory` builds a transport in another process, `operation_log` logs its results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The direct transport: PostgreSQL, through a few connections of the worker's own."""
+"""The direct transport: PostgreSQL, through a few connections of the worker."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     )
 
 T = TypeVar("T")
-WAIT_SECONDS = 30.0  # for one of this worker's own connections
+WAIT_SECONDS = 30.0  # for a free connection of this worker
 
 
 class PostgresTransport:
-    """One worker's way to one database."""
+    """The connections of one worker to one database."""
 
     def __init__(
         self, dsn: str, *, worker: str, connections: int, handlers: int, options: dict[str, Any]
     ) -> None:
-        """`connections` for the worker's own calls, `handlers` for their transactions.
+        """`connections` for the calls of the worker, `handlers` for transactions of handlers.
 
-        `options` are what `Database.connect` takes.
+        `options` are the options of `Database.connect`.
         """
         self.worker = worker
         self._dsn = dsn
@@ -59,17 +59,17 @@ class PostgresTransport:
             size=connections,
             wait_seconds=WAIT_SECONDS,
         )
-        self._threads = Pool(
+        self._sync_handler_pool = Pool(
             lambda: Database.connect(dsn, **options), size=handlers, wait_seconds=WAIT_SECONDS
         )
-        self._tasks = AsyncPool(
+        self._async_handler_pool = AsyncPool(
             lambda: AsyncDatabase.connect(dsn, **options), size=handlers, wait_seconds=WAIT_SECONDS
         )
-        self.local = PostgresHandlerTransactions(self._threads, worker)
-        self.async_local = AsyncPostgresHandlerTransactions(self._tasks, worker)
-        self._woken = asyncio.Event()
-        self._listener: asyncio.Task[None] | None = None
-        self._ear: AsyncDatabase | None = None
+        self.transactions = PostgresHandlerTransactions(self._sync_handler_pool, worker)
+        self.async_transactions = AsyncPostgresHandlerTransactions(self._async_handler_pool, worker)
+        self._wakeup = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+        self._listener: AsyncDatabase | None = None
 
     def spec(self) -> dict[str, Any]:
         return {
@@ -81,44 +81,44 @@ class PostgresTransport:
             "options": self._options,
         }
 
-    async def claim(self, ask: ClaimRequest) -> ClaimResult:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         failpoint("claim.before")
         claimed = await self._run(
             calls.claim(
                 worker=self.worker,
-                request=ask.request,
-                queues=ask.queues,
-                count=ask.count,
-                free=None if ask.free is None else dict(ask.free),
+                request=request.request_id,
+                queues=request.queues,
+                count=request.count,
+                free=None if request.free is None else dict(request.free),
                 start=True,
-                hints=ask.hints,
-                settle=ask.settle,
+                hints=request.hints,
+                settle=request.settle,
             )
         )
-        if ask.settle:
+        if request.settle:
             failpoint("settle.after")
         if claimed.leases:
             failpoint("claim.after")
         return claimed
 
-    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
+    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
-        answers = await self._run(calls.renew(worker=self.worker, leases=held))
+        results = await self._run(calls.renew(worker=self.worker, leases=leases))
         failpoint("renew.after")
-        return answers
+        return results
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
-        answers = await self._run(calls.settle(worker=self.worker, settlements=settlements))
+        results = await self._run(calls.settle(worker=self.worker, settlements=settlements))
         failpoint("settle.after")
-        return answers
+        return results
 
-    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
+    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
-        answers = await self._run(calls.release(worker=self.worker, leases=held, detail=detail))
+        results = await self._run(calls.release(worker=self.worker, leases=leases, detail=detail))
         failpoint("release.after")
-        return answers
+        return results
 
-    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+    async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
         if wait:
             await self._wait_for_row(lease)
         batch_id = lease.batch_id
@@ -129,11 +129,11 @@ class PostgresTransport:
         )
 
     async def _wait_for_row(self, lease: LeaseRow) -> None:
-        """Return when no transaction holds the lease's row.
+        """Return when no transaction holds the row of the lease.
 
-        A commit whose answer was lost may still be under way, for instance while it waits for a
-        standby. To start a lease that was started long ago waits for its row and changes nothing;
-        a refusal that it leaves is rolled back, because it may be this lease's own end.
+        A commit whose reply was lost may still be in progress, for instance while it waits for a
+        standby. Starting a lease that has started waits for its row and changes nothing. A refusal
+        that this records is rolled back, because the lease may have ended by its own settlement.
         """
         call = calls.start(worker=self.worker, leases=[LeaseRef(lease.batch, lease.token)])
         async with self._pool.database() as database:
@@ -144,57 +144,57 @@ class PostgresTransport:
     async def queue(self, tenant: str, name: str) -> QueueRow | None:
         return await self._run(calls.queue(tenant=tenant, queue=name))
 
-    async def hello(self, told: dict[str, Any]) -> None:
-        await self._run(calls.hello(worker=self.worker, free=told))
+    async def hello(self, status: dict[str, Any]) -> None:
+        await self._run(calls.hello(worker=self.worker, free=status))
 
-    # Waking.
+    # Wake-ups.
 
-    async def expect(self, queues: Sequence[str], seconds: float) -> None:
+    async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
         channels = await self._run(calls.wait(worker=self.worker, queues=queues, seconds=seconds))
-        if self._options.get("pooled") or (self._listener and not self._listener.done()):
-            return  # behind a pooler nobody can be told: the poll interval is all there is
+        if self._options.get("pooled") or (self._listening and not self._listening.done()):
+            return  # LISTEN does not work behind a pooler: the worker polls
         await self._stop_listening()
-        # Kept from the start: whoever closes this transport in between closes it too.
-        self._ear = await AsyncDatabase.connect(self._dsn, **self._options)
+        # Assigned at once, so that a concurrent `close` closes it.
+        self._listener = await AsyncDatabase.connect(self._dsn, **self._options)
         try:
             for channel in channels:
-                await self._ear.connection.execute(
+                await self._listener.connection.execute(
                     sql.SQL("listen {}").format(sql.Identifier(channel))
                 )
         except psycopg.Error as error:
             raise translate(error) from error
-        self._listener = asyncio.create_task(self._listen(self._ear.connection))
+        self._listening = asyncio.create_task(self._listen(self._listener.connection))
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Until the connection breaks; whoever expects next makes another."""
+        """Until the connection breaks; the next `subscribe` opens another."""
         with suppress(psycopg.Error):
             async for _ in connection.notifies():
-                self._woken.set()
-        # A server that went away is a reason to look at once.
-        self._woken.set()
+                self._wakeup.set()
+        # The server may have restarted: claim at once.
+        self._wakeup.set()
 
     async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
         if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
-        if self._ear is not None:
-            await self._ear.close()
+            await self._listener.close()
 
-    async def woken(self, seconds: float) -> None:
+    async def wait_for_wakeup(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        self._woken.clear()
+                await self._wakeup.wait()
+        self._wakeup.clear()
 
-    async def busy(self, queues: Sequence[str]) -> None:
+    async def unsubscribe(self, queues: Sequence[str]) -> None:
         await self._run(calls.wait(worker=self.worker, queues=queues, seconds=0))
 
     async def close(self) -> None:
         await self._stop_listening()
         with suppress(HelixError):
             await self._pool.close()
-            await self._tasks.close()
-        self._threads.close()
+            await self._async_handler_pool.close()
+        self._sync_handler_pool.close()
 
     async def _run(self, call: Call[T]) -> T:
         async with self._pool.database() as database:

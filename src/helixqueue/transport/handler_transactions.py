@@ -1,7 +1,7 @@
-"""Connections for handlers, and the settle as the last statement of their transactions.
+"""Connections for handlers, and settlements as the last statement of their transactions.
 
-A refused settle leaves the caller's transaction in a state in which it cannot be committed, whoever
-catches the error: the effect of a zombie vanishes even in a program that ignores it.
+A refused settlement leaves the transaction in a state in which it cannot commit, even if the
+handler catches the error: a worker that lost its lease cannot commit its effect.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from helixqueue.transport.protocol import Settlement, WriteResult
 
 _SQL = {
-    name: one.sql
-    for name, one in statements("helixqueue.transport", "handler_transactions.sql").items()
+    name: statement.sql
+    for name, statement in statements("helixqueue.transport", "handler_transactions.sql").items()
 }
-_DOOM: Call[None] = Call(_SQL["doom"], (), lambda _: None)
+_ABORT: Call[None] = Call(_SQL["abort"], (), lambda _: None)
 
 
 class PostgresHandlerTransactions:
@@ -42,20 +42,27 @@ class PostgresHandlerTransactions:
             yield database.connection
 
     def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult:
         _flush(connection)
         failpoint("effect.inside")
-        call = _last(self._worker, settlement, seconds, of_caller=of_caller)
-        [answer] = run_within(connection, call)
-        if answer.answer != "ok":
+        call = _settle_call(
+            self._worker, settlement, seconds, in_caller_transaction=in_caller_transaction
+        )
+        [result] = run_within(connection, call)
+        if result.answer != "ok":
             with suppress(HelixError):
-                run_within(connection, _DOOM)
+                run_within(connection, _ABORT)
         failpoint("effect.settled")
-        return answer
+        return result
 
-    def is_of_the_link(self, error: BaseException) -> bool:
-        return is_of_the_link(error)
+    def is_connection_error(self, error: BaseException) -> bool:
+        return is_connection_error(error)
 
 
 class AsyncPostgresHandlerTransactions:
@@ -69,37 +76,44 @@ class AsyncPostgresHandlerTransactions:
             yield database.connection
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult:
         if hasattr(connection, "flush"):
             await connection.flush()
         failpoint("effect.inside")
-        call = _last(self._worker, settlement, seconds, of_caller=of_caller)
-        [answer] = await run_within_async(connection, call)
-        if answer.answer != "ok":
+        call = _settle_call(
+            self._worker, settlement, seconds, in_caller_transaction=in_caller_transaction
+        )
+        [result] = await run_within_async(connection, call)
+        if result.answer != "ok":
             with suppress(HelixError):
-                await run_within_async(connection, _DOOM)
+                await run_within_async(connection, _ABORT)
         failpoint("effect.settled")
-        return answer
+        return result
 
-    def is_of_the_link(self, error: BaseException) -> bool:
-        return is_of_the_link(error)
+    def is_connection_error(self, error: BaseException) -> bool:
+        return is_connection_error(error)
 
 
-def _last(
-    worker: str, settlement: Settlement, seconds: float, *, of_caller: bool
+def _settle_call(
+    worker: str, settlement: Settlement, seconds: float, *, in_caller_transaction: bool
 ) -> Call[list[WriteResult]]:
-    """The settle, and a bound on how long the transaction may rest behind it."""
+    """The settlement, and a limit on how long the transaction may stay idle after it."""
     call = calls.settle(worker=worker, settlements=[settlement])
-    sql = _SQL["settle_of_caller" if of_caller else "settle"]
+    sql = _SQL["settle_in_caller_transaction" if in_caller_transaction else "settle"]
     return Call(sql, (f"{max(1, round(seconds * 1000))}", *call.args), call.read)
 
 
 def _flush(connection: Any) -> None:
-    """What an ORM session still holds is written before the settle, not after."""
+    """Write the pending changes of an ORM session before the settlement."""
     if hasattr(connection, "flush"):
         connection.flush()
 
 
-def is_of_the_link(error: BaseException) -> bool:
+def is_connection_error(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError)

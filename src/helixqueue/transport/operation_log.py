@@ -1,9 +1,9 @@
-"""One line of JSON for each batch that a worker's call was about, as the service writes them.
+"""The operation log of a worker: one line of JSON per batch and call, as the service writes them.
 
-So one batch's story is a search for its id, also where workers talk to the database themselves. Who
-wants the lines lets the logger `helixqueue.worker.operation` speak at INFO, as `helixq work` does.
-Renewals that succeed are made by another process and not told; one that is refused ends the
-attempt, and the worker says so.
+Searching for the id of a batch then finds what happened to it, also where workers use the database
+directly. Set the logger `helixqueue.worker.operation` to INFO to get the lines, as `helixq work`
+does. Successful renewals are made by the heartbeat process and not logged; a refused renewal ends
+the attempt, and the worker logs that.
 """
 
 from __future__ import annotations
@@ -35,150 +35,166 @@ REMEMBERED_MAX: Final = 10_000
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 
-def told(transport: Transport) -> Transport:
-    """The same transport, and a line for what becomes of each batch, if anybody listens."""
+def with_operation_log(transport: Transport) -> Transport:
+    """The same transport; it logs its results if the operation log is enabled."""
     return LoggedTransport(transport) if LOG.isEnabledFor(logging.INFO) else transport
 
 
 class LoggedTransport:
-    """Another transport, whose answers are told."""
+    """A transport that logs the results of another one."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.worker = transport.worker
-        # By number, of what was claimed and not yet answered for; what was lost never will be.
+        # By batch: claimed and not settled yet. A lost lease is never settled, hence the limit.
         self._claimed: OrderedDict[int, dict[str, Any]] = OrderedDict()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     @property
-    def local(self) -> HandlerTransactions | None:
-        inner = self._transport.local
-        return None if inner is None else _ToldLocal(inner, self)
+    def transactions(self) -> HandlerTransactions | None:
+        inner = self._transport.transactions
+        return None if inner is None else _LoggedTransactions(inner, self)
 
     @property
-    def async_local(self) -> AsyncHandlerTransactions | None:
-        inner = self._transport.async_local
-        return None if inner is None else _ToldAsyncLocal(inner, self)
+    def async_transactions(self) -> AsyncHandlerTransactions | None:
+        inner = self._transport.async_transactions
+        return None if inner is None else _LoggedAsyncTransactions(inner, self)
 
-    async def claim(self, ask: ClaimRequest) -> ClaimResult:
-        claimed = await self._transport.claim(ask)
-        self.tell("settle", claimed.settled, ask.request)
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        claimed = await self._transport.claim(request)
+        self._log_results("settle", claimed.settled, request.request_id)
         for row in claimed.leases:
-            about = {
+            batch_fields = {
                 "tenant": row.tenant,
                 "queue": row.queue,
                 "batch": str(row.batch_id),
                 "attempt": row.attempt,
             }
-            self._claimed[row.batch] = about
-            self._line("claim", about, "ok", ask.request)
+            self._claimed[row.batch] = batch_fields
+            self._write("claim", batch_fields, "ok", request.request_id)
         while len(self._claimed) > REMEMBERED_MAX:
             self._claimed.popitem(last=False)
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
-        answers = await self._transport.settle(settlements)
-        self.tell("settle", answers)
-        return answers
+        results = await self._transport.settle(settlements)
+        self._log_results("settle", results)
+        return results
 
-    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
-        answers = await self._transport.release(held, detail)
-        self.tell("release", answers)
-        return answers
+    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
+        results = await self._transport.release(leases, detail)
+        self._log_results("release", results)
+        return results
 
-    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
-        """A settle whose commit was not answered took effect: report it as repeated."""
-        settled = await self._transport.settled(lease, wait=wait)
+    async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+        """If an unconfirmed settlement took effect, log it as a repeat."""
+        settled = await self._transport.was_settled(lease, wait=wait)
         if settled:
-            about = self._claimed.pop(lease.batch, {"batch": str(lease.batch_id)})
-            self._line("settle", about, "repeat")
+            batch_fields = self._claimed.pop(lease.batch, {"batch": str(lease.batch_id)})
+            self._write("settle", batch_fields, "repeat")
         return settled
 
-    def tell(
-        self, operation: str, answers: Sequence[WriteResult], request: UUID | None = None
-    ) -> None:
-        for one in answers:
-            about = self._claimed.get(one.batch, {"batch": one.batch})
-            if one.answer != "busy":  # else it is asked about again
-                self._claimed.pop(one.batch, None)
-            self._tell_one(operation, about, one, request)
+    def log_in_transaction(self, result: WriteResult) -> None:
+        """Log a settlement in a handler's transaction, which may still be rolled back.
 
-    def tell_within(self, answer: WriteResult) -> None:
-        """What was settled in a handler's transaction, which may still be rolled back.
-
-        A refusal is rolled back with it. The worker then settles once more, outside of it, and that
-        answer is the one to report: the batch may have been ended by this very attempt.
+        A refusal is rolled back with it. The worker then settles again outside of the transaction,
+        and that result is logged: this very attempt may have ended the batch.
         """
-        if answer.answer != "refused":
-            about = self._claimed.get(answer.batch, {"batch": answer.batch})
-            self._tell_one("settle", about, answer, None)
+        if result.answer != "refused":
+            batch_fields = self._claimed.get(result.batch, {"batch": result.batch})
+            self._log_result("settle", batch_fields, result, None)
 
-    def _tell_one(
-        self, operation: str, about: dict[str, Any], answer: WriteResult, request: UUID | None
+    def _log_results(
+        self, operation: str, results: Sequence[WriteResult], request_id: UUID | None = None
     ) -> None:
-        owner = answer.owner if answer.answer == "refused" else None
-        now: dict[str, Any] = {} if answer.state is None else {"state": answer.state.value}
-        if answer.mismatch:
-            now["mismatch"] = True
-        self._line(operation, about | now, answer.answer, request, owner)
+        for result in results:
+            batch_fields = self._claimed.get(result.batch, {"batch": result.batch})
+            if result.answer != "busy":  # else the call is repeated
+                self._claimed.pop(result.batch, None)
+            self._log_result(operation, batch_fields, result, request_id)
 
-    def _line(
+    def _log_result(
         self,
         operation: str,
-        about: dict[str, Any],
+        batch_fields: dict[str, Any],
+        result: WriteResult,
+        request_id: UUID | None,
+    ) -> None:
+        owner = result.owner if result.answer == "refused" else None
+        fields: dict[str, Any] = {} if result.state is None else {"state": result.state.value}
+        if result.mismatch:
+            fields["mismatch"] = True
+        self._write(operation, batch_fields | fields, result.answer, request_id, owner)
+
+    def _write(
+        self,
+        operation: str,
+        fields: dict[str, Any],
         decision: str,
-        request: UUID | None = None,
+        request_id: UUID | None = None,
         owner: str | None = None,
     ) -> None:
         line: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request": None if request is None else str(request),
+            "request": None if request_id is None else str(request_id),
             "operation": operation,
-            **about,
+            **fields,
             "worker": self.worker,
             "conflicting_worker": owner,
             "decision": decision,
         }
         level = logging.WARNING if decision == "refused" else logging.INFO
-        if about.get("mismatch"):  # this worker had two results for one attempt
+        if fields.get("mismatch"):  # this worker had two results for one attempt
             level = logging.ERROR
         known = {name: value for name, value in line.items() if value is not None}
         LOG.log(level, "%s", _ENCODER.encode(known))
 
 
-class _ToldLocal:
-    """Settlements in a handler's transaction; whether it commits is seen in the ledger."""
+class _LoggedTransactions:
+    """Settlements in a handler's transaction; the ledger shows whether it commits."""
 
-    def __init__(self, local: HandlerTransactions, told: LoggedTransport) -> None:
-        self._local = local
-        self._told = told
-        self.connection = local.connection
-        self.is_of_the_link = local.is_of_the_link
+    def __init__(self, transactions: HandlerTransactions, log: LoggedTransport) -> None:
+        self._transactions = transactions
+        self._log = log
+        self.connection = transactions.connection
+        self.is_connection_error = transactions.is_connection_error
 
     def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult:
-        answer = self._local.settle_within(connection, settlement, seconds, of_caller=of_caller)
-        self._told.tell_within(answer)
-        return answer
+        result = self._transactions.settle_within(
+            connection, settlement, seconds, in_caller_transaction=in_caller_transaction
+        )
+        self._log.log_in_transaction(result)
+        return result
 
 
-class _ToldAsyncLocal:
+class _LoggedAsyncTransactions:
     """The same for event loops."""
 
-    def __init__(self, local: AsyncHandlerTransactions, told: LoggedTransport) -> None:
-        self._local = local
-        self._told = told
-        self.connection = local.connection
-        self.is_of_the_link = local.is_of_the_link
+    def __init__(self, transactions: AsyncHandlerTransactions, log: LoggedTransport) -> None:
+        self._transactions = transactions
+        self._log = log
+        self.connection = transactions.connection
+        self.is_connection_error = transactions.is_connection_error
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult:
-        answer = await self._local.settle_within(
-            connection, settlement, seconds, of_caller=of_caller
+        result = await self._transactions.settle_within(
+            connection, settlement, seconds, in_caller_transaction=in_caller_transaction
         )
-        self._told.tell_within(answer)
-        return answer
+        self._log.log_in_transaction(result)
+        return result

@@ -1,7 +1,7 @@
-"""What a worker asks of the engine, whatever the way there.
+"""The engine as a worker sees it, over PostgreSQL or HTTP.
 
-Every method may raise `Unavailable` and `Retryable`; the worker repeats, with the same request id,
-so that a lost reply gives the same leases. Nothing here is about a database.
+Every method may raise `Unavailable` and `Retryable`. The worker retries with the same request id,
+so that a claim whose reply was lost returns the same leases.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """One round: settle what is finished, take up to `count` more and start them, in one commit."""
+    """Settle what is finished, claim up to `count` leases and start them, in one commit."""
 
-    request: UUID
+    request_id: UUID
     queues: Sequence[str]
     count: int
     settle: Sequence[Settlement] = ()
@@ -47,80 +47,90 @@ class ClaimRequest:
 
 
 class Transport(Protocol):
-    """The engine, as the worker `worker` reaches it."""
+    """The connection of the worker `worker` to the engine."""
 
     worker: str
 
-    # What only a worker beside the database can offer its handlers; None elsewhere.
     @property
-    def local(self) -> HandlerTransactions | None: ...
+    def transactions(self) -> HandlerTransactions | None:
+        """Transactions for handlers; None without a database connection."""
 
     @property
-    def async_local(self) -> AsyncHandlerTransactions | None: ...
+    def async_transactions(self) -> AsyncHandlerTransactions | None: ...
 
-    async def claim(self, ask: ClaimRequest) -> ClaimResult: ...
+    async def claim(self, request: ClaimRequest) -> ClaimResult: ...
 
-    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]: ...
+    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]: ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]: ...
 
-    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]: ...
+    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]: ...
 
-    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
-        """Whether the ledger says that this lease's token ended its attempt.
+    async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:
+        """Whether the ledger has a settlement under the token of this lease.
 
-        With `wait` the answer is final: a transaction that is about to do so is waited for.
+        With `wait` the answer is final: it waits for a transaction that holds the batch.
         """
 
     async def queue(self, tenant: str, name: str) -> QueueRow | None: ...
 
-    async def hello(self, told: dict[str, Any]) -> None:
-        """Say that this worker is there, and how it is."""
+    async def hello(self, status: dict[str, Any]) -> None:
+        """Register this worker, or update its status."""
 
-    async def expect(self, queues: Sequence[str], seconds: float) -> None:
-        """From now on, for so long, wake this worker when something is submitted to one of these.
+    async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
+        """Wake this worker when a batch is submitted to one of these queues, for `seconds`.
 
-        Whoever expects claims once more afterwards: what came before woke nobody.
+        Claim once afterwards: earlier submissions sent no wake-up.
         """
 
-    async def woken(self, seconds: float) -> None:
-        """Return when this worker is woken, or after so long."""
+    async def wait_for_wakeup(self, seconds: float) -> None:
+        """Return at the next wake-up, or after `seconds`."""
 
-    async def busy(self, queues: Sequence[str]) -> None:
-        """No need to wake this worker: it has work."""
+    async def unsubscribe(self, queues: Sequence[str]) -> None:
+        """Send no wake-ups: this worker has work."""
 
     async def close(self) -> None: ...
 
     def spec(self) -> dict[str, Any]:
-        """What another process needs to make the same one, as JSON; it may hold a password."""
+        """What another process needs to build the same transport, as JSON; may hold a password."""
 
 
 class HandlerTransactions(Protocol):
-    """Transactions beside the engine, for threads."""
+    """Transactions for `def` handlers."""
 
     def connection(self) -> AbstractContextManager[Any]:
-        """Lend a connection that commits by itself until somebody begins."""
+        """Lend a connection in autocommit mode."""
 
     def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult:
-        """Settle in this transaction, which a refusal makes impossible to commit.
+        """Settle in this transaction; after a refusal it cannot commit.
 
-        No other call can take the batch back until then, so a transaction that idles longer than
-        `seconds` is ended. One `of_caller` may be inside a savepoint, which is refused.
+        The batch stays locked until the commit, so the server ends a transaction that is idle for
+        longer than `seconds`. A caller's transaction may be inside a savepoint, which is refused.
         """
 
-    def is_of_the_link(self, error: BaseException) -> bool:
-        """Whether this error may have hidden what became of a commit."""
+    def is_connection_error(self, error: BaseException) -> bool:
+        """Whether a commit that raised this error may have happened."""
 
 
 class AsyncHandlerTransactions(Protocol):
-    """The same for event loops."""
+    """Transactions for `async def` handlers."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]: ...
 
     async def settle_within(
-        self, connection: Any, settlement: Settlement, seconds: float, *, of_caller: bool = False
+        self,
+        connection: Any,
+        settlement: Settlement,
+        seconds: float,
+        *,
+        in_caller_transaction: bool = False,
     ) -> WriteResult: ...
 
-    def is_of_the_link(self, error: BaseException) -> bool: ...
+    def is_connection_error(self, error: BaseException) -> bool: ...

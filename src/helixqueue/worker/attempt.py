@@ -1,4 +1,4 @@
-"""One hold on one batch, from its claim to its end."""
+"""One attempt of this worker: a lease, from its claim to its end."""
 
 from __future__ import annotations
 
@@ -11,78 +11,70 @@ if TYPE_CHECKING:
 
     from helixqueue.transport.protocol import LeaseRow, Settlement
 
-# Of a lease: so long before its end a worker that could not renew it stops its own work.
-FENCE_FRACTION = 0.1
-FENCE_LEAST_S = 0.05
+# A worker that could not renew a lease abandons it this fraction of its length before its end.
+ABANDON_FRACTION = 0.1
+ABANDON_MIN_SECONDS = 0.05
+# A settlement that is sent before this fraction of the lease cannot meet a renewal.
+FIRST_RENEWAL_FRACTION = 0.2
+
+StopKind = Literal["abandoned", "released", "timed out"]
 
 
-@lru_cache(maxsize=64)  # asked for every batch, and a queue has one length of lease
-def margin(lease_seconds: float) -> float:
-    """How long before its end a lease is over for whoever works on it."""
-    return max(lease_seconds * FENCE_FRACTION, FENCE_LEAST_S)
+@lru_cache(maxsize=64)  # called for every batch; the leases of a queue have one length
+def abandon_margin(lease_seconds: float) -> float:
+    """Seconds before the end of a lease at which its worker abandons it."""
+    return max(lease_seconds * ABANDON_FRACTION, ABANDON_MIN_SECONDS)
 
 
 class Attempt:
-    """What a worker knows about a lease of its own. Belongs to the event loop's thread."""
+    """A lease and the state of its handler. Belongs to the event loop's thread."""
 
-    __slots__ = (
-        "_on_lost",
-        "doubt",
-        "end",
-        "fence_at",
-        "finished",
-        "note",
-        "owner",
-        "refused",
-        "row",
-        "settled",
-        "since",
-        "why",
-        "works",
-    )
+    # Class attributes are the defaults: an attempt that completes sets few of them.
+    stop_kind: StopKind | None = None
+    stop_reason = ""
+    owner: str | None = None  # the worker that holds the batch now, if known
+    handler_runs = False  # its task can be cancelled
+    is_finished = False  # the handler has ended, and the settlement waits for a call
+    # The outcome that a transaction of the handler has committed.
+    settled_as: Literal["completed", "failed"] | None = None
+    # Sent in a transaction whose commit is not confirmed yet.
+    unconfirmed: Settlement | None = None
+    # Refused in a transaction and rolled back with it. It is sent again, to keep the refusal.
+    refused: Settlement | None = None
+    progress: tuple[float | None, str] | None = None
+    _on_stop: tuple[Callable[[], object], ...] = ()
 
-    def __init__(self, row: LeaseRow, asked_at: float) -> None:
-        """`asked_at` is when the claim was sent: the lease cannot have begun before."""
+    def __init__(self, row: LeaseRow, claimed_at: float) -> None:
+        """`claimed_at` is when the claim was sent: the lease did not begin earlier."""
         self.row = row
-        self.since = asked_at
-        self.fence_at = asked_at + row.lease_seconds - margin(row.lease_seconds)
-        self.end: Literal["lost", "given back", "timeout"] | None = None
-        self.why = ""
-        self.owner: str | None = None
-        self.works = False  # its handler runs, and can be cancelled
-        self.finished = False  # its handler has ended, and its settlement is on its way
-        # In a transaction of the handler's, which has committed.
-        self.settled: Literal["completed", "failed"] | None = None
-        # Said in a transaction of which nobody told us (yet) whether it committed.
-        self.doubt: Settlement | None = None
-        # Said in a transaction, refused, and undone with it: to be said again, for the record.
-        self.refused: Settlement | None = None
-        self.note: tuple[float | None, str] | None = None
-        self._on_lost: list[Callable[[], object]] = []
+        self.claimed_at = claimed_at
+        self.abandon_at = claimed_at + row.lease_seconds - abandon_margin(row.lease_seconds)
 
-    def renewed(self, asked_at: float) -> None:
-        lease = self.row.lease_seconds
-        self.fence_at = asked_at + lease - margin(lease)
+    def renewed(self, sent_at: float) -> None:
+        lease_seconds = self.row.lease_seconds
+        self.abandon_at = sent_at + lease_seconds - abandon_margin(lease_seconds)
 
-    def is_due(self, now: float) -> bool:
-        """Whether it is to be fenced: its lease is about to end, and its work is not."""
-        return self.fence_at <= now and not self.finished and not self.settled
+    def is_overdue(self, now: float) -> bool:
+        """Whether the lease is about to end and the work is not."""
+        return self.abandon_at <= now and not self.is_finished and not self.settled_as
 
     @property
-    def is_young(self) -> bool:
-        """Whether it cannot have been renewed yet, nor be about to be."""
-        return time.monotonic() - self.since < self.row.lease_seconds / 5
+    def may_be_renewed(self) -> bool:
+        """Whether a renewal may have been sent, or may be about to."""
+        age = time.monotonic() - self.claimed_at
+        return age >= self.row.lease_seconds * FIRST_RENEWAL_FRACTION
 
-    def ends(
-        self, end: Literal["lost", "given back", "timeout"], why: str, owner: str | None = None
-    ) -> None:
-        """Stop it, whatever it does: from now on nothing of it is written."""
-        if self.end is None:
-            self.end, self.why, self.owner = end, why, owner
-            for tell in self._on_lost:
-                tell()
+    def stop(self, kind: StopKind, reason: str, owner: str | None = None) -> None:
+        """End the attempt without a settlement: nothing of it is written from now on."""
+        if self.stop_kind is None:
+            self.stop_kind, self.stop_reason, self.owner = kind, reason, owner
+            for callback in self._on_stop:
+                callback()
 
-    def when_lost(self, tell: Callable[[], object]) -> None:
-        self._on_lost.append(tell)
-        if self.end is not None:
-            tell()
+    def on_stop(self, callback: Callable[[], object]) -> None:
+        self._on_stop += (callback,)
+        if self.stop_kind is not None:
+            callback()
+
+    def report_progress(self, fraction: float | None, note: str) -> None:
+        self.progress = (fraction, note)

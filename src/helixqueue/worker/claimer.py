@@ -1,8 +1,8 @@
-"""A worker's calls: what is finished goes out, what is free comes in, in one commit.
+"""The calls of a worker: settle what is finished, claim and start what fits, in one commit.
 
-Several rounds run at a time, each on a connection of its own, and each takes whatever has gathered
-since the last: under load the sets grow by themselves, and an idle worker asks for itself alone.
-Nothing that is finished stays here longer than it takes to have a round.
+A few calls are in flight at a time, each on its own connection. Each call carries what has finished
+since the last one, so calls grow under load, and an idle worker claims one batch at a time. Nothing
+that is finished waits for a timer.
 """
 
 from __future__ import annotations
@@ -13,53 +13,42 @@ import random
 import time
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Retryable, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.records.claim_hints import Hints
 from helixqueue.transport.protocol import ClaimRequest, Settlement
-from helixqueue.worker.retry import retried
+from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Sequence
 
-    from helixqueue.transport.protocol import ClaimResult, LeaseRow, Transport, WriteResult
+    from helixqueue.transport.protocol import ClaimResult, Transport, WriteResult
     from helixqueue.worker.attempt import Attempt
+    from helixqueue.worker.capacity import Capacity
+    from helixqueue.worker.health import WorkerHealth
+    from helixqueue.worker.in_flight import InFlight
+    from helixqueue.worker.options import WorkerOptions
 
 LOG = logging.getLogger("helixqueue.worker")
-# Of one round. Larger rounds cost less per batch, and hold more work ahead of its slots.
-SETTLE_MAX = 1_000
-CLAIM_MAX = 400
-# How long a worker that waits asks to be woken, and how often it says so again.
-EXPECT_SECONDS = 90.0
-EXPECT_AGAIN_SECONDS = 30.0
-# After so many full rounds in a row the queue is busy, and nobody needs to wake us.
-FULL_ROUNDS = 5
+SETTLE_MAX = 1_000  # of one call
+# How long a subscription to wake-ups lasts, and how often a waiting worker renews it.
+SUBSCRIBE_SECONDS = 90.0
+SUBSCRIBE_EVERY_SECONDS = 30.0
+# After this number of full claims in a row the queue is busy: the worker needs no wake-ups.
+FULL_CLAIMS = 5
+
+Finished = dict[int, tuple["Attempt", Settlement]]  # by batch
 
 
-class ClaimerHost(Protocol):
-    """The worker, as its rounds see it."""
+class Supply(IntEnum):
+    """What the last claims found."""
 
-    def room(self) -> int:
-        """How many more leases it can use."""
-
-    def share(self) -> tuple[int, int]:
-        """How many of them are worth a call of its own, and how many one should bring at most."""
-
-    def received(self, rows: Sequence[LeaseRow], asked_at: float) -> None: ...
-
-    def answered(self, attempt: Attempt, settlement: Settlement, answer: WriteResult) -> None: ...
-
-    def is_empty(self) -> bool:
-        """Whether nothing is held."""
-
-    def heard(self, trouble: HelixError | None) -> None:
-        """A claim was answered, or could not be made."""
-
-
-Outgoing = tuple["Attempt", Settlement]
-Outgoings = dict[int, Outgoing]  # by batch
+    SCARCE = 0  # less than asked for: ask for one batch, the cheapest claim
+    UNCERTAIN = 1  # the one batch: ask for more, in one call
+    PLENTY = 2  # all that was asked for: use all calls
 
 
 class Claimer:
@@ -67,264 +56,286 @@ class Claimer:
         self,
         transport: Transport,
         queues: Sequence[str],
-        host: ClaimerHost,
+        in_flight: InFlight,
         *,
-        at_a_time: int,
-        most: int,
-        poll_seconds: float,
-        until_idle: bool,
-        free: Mapping[str, Any] | None,
+        capacity: Capacity,
+        health: WorkerHealth,
+        options: WorkerOptions,
     ) -> None:
         self._transport = transport
         self._queues = list(queues)
-        self._host = host
-        self._at_a_time = at_a_time
-        self._most = most
-        self._poll_seconds = poll_seconds
-        self._until_idle = until_idle
-        self._free = free
+        self._in_flight = in_flight
+        self._capacity = capacity
+        self._health = health
+        self._options = options
         self._hints = Hints()
-        self._outbox: deque[Outgoing] = deque()
-        self._resting: deque[asyncio.Future[None]] = deque()
-        self._asking = 0  # leases that were asked for and did not come yet
-        self._sending = 0
-        self._hungry = True
-        self._scarce = True
-        self._claims = True
-        self._short = asyncio.Event()
-        self._full_rounds = 0
-        self._fed_at = 0.0
-        self._expected_at: float | None = None
-        self._busy: asyncio.Task[None] | None = None
-        self.idle = asyncio.Event()
-        self.flushed = asyncio.Event()  # nothing is on its way, in neither direction
+        self._finished: deque[tuple[Attempt, Settlement]] = deque()
+        self._idle_callers: deque[asyncio.Future[None]] = deque()
+        self._requested = 0  # leases that calls in flight ask for
+        self._calls = 0  # in flight
+        self._claims = True  # false when the worker stops
+        self._wants_work = True
+        self._supply = Supply.SCARCE
+        self._is_scarce = asyncio.Event()
+        self._full_claims = 0
+        self._claimed_at = 0.0  # when the last claim was sent
+        self._woken_at = 0.0
+        self._subscribed_at: float | None = None
+        self._unsubscribing: asyncio.Task[bool] | None = None
+        self.idle = asyncio.Event()  # nothing is held, and a claim found nothing
+        self.flushed = asyncio.Event()  # no call is in flight, and nothing waits for one
         self.flushed.set()
 
     async def run(self) -> None:
-        """Until cancelled; what cannot be repeated is raised."""
+        """Run until cancelled; errors that cannot be retried are raised."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._at_a_time):
-                group.create_task(self._take_rounds())
-            if not self._until_idle:
-                group.create_task(self._look_out())
+            for _ in range(self._options.concurrent_calls):
+                group.create_task(self._call_repeatedly())
+            if not self._options.until_idle:
+                group.create_task(self._listen_for_work())
 
-    def finished(self, attempt: Attempt, settlement: Settlement) -> None:
-        """To be settled with the next round."""
-        self._outbox.append((attempt, settlement))
+    def settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Send the settlement with the next call."""
+        self._finished.append((attempt, settlement))
         self.flushed.clear()
-        self._next()
+        if self._options.until_idle:
+            self._wants_work = True  # the last attempt finds out that nothing is left
+        if self._idle_callers:
+            self._start_call()
 
-    def there_is_room(self) -> None:
-        if self._until_idle:
-            self._hungry = True  # whoever ends last finds out that nothing is left
-        if self._hungry:
-            self._next()
+    def slot_freed(self) -> None:
+        """An attempt ended without a settlement to send."""
+        if self._options.until_idle:
+            self._wants_work = True
+        if self._wants_work:
+            self._start_call()
 
     def stop_claiming(self) -> None:
         self._claims = False
-        self._next()
+        self._start_call()
 
-    # Taking turns.
+    # When to call.
 
-    def _is_needed(self) -> bool:
-        if self._outbox:
+    def _needs_call(self) -> bool:
+        if self._finished:
             return True
-        alone = not (self._scarce and self._asking)
-        return self._claims and self._hungry and alone and self._count() >= self._share()[0]
+        if not (self._claims and self._wants_work):
+            return False
+        # While work is scarce, one claim at a time finds out whether there is some; a wake-up that
+        # came after it was sent needs another.
+        is_probing = self._requested and self._supply is not Supply.PLENTY
+        if is_probing and self._woken_at <= self._claimed_at:
+            return False
+        count, least = self._claim_count()
+        return count >= least
 
-    def _count(self) -> int:
+    def _claim_count(self) -> tuple[int, int]:
+        """How many leases to ask for, and the fewest that are worth a call of their own."""
         if not self._claims:
-            return 0
-        return min(self._host.room() - self._asking, self._share()[1], self._most)
+            return 0, 1
+        least, most = (1, 1) if self._supply is Supply.SCARCE else self._capacity.call_size()
+        return min(self._capacity.free() - self._requested, most), least
 
-    def _share(self) -> tuple[int, int]:
-        """The least that is worth a call of its own, and the most that one call should bring."""
-        # Where little was found the last time, one call finds out whether that changed, and for
-        # one batch: that is the quickest to ask for, and whoever is woken is mostly woken for one.
-        return (1, 1) if self._scarce else self._host.share()
-
-    def _next(self) -> None:
-        while self._resting:
-            one = self._resting.popleft()
-            if not one.done():
-                one.set_result(None)
+    def _start_call(self) -> None:
+        while self._idle_callers:
+            caller = self._idle_callers.popleft()
+            if not caller.done():
+                caller.set_result(None)
                 return
 
-    async def _take_rounds(self) -> None:
+    async def _call_repeatedly(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            while not self._is_needed():
-                turn = asyncio.get_running_loop().create_future()
-                self._resting.append(turn)
-                await turn
-            await self._round()
-            await asyncio.sleep(0)  # what came begins before more is asked for
+            while not self._needs_call():
+                woken = loop.create_future()
+                self._idle_callers.append(woken)
+                await woken
+            await self._call()
+            await asyncio.sleep(0)  # the new attempts start before more is asked for
 
-    async def _round(self) -> None:
-        out = self._finished()
-        count = max(self._count(), 0)
-        self._asking += count
-        self._sending += 1
+    async def _call(self) -> None:
+        sent = self._take_finished()
+        count = max(self._claim_count()[0], 0)
+        self._requested += count
+        self._calls += 1
         self.flushed.clear()
-        if self._is_needed():
-            self._next()
+        if self._idle_callers and self._needs_call():
+            self._start_call()
         try:
-            await (self._claim(out, count) if count else self._settle(out))
+            await (self._claim(sent, count) if count else self._settle(sent))
         finally:
-            self._asking -= count
-            self._sending -= 1
-            if not self._outbox and not self._sending:
+            self._requested -= count
+            self._calls -= 1
+            if not self._finished and not self._calls:
                 self.flushed.set()
-        if self.flushed.is_set() and self._until_idle and self._host.is_empty():
-            self.there_is_room()  # nobody else will find out that nothing is left
+        if self._options.until_idle and self.flushed.is_set() and not self._in_flight.held:
+            self.slot_freed()  # no attempt is left that would find out that nothing is left
 
-    def _finished(self) -> Outgoings:
-        """What one call settles: of each batch one attempt, so that its answer is about that one.
+    def _take_finished(self) -> Finished:
+        """The settlements of one call: one attempt per batch, so that its result is unambiguous.
 
-        A batch is here twice when it came back to us under another token; the next call has it.
+        A batch is here twice when it was claimed again under another token; the next call has it.
         """
-        out: Outgoings = {}
-        while self._outbox and len(out) < SETTLE_MAX:
-            batch = self._outbox[0][1].batch
-            if batch in out:
+        taken: Finished = {}
+        finished = self._finished
+        while finished and len(taken) < SETTLE_MAX:
+            batch = finished[0][1].batch
+            if batch in taken:
                 break
-            out[batch] = self._outbox.popleft()
-        return out
+            taken[batch] = finished.popleft()
+        return taken
 
-    async def _settle(self, out: Outgoings) -> None:
-        failpoint("settle.before")
-        settlements = [settlement for _, settlement in out.values()]
-        try:
-            answers = await retried(lambda: self._transport.settle(settlements))
-        except (Unavailable, Retryable):
-            raise
-        except HelixError as error:
-            answers = await self._settle_apart(settlements, error)
-        self._answered(out, answers)
+    # Calls.
 
-    async def _claim(self, out: Outgoings, count: int) -> None:
-        if out:
+    async def _claim(self, sent: Finished, count: int) -> None:
+        if sent:
             failpoint("settle.before")
-        asked_at = time.monotonic()
-        ask = ClaimRequest(
-            request=uuid.uuid4(),  # one for all repeats: a lost reply gives the same leases
+        claimed_at = self._claimed_at = time.monotonic()
+        request = ClaimRequest(
+            request_id=uuid.uuid4(),  # for all retries: a lost reply returns the same leases
             queues=self._queues,
             count=count,
-            settle=[settlement for _, settlement in out.values()],
-            free=self._free,
-            hints=self._hints.now(asked_at),
+            settle=[settlement for _, settlement in sent.values()],
+            free=self._options.free,
+            # A claim that finds little is complete only without hints.
+            hints=self._hints.now(claimed_at) if self._supply is Supply.PLENTY else (),
         )
         try:
-            claimed = await retried(lambda: self._ask(ask))
+            claimed = await with_retries(lambda: self._send(request))
         except (Unavailable, Retryable):
             raise
         except HelixError:
-            if not out:
+            if not sent:
                 raise
-            await self._settle(out)  # one of these is at fault; the claim comes again
+            await self._settle(sent)  # one of these is invalid; the next call claims
             return
-        self._host.heard(None)
-        self._answered(out, claimed.settled)
-        self._received(ask, claimed, asked_at)
+        self._health.claim_answered()
+        self._record_results(sent, claimed.settled)
+        self._record_claim(request, claimed, claimed_at)
 
-    async def _ask(self, ask: ClaimRequest) -> ClaimResult:
+    async def _send(self, request: ClaimRequest) -> ClaimResult:
         try:
-            return await self._transport.claim(ask)
+            return await self._transport.claim(request)
         except HelixError as error:
-            self._host.heard(error)
+            self._health.call_failed(error)
             raise
 
-    async def _settle_apart(
+    async def _settle(self, sent: Finished) -> None:
+        failpoint("settle.before")
+        settlements = [settlement for _, settlement in sent.values()]
+        try:
+            results = await with_retries(lambda: self._transport.settle(settlements))
+        except (Unavailable, Retryable):
+            raise
+        except HelixError as error:
+            results = await self._settle_one_by_one(settlements, error)
+        self._record_results(sent, results)
+
+    async def _settle_one_by_one(
         self, settlements: Sequence[Settlement], error: HelixError
     ) -> list[WriteResult]:
-        """One of these cannot be said at all; it must not keep the others from being said."""
+        """One settlement is invalid; it must not affect the others."""
         if len(settlements) > 1:
-            answers = []
-            for one in settlements:
+            results = []
+            for settlement in settlements:
                 try:
-                    answers += await retried(lambda one=one: self._transport.settle([one]))  # type: ignore[misc]
+                    results += await with_retries(
+                        lambda single=settlement: self._transport.settle([single])  # type: ignore[misc]
+                    )
                 except (Unavailable, Retryable):
                     raise
-                except HelixError as of_one:
-                    answers += await self._settle_apart([one], of_one)
-            return answers
-        [one] = settlements
-        LOG.error("batch %d could not be settled: %s", one.batch, error)
-        told = Settlement(
-            one.batch,
-            one.token,
+                except HelixError as single_error:
+                    results += await self._settle_one_by_one([settlement], single_error)
+            return results
+        [invalid] = settlements
+        LOG.error("batch %d could not be settled: %s", invalid.batch, error)
+        failed = Settlement(
+            invalid.batch,
+            invalid.token,
             "failed",
             failure="unsettled",
             detail=f"could not be settled: {ascii(str(error))[:1000]}",
         )
-        return await retried(lambda: self._transport.settle([told]))
+        return await with_retries(lambda: self._transport.settle([failed]))
 
-    def _answered(self, out: Outgoings, answers: Sequence[WriteResult]) -> None:
-        if len(answers) != len(out):
-            raise AssertionError(f"expected {len(out)} answers, got {len(answers)}")
-        for answer in answers:
-            attempt, settlement = out[answer.batch]
-            self._host.answered(attempt, settlement, answer)
+    def _record_results(self, sent: Finished, results: Sequence[WriteResult]) -> None:
+        if len(results) != len(sent):
+            raise AssertionError(f"expected {len(sent)} results, got {len(results)}")
+        if results:
+            self._in_flight.settled(sent, results)
 
-    def _received(self, ask: ClaimRequest, claimed: ClaimResult, asked_at: float) -> None:
-        short = self._scarce = len(claimed.leases) < ask.count and not claimed.more
-        self._hints.learn(claimed.hints, short=short)
+    def _record_claim(self, request: ClaimRequest, claimed: ClaimResult, claimed_at: float) -> None:
+        is_short = len(claimed.leases) < request.count and not claimed.more
+        self._hints.learn(claimed.hints, short=is_short)
         if claimed.leases:
-            self._host.received(claimed.leases, asked_at)
-        self._full_rounds = 0 if short else self._full_rounds + 1
-        if not short:
-            self._hungry = True
-            if self._full_rounds == FULL_ROUNDS and self._expected_at is not None:
-                self._expected_at = None
-                self._busy = asyncio.create_task(
-                    self._repeat_lightly(self._transport.busy(self._queues))
-                )
+            self._in_flight.add(claimed.leases, claimed_at)
+        if not is_short:
+            self._record_full_claim()
             return
-        if ask.hints and not claimed.leases:
-            self._hungry = True  # behind the hints there may be some; the next round looks without
+        self._full_claims = 0
+        self._supply = Supply.SCARCE
+        self._is_scarce.set()
+        if request.hints and not claimed.leases:
+            self._wants_work = True  # there may be work before the hints; the next call has none
             return
-        if self._fed_at > asked_at:
-            self._hungry = True  # what woke us meanwhile may have come too late for this call
+        if self._woken_at > claimed_at:
+            self._wants_work = True  # this claim may have missed the work of the wake-up
             return
-        self._hungry = False
-        self._short.set()
-        # Of several calls that are under way the last one to be answered decides.
-        alone = self._asking == ask.count and not self._outbox
-        if not claimed.leases and alone and self._host.is_empty():
+        self._wants_work = False
+        # Of several calls in flight the last reply decides.
+        is_last = self._requested == request.count and not self._finished
+        if not claimed.leases and is_last and not self._in_flight.held:
             self.idle.set()
+
+    def _record_full_claim(self) -> None:
+        self._wants_work = True
+        self._full_claims += 1
+        if self._supply is Supply.SCARCE:
+            self._supply = Supply.UNCERTAIN
+            return
+        self._supply = Supply.PLENTY
+        self._is_scarce.clear()
+        if self._full_claims >= FULL_CLAIMS and self._subscribed_at is not None:
+            self._subscribed_at = None
+            self._unsubscribing = asyncio.create_task(
+                self._succeeds(self._transport.unsubscribe(self._queues))
+            )
 
     # Waiting for work.
 
-    async def _look_out(self) -> None:
-        """While there is nothing to claim: say that we wait, wait, and look again."""
+    async def _listen_for_work(self) -> None:
+        """While work is scarce: wait for a wake-up or for the poll interval, and claim."""
+        poll_seconds = self._options.poll_seconds
         while True:
-            await self._short.wait()
-            self._short.clear()
-            if self._expected_at is None or self._expects_again():
-                await self._repeat_lightly(self._transport.expect(self._queues, EXPECT_SECONDS))
-                first = self._expected_at is None
-                self._expected_at = time.monotonic()
-                if first:
-                    self._feed()  # what came before we said so woke nobody
-                    continue
-            await self._transport.woken(self._poll_seconds * random.uniform(0.9, 1.1))  # noqa: S311
-            self._feed()
+            await self._is_scarce.wait()
+            if await self._subscribe():
+                self._wake()  # nothing reported work that came before
+            jitter = random.uniform(0.9, 1.1)  # noqa: S311
+            await self._transport.wait_for_wakeup(poll_seconds * jitter)
+            self._wake()
 
-    def _expects_again(self) -> bool:
-        since = time.monotonic() - (self._expected_at or 0.0)
-        return since > EXPECT_AGAIN_SECONDS
+    async def _subscribe(self) -> bool:
+        """Subscribe to wake-ups, or renew the subscription; whether it is new."""
+        is_new = self._subscribed_at is None
+        age = time.monotonic() - (self._subscribed_at or 0.0)
+        if not is_new and age <= SUBSCRIBE_EVERY_SECONDS:
+            return False
+        if not await self._succeeds(self._transport.subscribe(self._queues, SUBSCRIBE_SECONDS)):
+            return False
+        self._subscribed_at = time.monotonic()
+        return is_new
 
-    async def _repeat_lightly(self, ask: Any) -> None:
-        """Waking is a comfort: a worker that cannot be woken polls."""
+    async def _succeeds(self, call: Awaitable[None]) -> bool:
+        """Wake-ups are an optimization: a worker without them polls."""
         try:
-            await ask
+            await call
         except HelixError as error:
-            self._expected_at = None
-            self._host.heard(error)
-            await asyncio.sleep(self._poll_seconds)
+            self._subscribed_at = None
+            self._health.call_failed(error)
+            return False
+        return True
 
-    def _feed(self) -> None:
-        self._hungry = True
-        self._fed_at = time.monotonic()
-        if self._count() <= 0:
-            self._short.set()  # no room now; look again in a while
-        self._next()
+    def _wake(self) -> None:
+        self._wants_work = True
+        self._woken_at = time.monotonic()
+        self._start_call()

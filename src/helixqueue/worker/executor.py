@@ -1,4 +1,4 @@
-"""One attempt from its start to its settlement, whichever way it ends."""
+"""Executes one attempt: resolve the handler, run it, turn its outcome into a settlement."""
 
 from __future__ import annotations
 
@@ -6,189 +6,196 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, LeaseLost
 from helixqueue.failpoints import failpoint
 from helixqueue.queues import Schema
+from helixqueue.transport.protocol import Settlement
 from helixqueue.worker import outcomes
-from helixqueue.worker.attempt import margin
-from helixqueue.worker.lease import WorkerHandle
-from helixqueue.worker.retry import retried
+from helixqueue.worker.attempt import FIRST_RENEWAL_FRACTION, abandon_margin
+from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping
 
-    from helixqueue.transport.protocol import LeaseRow, Settlement, Transport
+    from helixqueue.transport.protocol import LeaseRow, Transport
     from helixqueue.worker.attempt import Attempt
+    from helixqueue.worker.capacity import Capacity
     from helixqueue.worker.claimer import Claimer
+    from helixqueue.worker.handle import WorkerHandle
     from helixqueue.worker.handlers import QueueHandler
-    from helixqueue.worker.health import WorkerHealth
+    from helixqueue.worker.in_flight import InFlight
 
 LOG = logging.getLogger("helixqueue.worker")
-SCHEMA_SECONDS = 30.0  # how long a stored schema is believed
-# A schema and until when it is believed.
-Believed = tuple[float, Schema | None]
-UNREAD: Believed = (float("-inf"), None)
-UNASKED: Believed = (float("inf"), None)
-
-
-class ExecutorHost(WorkerHandle, Protocol):
-    """The worker, as its attempts see it."""
-
-    def forget(self, attempt: Attempt) -> None:
-        """It has ended, and everything about it was said."""
+SCHEMA_SECONDS = 30.0  # how long a schema that was read is used
+CachedSchema = tuple[float, Schema | None]  # valid until, and the schema
+NOT_READ: CachedSchema = (float("-inf"), None)
 
 
 class Executor:
     def __init__(
         self,
-        host: ExecutorHost,
         transport: Transport,
-        jobs: Mapping[str, QueueHandler],
-        rounds: Claimer,
-        health: WorkerHealth,
+        handlers: Mapping[str, QueueHandler],
+        handle: WorkerHandle,
+        *,
+        in_flight: InFlight,
+        capacity: Capacity,
+        claimer: Claimer,
     ) -> None:
-        self._host = host
         self._transport = transport
-        self._jobs = jobs
-        self._rounds = rounds
-        self._health = health
-        self._schemas: dict[tuple[str, str], Believed] = {}
-        self._reading = asyncio.Lock()
-        self.pace = 1.0  # seconds a handler takes, on average of the last few
-        self._ended = 0
+        self._handlers = handlers
+        self._in_flight = in_flight
+        self._capacity = capacity
+        self._claimer = claimer
+        self._handle = handle
+        self._schemas: dict[tuple[str, str], CachedSchema] = {}
+        self._schema_lock = asyncio.Lock()
 
-    async def run(self, attempt: Attempt) -> None:
-        began = time.monotonic()
-        settlement = await self._try(attempt, began)
-        self._ended += 1
-        weight = 0.1 if self._ended > 10 else 1 / self._ended  # of the last ten
-        self.pace += (time.monotonic() - began - self.pace) * weight
-        if attempt.settled or attempt.doubt is not None or attempt.end in {"lost", "given back"}:
-            await self._end_otherwise(attempt, settlement)
-        else:
-            await self._finish(attempt, settlement)
-
-    async def _try(self, attempt: Attempt, began: float) -> Settlement:
-        """Let the handler do it; whatever that comes to is a settlement."""
-        job = self._jobs[attempt.row.queue]
+    async def execute(self, attempt: Attempt) -> None:
+        """Run the handler, and give its settlement to the claimer. Every batch takes this path."""
+        row = attempt.row
+        handler = self._handlers[row.queue]
+        started = time.monotonic()
         try:
-            stored = (attempt.row.tenant, job.name)
-            until, schema = UNASKED if job.checks_itself else self._schemas.get(stored, UNREAD)
-            if until < began:
-                schema = await self._read_schema(attempt.row)
+            schema = None
+            if not handler.declares_result:
+                valid_until, schema = self._schemas.get((row.tenant, row.queue), NOT_READ)
+                if valid_until < started:
+                    schema = await self._read_schema(row)
             failpoint("start")
-            value = await self._handle(attempt, job, schema)
-            return outcomes.completed(attempt.row, job.queue, schema, value)
-        except asyncio.CancelledError as cancelled:
-            if attempt.end is None:
-                raise
-            _uncancelled()
-            self._note_stuck(attempt, cancelled)
-            return outcomes.failed(attempt.row, RuntimeError(attempt.why))
-        except TimeoutError as error:
-            # Ours, or one of the handler's own.
-            late = job.time_limit is not None and time.monotonic() - began >= job.time_limit
-            if late and not attempt.settled:
-                attempt.ends("timeout", "it took too long")
-                self._note_stuck(attempt, error.__cause__)
-            return outcomes.failed(attempt.row, _timeout(job.time_limit) if late else error)
-        except LeaseLost as lost:
-            if not attempt.settled:
-                attempt.ends("lost", str(lost), lost.owner)
-            return outcomes.failed(attempt.row, lost)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises
-            return outcomes.failed(attempt.row, error)
+            if attempt.stop_kind is not None:
+                raise LeaseLost(attempt.stop_reason, owner=attempt.owner)
+            attempt.handler_runs = True
+            try:
+                call = handler.run(attempt, schema, self._handle)
+                limit = handler.time_limit
+                value = await (call if limit is None else _with_time_limit(call, limit))
+            finally:
+                attempt.handler_runs = False
+            if value is None and schema is None and not handler.declares_result:
+                settlement = Settlement(row.batch, row.token, "completed")
+            else:
+                settlement = outcomes.completed(row, handler.queue, schema, value)
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - of any handler
+            settlement = self._failed(attempt, handler, started, error)
+        ended = time.monotonic()
+        self._capacity.record(ended - started)
+        if (
+            attempt.settled_as is not None
+            or attempt.unconfirmed is not None
+            or attempt.stop_kind is not None
+        ):
+            await self._end_settled_or_stopped(attempt, settlement)
+            return
+        attempt.is_finished = True
+        if ended - attempt.claimed_at >= row.lease_seconds * FIRST_RENEWAL_FRACTION:
+            await self._handle.pause_renewal_async(attempt)
+        self._claimer.settle(attempt, settlement)
 
-    async def _handle(self, attempt: Attempt, job: QueueHandler, schema: Schema | None) -> Any:
-        if attempt.end is not None:
-            raise LeaseLost(attempt.why, owner=attempt.owner)
-        attempt.works = True
-        try:
-            if job.time_limit is None:
-                return await job.run(attempt, schema, self._host)
-            async with asyncio.timeout(job.time_limit):
-                return await job.run(attempt, schema, self._host)
-        finally:
-            attempt.works = False
+    def _failed(
+        self, attempt: Attempt, handler: QueueHandler, started: float, error: BaseException
+    ) -> Settlement:
+        """The settlement for what a handler raised; cancellation from outside is raised again."""
+        if isinstance(error, asyncio.CancelledError):
+            if attempt.stop_kind is None:
+                raise error
+            _uncancel_task()
+            self._count_stuck_thread(attempt, error)
+            error = RuntimeError(attempt.stop_reason)
+        elif isinstance(error, TimeoutError):
+            # The time limit of the queue, or a timeout inside the handler.
+            limit = handler.time_limit
+            if limit is not None and time.monotonic() - started >= limit:
+                if not attempt.settled_as:
+                    attempt.stop("timed out", "it exceeded its time limit")
+                    self._count_stuck_thread(attempt, error.__cause__)
+                error = outcomes.AttemptFailure(
+                    outcomes.FailureClass.TIMEOUT, f"it took longer than {limit:g} s"
+                )
+        elif isinstance(error, LeaseLost) and not attempt.settled_as:
+            attempt.stop("abandoned", str(error), error.owner)
+        return outcomes.failed(attempt.row, error)
 
-    async def _finish(self, attempt: Attempt, settlement: Settlement) -> None:
-        attempt.finished = True
-        if not attempt.is_young:
-            await self._host.quiet_async(attempt)
-        self._rounds.finished(attempt, settlement)
-
-    async def _end_otherwise(self, attempt: Attempt, settlement: Settlement) -> None:
-        """An attempt that its handler settled, or seems to have, or that is not ours any more."""
-        doubt, attempt.doubt = attempt.doubt, None
-        if attempt.settled is None and doubt is not None:
-            took_effect = await retried(lambda: self._transport.settled(attempt.row))
-            attempt.settled = doubt.outcome if took_effect else None
-        if attempt.settled is not None:
-            self._health.counts.completed += attempt.settled == "completed"
-            self._health.counts.failed += attempt.settled == "failed"
-            self._host.forget(attempt)
-        elif attempt.end == "lost":
+    async def _end_settled_or_stopped(self, attempt: Attempt, settlement: Settlement) -> None:
+        """End an attempt that its handler settled, or may have settled, or that was stopped."""
+        unconfirmed, attempt.unconfirmed = attempt.unconfirmed, None
+        if attempt.settled_as is None and unconfirmed is not None:
+            committed = await with_retries(lambda: self._transport.was_settled(attempt.row))
+            attempt.settled_as = unconfirmed.outcome if committed else None
+        counts = self._in_flight.counts
+        if attempt.settled_as is not None:
+            counts.completed += attempt.settled_as == "completed"
+            counts.failed += attempt.settled_as == "failed"
+            self._in_flight.forget(attempt)
+            self._claimer.slot_freed()
+        elif attempt.stop_kind == "abandoned":
             if attempt.refused is not None:
-                # The refusal was rolled back with the effect: say it again, so that it stays. Only
-                # what was refused: a transaction in doubt has its effect, and this would not.
+                # The refusal was rolled back with the transaction. Send the settlement again to
+                # keep the refusal. Only what was refused: an unconfirmed transaction may have
+                # committed its effect, and a settlement alone would complete without it.
                 with suppress(HelixError):
                     await self._transport.settle([attempt.refused])
-            self._health.counts.lost += 1
-            self._host.forget(attempt)
-        elif attempt.end != "given back":  # else whoever does that goes on
+            counts.lost += 1
+            self._in_flight.forget(attempt)
+            self._claimer.slot_freed()
+        elif attempt.stop_kind != "released":  # else the worker releases the lease
             if settlement.outcome == "completed":
                 error = RuntimeError("the transaction that settled this attempt did not commit")
                 settlement = outcomes.failed(attempt.row, error)
-            await self._finish(attempt, settlement)
+            attempt.is_finished = True
+            await self._handle.pause_renewal_async(attempt)
+            self._claimer.settle(attempt, settlement)
 
-    async def has_settled(self, attempt: Attempt) -> bool:
-        """Whether a settlement in doubt has committed: then there is no lease to lose."""
-        doubt = attempt.doubt
-        if doubt is None:
+    async def has_committed(self, attempt: Attempt) -> bool:
+        """Whether an unconfirmed settlement has committed: then there is no lease to abandon."""
+        unconfirmed = attempt.unconfirmed
+        if unconfirmed is None:
             return False
         with suppress(HelixError, TimeoutError):
-            async with asyncio.timeout(margin(attempt.row.lease_seconds) / 2):
-                if await self._transport.settled(attempt.row, wait=False):
-                    attempt.settled, attempt.doubt = doubt.outcome, None
-        return attempt.settled is not None
+            async with asyncio.timeout(abandon_margin(attempt.row.lease_seconds) / 2):
+                if await self._transport.was_settled(attempt.row, wait=False):
+                    attempt.settled_as, attempt.unconfirmed = unconfirmed.outcome, None
+        return attempt.settled_as is not None
 
-    def _note_stuck(self, attempt: Attempt, cancelled: BaseException | None) -> None:
-        """A thread goes on though its lease is gone: its slot is not free until it ends."""
+    def _count_stuck_thread(self, attempt: Attempt, cancelled: BaseException | None) -> None:
+        """A thread continues after the end of its lease: its slot is not free until it ends."""
         thread = cancelled.args[0] if cancelled is not None and cancelled.args else None
         if isinstance(thread, asyncio.Future) and not thread.done():
-            self._health.stuck += 1
+            self._in_flight.stuck_threads += 1
             LOG.warning(
-                "batch %s: its handler goes on after %s; it was told, and writes nothing",
+                "batch %s: its handler thread continues although the attempt was stopped (%s); "
+                "lease.lost is set, and nothing of it is written",
                 attempt.row.batch_id,
-                attempt.why,
+                attempt.stop_reason,
             )
-            thread.add_done_callback(self._unstuck)
+            thread.add_done_callback(self._stuck_thread_ended)
 
-    def _unstuck(self, thread: asyncio.Future[Any]) -> None:
-        self._health.stuck -= 1
+    def _stuck_thread_ended(self, thread: asyncio.Future[Any]) -> None:
+        self._in_flight.stuck_threads -= 1
         if not thread.cancelled():
-            thread.exception()  # seen, so that nobody warns of it
-        self._rounds.there_is_room()
+            thread.exception()  # retrieved, so that asyncio does not log it
+        self._claimer.slot_freed()
 
     async def _read_schema(self, row: LeaseRow) -> Schema | None:
-        """Of results, as it is stored with the queue. One asks for all who want to know."""
-        async with self._reading:
-            until, schema = self._schemas.get((row.tenant, row.queue), UNREAD)
-            if until < time.monotonic():
-                stored = await retried(lambda: self._transport.queue(row.tenant, row.queue))
+        """The result schema stored with the queue; concurrent attempts read it once."""
+        async with self._schema_lock:
+            valid_until, schema = self._schemas.get((row.tenant, row.queue), NOT_READ)
+            if valid_until < time.monotonic():
+                stored = await with_retries(lambda: self._transport.queue(row.tenant, row.queue))
                 document = None if stored is None else stored.result_schema
                 schema = Schema(document) if document else None
                 self._schemas[row.tenant, row.queue] = (time.monotonic() + SCHEMA_SECONDS, schema)
         return schema
 
 
-def _uncancelled() -> None:
+async def _with_time_limit(call: Awaitable[Any], seconds: float) -> Any:
+    async with asyncio.timeout(seconds):
+        return await call
+
+
+def _uncancel_task() -> None:
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
-
-
-def _timeout(limit: float | None) -> outcomes.Failed:
-    return outcomes.Failed(outcomes.Failure.TIMEOUT, f"it took longer than {limit:g} s")

@@ -1,10 +1,10 @@
-"""How a handler ends its attempt itself, in one commit with its own rows.
+"""How a handler settles its lease in one commit with its own rows.
 
-The settle is the last statement of the transaction. When it is refused the transaction cannot be
-committed, the handler gets `LeaseLost`, and the worker repeats the refused settle afterwards,
-alone, so that the refusal stays on record. A commit whose answer was lost leaves a doubt on the
-attempt; the worker resolves it from the ledger when the handler has ended. Until then the lease is
-not renewed: the renewal of a batch that has completed would be refused, and kept as a refusal.
+The settlement is the last statement of the transaction. If it is refused, the transaction cannot
+commit, the handler gets `LeaseLost`, and the worker sends the refused settlement again, alone, to
+keep the refusal. If the reply to the commit is lost, the settlement is unconfirmed: the worker
+reads the ledger when the handler has ended. Until then the lease is not renewed, because the
+renewal of a completed batch would be refused and recorded as a refusal.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from helixqueue.worker.attempt import Attempt
-    from helixqueue.worker.lease import WorkerHandle
+    from helixqueue.worker.handle import WorkerHandle
 
 R = TypeVar("R")
 
 
-class _Ending(Generic[R]):
+class _Settling(Generic[R]):
     def __init__(
         self,
         attempt: Attempt,
         queue: Queue[Any, Any] | None,
         schema: Schema | None,
-        grip: WorkerHandle,
+        handle: WorkerHandle,
         connection: Any,
     ) -> None:
         self._attempt = attempt
         self._queue = queue
         self._schema = schema
-        self._grip = grip
+        self._handle = handle
         self.connection = connection
 
     def _completed(self, result: R) -> Settlement:
@@ -54,68 +54,68 @@ class _Ending(Generic[R]):
         error = GiveUp(reason) if permanent else Retry(after, reason)
         return outcomes.failed(self._attempt.row, error)
 
-    def _judge(
-        self, answer: WriteResult, settlement: Settlement, earlier: Settlement | None
+    def _check(
+        self, result: WriteResult, settlement: Settlement, earlier: Settlement | None
     ) -> None:
-        """Raise unless the engine took the settlement; `earlier` was in doubt before it."""
-        if answer.answer == "ok":
+        """Raise unless the engine accepted the settlement; `earlier` was unconfirmed before it."""
+        if result.answer == "ok":
             return
-        if answer.answer == "repeat":
-            if answer.mismatch:
-                outcomes.report_mismatch(self._attempt.row.batch_id, self._grip.worker)
-            self._attempt.settled = settlement.outcome
+        if result.answer == "repeat":
+            if result.mismatch:
+                outcomes.report_mismatch(self._attempt.row.batch_id, self._handle.worker)
+            self._attempt.settled_as = settlement.outcome
             raise LeaseLost(
-                "this attempt has been settled before; that transaction took effect, and this one "
-                "does not: end an attempt once"
+                "an earlier transaction has settled this lease and taken effect; this one takes no "
+                "effect: settle a lease once"
             )
-        # The answer of an earlier commit was lost. If it took effect, this attempt was settled and
-        # not lost: the worker decides by the ledger.
-        self._attempt.doubt = earlier
+        # The reply to an earlier commit was lost. If it took effect, the lease was settled and not
+        # lost: the worker reads the ledger.
+        self._attempt.unconfirmed = earlier
         if earlier is not None:
             raise LeaseLost(
-                f"the batch is {answer.state}; an earlier transaction of this attempt may have "
-                "ended it, and this one takes no effect: end an attempt once",
-                owner=answer.owner,
+                f"the batch is {result.state}; an earlier transaction of this attempt may have "
+                "settled it, and this one takes no effect: settle a lease once",
+                owner=result.owner,
             )
         self._attempt.refused = settlement
-        self._attempt.ends("lost", f"refused: the batch is {answer.state}", answer.owner)
-        raise _too_late(self._attempt)
+        self._attempt.stop("abandoned", f"refused: the batch is {result.state}", result.owner)
+        raise _lease_lost(self._attempt)
 
-    def _demand_held(self) -> None:
-        if self._attempt.settled:
-            raise Refused("this attempt has been settled; a handler ends it once")
-        if self._attempt.end is not None:
-            raise _too_late(self._attempt)
+    def _require_held(self) -> None:
+        if self._attempt.settled_as:
+            raise Refused("this lease has been settled; settle a lease once")
+        if self._attempt.stop_kind is not None:
+            raise _lease_lost(self._attempt)
 
 
-def _too_late(attempt: Attempt) -> LeaseLost:
-    owner = f", {attempt.owner} had it next" if attempt.owner else ""
+def _lease_lost(attempt: Attempt) -> LeaseLost:
+    owner = f"; {attempt.owner} holds it now" if attempt.owner else ""
     return LeaseLost(
-        f"batch {attempt.row.batch_id} is not this worker's any more ({attempt.why}{owner}); "
-        "nothing of this attempt is written",
+        f"this worker lost the lease on batch {attempt.row.batch_id} ({attempt.stop_reason}"
+        f"{owner}); nothing of this attempt is written",
         owner=attempt.owner,
     )
 
 
-class _Deferred(_Ending[R]):
-    """`complete` and `fail` say what is to be settled when the block ends."""
+class _Deferred(_Settling[R]):
+    """`complete` and `fail` choose the settlement; it is sent when the block ends."""
 
     settlement: Settlement | None = None
-    _earlier: Settlement | None = None  # what was in doubt when this transaction settled
-    _accepted = False  # the engine took the settlement; it counts when the transaction commits
+    _earlier: Settlement | None = None  # unconfirmed when this transaction began
+    _accepted = False  # by the engine; it takes effect when the transaction commits
 
     def complete(self, result: R) -> R:
-        """The work is done: COMPLETED with this result, when the block ends."""
+        """Complete the batch with this result when the block ends."""
         self.settlement = self._completed(result)
         return result
 
     def fail(self, reason: str, *, after: float | None = None, permanent: bool = False) -> None:
-        """The attempt failed, and the rows of this transaction stay all the same."""
+        """Fail the attempt when the block ends; the rows of this transaction are committed."""
         self.settlement = self._failed(reason, after, permanent=permanent)
 
-    def _demanded(self) -> Settlement:
-        """What to settle at the end of the block; without it the rows must not stay."""
-        self._demand_held()
+    def _required_settlement(self) -> Settlement:
+        """The settlement at the end of the block; without one, the rows must not be committed."""
+        self._require_held()
         if self.settlement is None:
             raise Refused(
                 "lease.transaction(): expected tx.complete(...) or tx.fail(...) before the end of "
@@ -124,36 +124,38 @@ class _Deferred(_Ending[R]):
             )
         return self.settlement
 
-    def _taken(self, answer: WriteResult, settlement: Settlement) -> None:
-        self._judge(answer, settlement, self._earlier)
+    def _accept(self, result: WriteResult, settlement: Settlement) -> None:
+        self._check(result, settlement, self._earlier)
         self._accepted = True
 
-    def _broken(self, error: BaseException) -> Unavailable | None:
-        """The error to raise when the connection broke at the commit, which may have happened."""
-        local = self._grip.local or self._grip.async_local
-        if not self._accepted or local is None or not local.is_of_the_link(error):
+    def _commit_error(self, error: BaseException) -> Unavailable | None:
+        """The error to raise when the connection broke at the commit, whose outcome is unknown."""
+        transactions = self._handle.transactions or self._handle.async_transactions
+        if not self._accepted or transactions is None:
+            return None
+        if not transactions.is_connection_error(error):
             return None
         return Unavailable(f"the commit may have happened: {error}", outcome_unknown=True)
 
-    def _undone(self) -> None:
-        if self._attempt.settled:
+    def _rolled_back(self) -> None:
+        if self._attempt.settled_as:
             return
-        # An accepted settlement disproves an earlier commit in doubt: it found the lease live.
-        self._attempt.doubt = None if self._accepted else self._earlier
-        is_held = self._attempt.end is None and self._attempt.doubt is None
+        # If this settlement was accepted, the lease was live: the earlier commit did not happen.
+        self._attempt.unconfirmed = None if self._accepted else self._earlier
+        is_held = self._attempt.stop_kind is None and self._attempt.unconfirmed is None
         if is_held and self.settlement is not None:
-            self._grip.loud(self._attempt)
+            self._handle.resume_renewal(self._attempt)
 
-    def _done(self) -> None:
+    def _committed(self) -> None:
         if self.settlement is not None:
-            self._attempt.doubt = None
-            self._attempt.settled = self.settlement.outcome
-            self._grip.settled(self._attempt)
+            self._attempt.unconfirmed = None
+            self._attempt.settled_as = self.settlement.outcome
+            self._handle.stop_renewal(self._attempt)
             failpoint("effect.after")
 
 
 class Transaction(_Deferred[R]):
-    """A transaction that may end the attempt with it; `connection` is psycopg's."""
+    """A transaction that settles the lease; `connection` is psycopg's."""
 
     @classmethod
     @contextmanager
@@ -162,44 +164,45 @@ class Transaction(_Deferred[R]):
         attempt: Attempt,
         queue: Queue[Any, Any] | None,
         schema: Schema | None,
-        grip: WorkerHandle,
+        handle: WorkerHandle,
     ) -> Iterator[Transaction[Any]]:
-        if grip.local is None:
-            raise _no_database()
-        with grip.local.connection() as connection:
-            tx: Transaction[Any] = cls(attempt, queue, schema, grip, connection)
-            tx._demand_held()
-            tx._earlier = attempt.doubt
+        if handle.transactions is None:
+            raise _no_transactions()
+        with handle.transactions.connection() as connection:
+            tx: Transaction[Any] = cls(attempt, queue, schema, handle, connection)
+            tx._require_held()
+            tx._earlier = attempt.unconfirmed
             try:
                 with connection.transaction():
                     yield tx
-                    tx._settle(grip.local)
+                    tx._settle(handle.transactions)
             except BaseException as error:
-                if (broken := tx._broken(error)) is not None:
-                    grip.quiet(attempt, for_good=True)
-                    raise broken from error
-                tx._undone()
+                if (commit_error := tx._commit_error(error)) is not None:
+                    handle.pause_renewal(attempt, always=True)
+                    raise commit_error from error
+                tx._rolled_back()
                 raise
-        tx._done()
+        tx._committed()
 
     def execute(self, query: Any, params: Any = None) -> Any:
-        """A statement of yours; psycopg's cursor."""
+        """Execute a statement of yours; returns psycopg's cursor."""
         return self.connection.execute(query, params)
 
     def submit(self, queue: Any, **options: Any) -> Any:
-        """Chain the next step: as `helix.submit`, and it commits or vanishes with this."""
-        return self._grip.submit(queue, within=self.connection, **options)
+        """Submit the next step, as `helix.submit` does; it commits with this transaction."""
+        return self._handle.submit(queue, within=self.connection, **options)
 
-    def _settle(self, local: HandlerTransactions) -> None:
-        settlement = self._attempt.doubt = self._demanded()
-        self._grip.quiet(self._attempt)
-        self._demand_held()
+    def _settle(self, transactions: HandlerTransactions) -> None:
+        settlement = self._attempt.unconfirmed = self._required_settlement()
+        self._handle.pause_renewal(self._attempt)
+        self._require_held()
         seconds = self._attempt.row.lease_seconds
-        self._taken(local.settle_within(self.connection, settlement, seconds), settlement)
+        result = transactions.settle_within(self.connection, settlement, seconds)
+        self._accept(result, settlement)
 
 
 class AsyncTransaction(_Deferred[R]):
-    """The same on psycopg's async connection."""
+    """The same for event loops, on psycopg's async connection."""
 
     @classmethod
     @asynccontextmanager
@@ -208,123 +211,124 @@ class AsyncTransaction(_Deferred[R]):
         attempt: Attempt,
         queue: Queue[Any, Any] | None,
         schema: Schema | None,
-        grip: WorkerHandle,
+        handle: WorkerHandle,
     ) -> AsyncIterator[AsyncTransaction[Any]]:
-        if grip.async_local is None:
-            raise _no_database()
-        async with grip.async_local.connection() as connection:
-            tx: AsyncTransaction[Any] = cls(attempt, queue, schema, grip, connection)
-            tx._demand_held()
-            tx._earlier = attempt.doubt
+        if handle.async_transactions is None:
+            raise _no_transactions()
+        async with handle.async_transactions.connection() as connection:
+            tx: AsyncTransaction[Any] = cls(attempt, queue, schema, handle, connection)
+            tx._require_held()
+            tx._earlier = attempt.unconfirmed
             try:
                 async with connection.transaction():
                     yield tx
-                    await tx._settle(grip.async_local)
+                    await tx._settle(handle.async_transactions)
             except BaseException as error:
-                if (broken := tx._broken(error)) is not None:
-                    await grip.quiet_async(attempt, for_good=True)
-                    raise broken from error
-                tx._undone()
+                if (commit_error := tx._commit_error(error)) is not None:
+                    await handle.pause_renewal_async(attempt, always=True)
+                    raise commit_error from error
+                tx._rolled_back()
                 raise
-        tx._done()
+        tx._committed()
 
     async def execute(self, query: Any, params: Any = None) -> Any:
-        """A statement of yours; psycopg's cursor."""
+        """Execute a statement of yours; returns psycopg's cursor."""
         return await self.connection.execute(query, params)
 
     async def submit(self, queue: Any, **options: Any) -> Any:
-        """Chain the next step: as `helix.submit`, and it commits or vanishes with this."""
-        return await self._grip.submit_async(queue, within=self.connection, **options)
+        """Submit the next step, as `helix.submit` does; it commits with this transaction."""
+        return await self._handle.submit_async(queue, within=self.connection, **options)
 
-    async def _settle(self, local: AsyncHandlerTransactions) -> None:
-        settlement = self._attempt.doubt = self._demanded()
-        await self._grip.quiet_async(self._attempt)
-        self._demand_held()
+    async def _settle(self, transactions: AsyncHandlerTransactions) -> None:
+        settlement = self._attempt.unconfirmed = self._required_settlement()
+        await self._handle.pause_renewal_async(self._attempt)
+        self._require_held()
         seconds = self._attempt.row.lease_seconds
-        self._taken(await local.settle_within(self.connection, settlement, seconds), settlement)
+        result = await transactions.settle_within(self.connection, settlement, seconds)
+        self._accept(result, settlement)
 
 
-class _OfCaller(_Ending[R]):
-    """The end of an attempt in a transaction that only the caller commits."""
+class _InCallerTransaction(_Settling[R]):
+    """A settlement in a transaction that only the caller commits."""
 
-    def _undone(self, earlier: Settlement | None) -> None:
-        """The settle failed, and with it the caller's transaction."""
-        self._attempt.doubt = earlier
-        if earlier is None and self._attempt.end is None:
-            self._grip.loud(self._attempt)
+    def _rolled_back(self, earlier: Settlement | None) -> None:
+        """The settlement failed, and with it the caller's transaction."""
+        self._attempt.unconfirmed = earlier
+        if earlier is None and self._attempt.stop_kind is None:
+            self._handle.resume_renewal(self._attempt)
 
 
-class Within(_OfCaller[R]):
-    """The end of an attempt on a connection of the caller's: its last statement."""
+class CallerTransaction(_InCallerTransaction[R]):
+    """Settles on a connection of the caller, as the last statement of its transaction."""
 
     def complete(self, result: R) -> R:
-        """COMPLETED with this result, when your transaction commits."""
+        """Complete the batch with this result when your transaction commits."""
         self._settle(self._completed(result))
         return result
 
     def fail(self, reason: str, *, after: float | None = None, permanent: bool = False) -> None:
-        """The attempt failed, when your transaction commits."""
+        """Fail the attempt when your transaction commits."""
         self._settle(self._failed(reason, after, permanent=permanent))
 
     def submit(self, queue: Any, **options: Any) -> Any:
-        """Chain the next step, before the end: it commits or vanishes with your transaction."""
-        return self._grip.submit(queue, within=self.connection, **options)
+        """Submit the next step, before you settle; it commits with your transaction."""
+        return self._handle.submit(queue, within=self.connection, **options)
 
     def _settle(self, settlement: Settlement) -> None:
-        self._demand_held()
-        if self._grip.local is None:
-            raise _no_database()
-        # In doubt until the ledger shows it: the caller may roll back, or never commit.
-        earlier, self._attempt.doubt = self._attempt.doubt, settlement
-        self._grip.quiet(self._attempt, for_good=True)
+        self._require_held()
+        if self._handle.transactions is None:
+            raise _no_transactions()
+        # Unconfirmed until the ledger shows it: the caller may roll back, or never commit.
+        earlier, self._attempt.unconfirmed = self._attempt.unconfirmed, settlement
+        self._handle.pause_renewal(self._attempt, always=True)
         seconds = self._attempt.row.lease_seconds
         try:
-            answer = self._grip.local.settle_within(
-                self.connection, settlement, seconds, of_caller=True
+            result = self._handle.transactions.settle_within(
+                self.connection, settlement, seconds, in_caller_transaction=True
             )
         except HelixError:
-            self._undone(earlier)
+            self._rolled_back(earlier)
             raise
-        self._judge(answer, settlement, earlier)
+        self._check(result, settlement, earlier)
 
 
-class AsyncWithin(_OfCaller[R]):
+class AsyncCallerTransaction(_InCallerTransaction[R]):
     """The same for event loops."""
 
     async def complete(self, result: R) -> R:
-        """COMPLETED with this result, when your transaction commits."""
+        """Complete the batch with this result when your transaction commits."""
         await self._settle(self._completed(result))
         return result
 
     async def fail(
         self, reason: str, *, after: float | None = None, permanent: bool = False
     ) -> None:
-        """The attempt failed, when your transaction commits."""
+        """Fail the attempt when your transaction commits."""
         await self._settle(self._failed(reason, after, permanent=permanent))
 
     async def submit(self, queue: Any, **options: Any) -> Any:
-        """Chain the next step, before the end: it commits or vanishes with your transaction."""
-        return await self._grip.submit_async(queue, within=self.connection, **options)
+        """Submit the next step, before you settle; it commits with your transaction."""
+        return await self._handle.submit_async(queue, within=self.connection, **options)
 
     async def _settle(self, settlement: Settlement) -> None:
-        self._demand_held()
-        if self._grip.async_local is None:
-            raise _no_database()
-        earlier, self._attempt.doubt = self._attempt.doubt, settlement
-        await self._grip.quiet_async(self._attempt, for_good=True)
+        self._require_held()
+        if self._handle.async_transactions is None:
+            raise _no_transactions()
+        earlier, self._attempt.unconfirmed = self._attempt.unconfirmed, settlement
+        await self._handle.pause_renewal_async(self._attempt, always=True)
         seconds = self._attempt.row.lease_seconds
         try:
-            answer = await self._grip.async_local.settle_within(
-                self.connection, settlement, seconds, of_caller=True
+            result = await self._handle.async_transactions.settle_within(
+                self.connection, settlement, seconds, in_caller_transaction=True
             )
         except HelixError:
-            self._undone(earlier)
+            self._rolled_back(earlier)
             raise
-        self._judge(answer, settlement, earlier)
+        self._check(result, settlement, earlier)
 
 
-def _no_database() -> Refused:
+def _no_transactions() -> Refused:
     return Refused(
-        "expected a worker beside its database, got one that reaches it otherwise: return the "
-        "result instead, and it is settled for you"
+        "expected a worker with a database connection, got a worker over HTTP: return the result "
+        "instead, and the worker settles it"
     )

@@ -1,13 +1,16 @@
-"""How a worker is: counts, and whether it is deaf (alive, and unable to get work)."""
+"""The health of a worker: its counts, and whether it can reach the engine."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-# A worker that wanted work and could not even ask for so long says so.
-DEAF_SECONDS = 30.0
+if TYPE_CHECKING:
+    from helixqueue.worker.in_flight import InFlight
+
+# A worker with a free slot whose claims fail for this long reports that it is unreachable.
+UNREACHABLE_SECONDS = 30.0
 
 
 @dataclass
@@ -16,41 +19,42 @@ class WorkSummary:
 
     completed: int = 0
     failed: int = 0  # attempts, whether or not they are tried again
-    lost: int = 0  # attempts that were somebody else's before they ended
-    given_back: int = 0
+    lost: int = 0  # attempts whose lease ended before they did
+    released: int = 0
 
 
-@dataclass
 class WorkerHealth:
-    slots: int
-    counts: WorkSummary = field(default_factory=WorkSummary)
-    busy: int = 0  # slots that run a handler
-    held: int = 0  # leases, those that wait for a slot included
-    stuck: int = 0  # threads that go on though their lease is gone
-    heard_at: float = field(default_factory=time.monotonic)
-    trouble: str = ""
+    def __init__(self, slots: int, in_flight: InFlight) -> None:
+        self.slots = slots
+        self.counts = in_flight.counts
+        self.last_error = ""
+        self._in_flight = in_flight
+        self.answered_at = time.monotonic()
 
-    def heard(self, trouble: Exception | None = None) -> None:
-        """A claim was answered, or could not be made."""
-        self.trouble = "" if trouble is None else str(trouble)[:200]
-        if trouble is None:
-            self.heard_at = time.monotonic()
+    def claim_answered(self) -> None:
+        self.last_error = ""
+        self.answered_at = time.monotonic()
 
-    @property
-    def deaf_seconds(self) -> float:
-        return time.monotonic() - self.heard_at
+    def call_failed(self, error: Exception) -> None:
+        self.last_error = str(error)[:200]
 
     @property
-    def is_deaf(self) -> bool:
-        return self.busy < self.slots and self.deaf_seconds > DEAF_SECONDS
+    def silent_seconds(self) -> float:
+        """Seconds since a claim was answered."""
+        return time.monotonic() - self.answered_at
 
-    def told(self) -> dict[str, Any]:
+    @property
+    def is_unreachable(self) -> bool:
+        has_free_slot = len(self._in_flight.running) < self.slots
+        return has_free_slot and self.silent_seconds > UNREACHABLE_SECONDS
+
+    def as_dict(self) -> dict[str, Any]:
         return {
             "slots": self.slots,
-            "busy": self.busy,
-            "held": self.held,
-            "stuck": self.stuck,
-            "deaf_seconds": round(self.deaf_seconds, 1) if self.is_deaf else 0,
-            "trouble": self.trouble,
+            "busy": len(self._in_flight.running),
+            "held": len(self._in_flight.held),
+            "stuck": self._in_flight.stuck_threads,
+            "unreachable_seconds": round(self.silent_seconds, 1) if self.is_unreachable else 0,
+            "last_error": self.last_error,
             **asdict(self.counts),
         }

@@ -1,8 +1,8 @@
-"""Renews leases: `python -m helixqueue.worker.heartbeat_process`, started by a worker.
+"""Renews the leases of a worker: `python -m helixqueue.worker.heartbeat_process`.
 
-Lines of JSON in: what is held, what is not any more, which process groups work on what. Lines out:
-what was renewed and what was refused. It has no thread and runs no code of anybody's, so it is late
-only when the machine is. Its parent's end is the end of its input.
+The worker starts it and sends lines of JSON: leases that it holds, leases that it dropped, and the
+process groups that run them. The process reports renewals and refusals. It has no threads and runs
+no handler, so only the machine can delay it. Its input ends when the worker ends.
 """
 
 from __future__ import annotations
@@ -18,76 +18,81 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.transport.factory import transport_of
-from helixqueue.worker.heartbeat import RenewalSchedule, held_of
+from helixqueue.transport.factory import build_transport
+from helixqueue.transport.protocol import LeaseRef, Token
+from helixqueue.worker.renewal_schedule import RenewalSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LINE_LIMIT = 16 * 1024 * 1024
-FENCE_CHECK_S = 0.1
-TURN_SECONDS = 0.02
+GROUP_CHECK_SECONDS = 0.1
+# Leases are read in intervals: a busy worker sends a thousand lines a second, and each would wake
+# this process.
+READ_INTERVAL_SECONDS = 0.02
 
 
-class Renewer:
-    def __init__(self) -> None:
-        self.board = RenewalSchedule()
-        self.groups: dict[int, int] = {}
-        self.parent = os.getppid()
-        self._quieting: set[asyncio.Future[None]] = set()
+class HeartbeatProcess:
+    def __init__(self, parent: int) -> None:
+        self.schedule = RenewalSchedule()
+        self._groups: dict[int, int] = {}
+        self._parent = parent
+        self._pauses: set[asyncio.Future[None]] = set()
 
-    # What the board tells.
+    # Results of renewals.
 
-    def renewed(self, leases: Sequence[tuple[int, int]], asked_at: float) -> None:
-        _say("renewed", leases, asked_at)
+    def renewed(self, leases: Sequence[tuple[int, int]], sent_at: float) -> None:
+        _report("renewed", leases, sent_at)
 
     def refused(self, batch: int, number: int, owner: str | None, state: str | None) -> None:
-        self._end_group(batch)
-        _say("refused", batch, number, owner, state)
+        self._kill_group(batch)
+        _report("refused", batch, number, owner, state)
 
-    # What the worker tells.
+    # Messages of the worker.
 
-    def hear(self, word: str, value: Any) -> None:
-        if word == "add":
-            for held, lease, since in held_of(value):
-                self.board.add(held, lease, since)
-        elif word == "drop":
-            self.board.drop(value)
-        elif word == "quiet":
-            asking = asyncio.ensure_future(self._quiet(value))
-            self._quieting.add(asking)
-            asking.add_done_callback(self._quieting.discard)
-        elif word == "group":
+    def handle(self, kind: str, value: Any) -> None:
+        if kind == "add":
+            for token, lease_seconds, claimed_at, batches in value:
+                shared = Token(*token)
+                for batch in batches:
+                    self.schedule.add(LeaseRef(batch, shared), lease_seconds, claimed_at)
+        elif kind == "drop":
+            self.schedule.drop(value)
+        elif kind == "pause":
+            pause = asyncio.ensure_future(self._pause(value))
+            self._pauses.add(pause)
+            pause.add_done_callback(self._pauses.discard)
+        elif kind == "group":
             batch, group = value
             if group is None:
-                self.groups.pop(batch, None)
+                self._groups.pop(batch, None)
             else:
-                self.groups[batch] = group
+                self._groups[batch] = group
 
-    async def _quiet(self, batch: int) -> None:
-        await self.board.quiet([batch])
-        _say("quiet", batch)
+    async def _pause(self, batch: int) -> None:
+        await self.schedule.pause(batch)
+        _report("paused", batch)
 
-    def is_frozen(self) -> bool:
-        """Whether the worker was stopped: then nobody works, and the leases should run out."""
-        return _process_state(self.parent) in {"T", "t"}
+    def is_worker_stopped(self) -> bool:
+        """Whether SIGSTOP or a debugger stopped the worker: then its leases must expire."""
+        return _process_state(self._parent) in {"T", "t"}
 
-    async def watch(self) -> None:
-        """End the programs of leases that ran out, also while the worker cannot."""
+    async def kill_expired_groups(self) -> None:
+        """Kill the programs of leases that were not renewed, also while the worker cannot."""
         while True:
-            await asyncio.sleep(FENCE_CHECK_S if self.groups else 1.0)
+            await asyncio.sleep(GROUP_CHECK_SECONDS if self._groups else 1.0)
             now = time.monotonic()
-            for batch in list(self.groups):
-                entry = self.board.entries.get(batch)
-                if entry is not None and entry.fence_at < now:
-                    self._end_group(batch)
+            for batch in list(self._groups):
+                entry = self.schedule.entries.get(batch)
+                if entry is not None and entry.abandon_at < now:
+                    self._kill_group(batch)
 
-    def end_groups(self) -> None:
-        for batch in list(self.groups):
-            self._end_group(batch)
+    def kill_groups(self) -> None:
+        for batch in list(self._groups):
+            self._kill_group(batch)
 
-    def _end_group(self, batch: int) -> None:
-        group = self.groups.pop(batch, None)
+    def _kill_group(self, batch: int) -> None:
+        group = self._groups.pop(batch, None)
         if group is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
@@ -95,78 +100,74 @@ class Renewer:
 
 def _process_state(pid: int) -> str:
     try:
-        # The name in parentheses may hold anything.
-        return (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()[0]
-        )
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # The state follows the program name, which may contain parentheses and spaces.
+        return stat.rpartition(")")[2].split()[0]
     except OSError:
         if Path("/proc/self").exists():
             return ""
-    asked = subprocess.run(  # noqa: S603 - systems without /proc
+    # Systems without /proc.
+    ps = subprocess.run(  # noqa: S603
         ["/bin/ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip()[:1]
+    return ps.stdout.strip()[:1]
 
 
-def _say(*words: object) -> None:
+def _report(*values: object) -> None:
     with suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.write(json.dumps(values) + "\n")
         sys.stdout.flush()
 
 
-async def listen(
-    renewer: Renewer, source: asyncio.ReadTransport, words: asyncio.StreamReader
+async def read_messages(
+    process: HeartbeatProcess, source: asyncio.ReadTransport, reader: asyncio.StreamReader
 ) -> bool:
-    """Until the worker has no more to say; whether it said goodbye.
-
-    A busy worker speaks a thousand times a second. What it holds is nothing urgent: that is heard
-    in turns: each line would otherwise wake this process where the worker needs the processor.
-    """
-    word, rest = "", b""
-    while piece := await words.read(LINE_LIMIT):
-        *lines, rest = (rest + piece).split(b"\n")
-        urgent = True
+    """Handle messages until the input ends; returns whether the worker closed it."""
+    kind, rest = "", b""
+    while data := await reader.read(LINE_LIMIT):
+        *lines, rest = (rest + data).split(b"\n")
+        is_urgent = True
         for line in lines:
-            word, value = json.loads(line)
-            renewer.hear(word, value)
-            urgent = urgent and word not in {"add", "drop"}
-        if not urgent:
+            kind, value = json.loads(line)
+            process.handle(kind, value)
+            is_urgent = is_urgent and kind not in {"add", "drop"}
+        if not is_urgent:
             source.pause_reading()
-            await asyncio.sleep(TURN_SECONDS)
+            await asyncio.sleep(READ_INTERVAL_SECONDS)
             source.resume_reading()
-    return word == "bye"
+    return kind == "close"
 
 
 async def main() -> None:
     loop = asyncio.get_running_loop()
-    words = asyncio.StreamReader(limit=LINE_LIMIT)
-    source, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
-    _, spec = json.loads(await words.readline())
-    renewer = Renewer()
-    renewer.parent = spec.pop("parent")
-    transport = transport_of(spec)
-    beat = loop.create_task(renewer.board.beat(transport.renew, renewer, renewer.is_frozen))
-    heard = loop.create_task(listen(renewer, source, words))
-    watch = loop.create_task(renewer.watch())
-    _say("up")
-    # Without its beat it is of no use: the worker starts another.
-    await asyncio.wait([beat, heard], return_when=asyncio.FIRST_COMPLETED)
-    if heard.done() and not heard.result():
-        # The worker died: its programs must not go on beside the next attempt.
-        renewer.end_groups()
-    for task in (beat, heard, watch):
+    reader = asyncio.StreamReader(limit=LINE_LIMIT)
+    source, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    _, spec = json.loads(await reader.readline())
+    process = HeartbeatProcess(spec.pop("parent"))
+    transport = build_transport(spec)
+    renewing = loop.create_task(
+        process.schedule.run(transport.renew, process, process.is_worker_stopped)
+    )
+    reading = loop.create_task(read_messages(process, source, reader))
+    killing = loop.create_task(process.kill_expired_groups())
+    _report("started")
+    # It ends if renewing fails: the worker starts another process.
+    await asyncio.wait([renewing, reading], return_when=asyncio.FIRST_COMPLETED)
+    if reading.done() and not reading.result():
+        # The worker died. Its programs must not run beside the next attempt.
+        process.kill_groups()
+    for task in (renewing, reading, killing):
         task.cancel()
-    await asyncio.gather(beat, heard, watch, return_exceptions=True)
+    await asyncio.gather(renewing, reading, killing, return_exceptions=True)
     await transport.close()
 
 
 if __name__ == "__main__":
-    # It ends when its input does, and not with signals that were sent to everybody around.
-    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    # It ends with its input, not with signals that are sent to the worker's group or session.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     asyncio.run(main())
-    # The worker waits for this end: without taking a hundred modules apart.
+    # The worker waits for this process: skip the interpreter's teardown.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a worker can be told."""
+"""The options of a worker."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from helixqueue.queues import checked_requires
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROUNDS_AT_A_TIME = 2
-ROUNDS_MAX = 32
+CONCURRENT_CALLS = 2
+CONCURRENT_CALLS_MAX = 32
 
 
 class WorkOptions(TypedDict, total=False):
-    slots: int  # handlers at a time: 4
+    slots: int  # concurrent handlers; 4
     until_idle: bool  # end when nothing is left to claim
-    prefetch: (
-        int | None
-    )  # at most so many in one claim, 1 for one by one; else as quick work allows
-    free: Mapping[str, Any] | None  # what each slot has: {"gpus": 1, "gpu_vram_gb": 24}
-    poll_seconds: float  # how often to look unasked: 1
-    grace_seconds: float  # for what runs when the worker is stopped: 30
-    name: str | None  # of the worker, for people; made up unless said
+    prefetch: int | None  # maximum of one claim, 1 for one by one; default: by handler duration
+    free: Mapping[str, Any] | None  # resources of each slot: {"gpus": 1, "gpu_vram_gb": 24}
+    poll_seconds: float  # interval of claims without a wake-up; 1
+    grace_seconds: float  # time to finish after stop; 30
+    name: str | None  # of the worker, for operators; default: host and process id
 
 
 @dataclass(frozen=True)
@@ -42,35 +40,35 @@ class WorkerOptions:
     worker: str = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, least, most in (
+        for option, least, most in (
             ("slots", 1, 1_000),
             ("poll_seconds", 0.05, 60),
             ("grace_seconds", 0, 86_400),
         ):
-            value = getattr(self, name)
+            value = getattr(self, option)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise Refused(f"{name}: expected a number, got {value!r}")
+                raise Refused(f"{option}: expected a number, got {value!r}")
             if not least <= value <= most:
-                raise Refused(f"{name}: expected {least} to {most}, got {value!r}")
+                raise Refused(f"{option}: expected {least} to {most}, got {value!r}")
         if self.prefetch is not None and not 1 <= self.prefetch <= 1_000:
             raise Refused(f"prefetch: expected 1 to 1000, got {self.prefetch!r}")
         if self.free is not None:
             object.__setattr__(self, "free", checked_requires(self.free, "free"))
-        # Never a host's or a person's name alone: a worker that starts again is another one.
-        told = self.name or f"{socket.gethostname()}-{os.getpid()}"
-        if not 1 <= len(told.encode()) <= 200:
-            raise Refused(f"name: expected 1 to 200 bytes, got {told!r}")
-        object.__setattr__(self, "worker", f"{told}-{secrets.token_hex(3)}")
+        # With a random suffix: a worker that restarts under the same name is another worker.
+        name = self.name or f"{socket.gethostname()}-{os.getpid()}"
+        if not 1 <= len(name.encode()) <= 200:
+            raise Refused(f"name: expected 1 to 200 bytes, got {name!r}")
+        object.__setattr__(self, "worker", f"{name}-{secrets.token_hex(3)}")
 
     @classmethod
-    def of(cls, worker: str) -> Self:
-        """Of the one slot of a worker that has its name already."""
-        made = cls(slots=1)
-        object.__setattr__(made, "worker", worker)
-        return made
+    def for_worker(cls, worker: str) -> Self:
+        """Options of one slot of an existing worker."""
+        options = cls(slots=1)
+        object.__setattr__(options, "worker", worker)
+        return options
 
     @property
-    def rounds(self) -> int:
-        """Calls at a time: few, unless every slot asks for itself."""
+    def concurrent_calls(self) -> int:
+        """Few, unless every slot claims for itself."""
         one_by_one = self.prefetch == 1 or self.free is not None
-        return min(self.slots, ROUNDS_MAX if one_by_one else ROUNDS_AT_A_TIME)
+        return min(self.slots, CONCURRENT_CALLS_MAX if one_by_one else CONCURRENT_CALLS)

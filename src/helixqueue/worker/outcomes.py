@@ -1,6 +1,6 @@
-"""From what a handler returned or raised to the settlement of its attempt.
+"""The settlement of an attempt, from what its handler returned or raised.
 
-The report of a failure must not itself fail: any text becomes one that the database can hold.
+Reporting a failure must not fail: any text is changed into a text that the database can store.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ LOG = logging.getLogger("helixqueue.worker")
 MAX_DETAIL_CHARS = 8_000
 
 
-class Failure(StrEnum):
-    """Classes of failures that are not a handler's own exception, which is its class by itself.
+class FailureClass(StrEnum):
+    """Classes of failures that are not an exception of the handler, whose type is its class.
 
-    Of a lost or cancelled attempt nothing is written by its worker: those are words of the ledger.
+    The worker writes nothing about lost and cancelled attempts; the ledger has reasons for them.
     """
 
-    EXECUTOR = "executor"  # the program ended with an error of its own
-    SYSTEM = "system"  # it could not be started, or something from outside ended it
+    EXECUTOR = "executor"  # the program exited with an error
+    SYSTEM = "system"  # it could not be started, or a signal from outside ended it
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out of memory"
-    RESULT = "result"  # what the handler returned is not what the queue promises
+    RESULT = "result"  # the result does not match the type or schema of the queue
 
 
-class Failed(Exception):
-    """A failure with a class of its own; `detail` is for people."""
+class AttemptFailure(Exception):
+    """A failure with an explicit class; the message is the detail."""
 
-    def __init__(self, failure: Failure, detail: str, *, permanent: bool = False) -> None:
+    def __init__(self, failure: FailureClass, detail: str, *, permanent: bool = False) -> None:
         super().__init__(detail)
         self.failure = failure
         self.permanent = permanent
 
 
-class Reported(Exception):
-    """A failure that another process has put into words already."""
+class ReportedFailure(Exception):
+    """A failure that a handler process has described already."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Reported(Exception):
 def completed(
     row: LeaseRow, queue: Queue[Any, Any] | None, schema: Schema | None, value: Any
 ) -> Settlement:
-    """Checked before anything is settled; `Failed` names the JSON path of a misfit."""
+    """Check the result; `AttemptFailure` names the JSON path of a mismatch."""
     try:
         text = _result_text(queue, schema, value)
     except InvalidPayload as error:
-        raise Failed(
-            Failure.RESULT, f"the result is not what the queue promises: {error}"
+        raise AttemptFailure(
+            FailureClass.RESULT, f"the result does not match the queue's result type: {error}"
         ) from None
     return Settlement(row.batch, row.token, "completed", result=text)
 
@@ -92,15 +92,15 @@ def failed(row: LeaseRow, error: BaseException) -> Settlement:
     failure = type(error).__name__
     if isinstance(error, Retry):
         after = error.after_seconds
-    elif isinstance(error, Failed):
+    elif isinstance(error, AttemptFailure):
         failure, permanent = error.failure.value, error.permanent
-    elif isinstance(error, Reported):
+    elif isinstance(error, ReportedFailure):
         failure, permanent = error.failure or "failed", error.permanent
         after = error.after_seconds
     elif isinstance(error, MemoryError):
-        failure = Failure.OUT_OF_MEMORY.value
-    told = isinstance(error, Retry | GiveUp | Failed | Reported | HelixError)
-    detail = str(error) if told else _explained(error)
+        failure = FailureClass.OUT_OF_MEMORY.value
+    has_detail = isinstance(error, Retry | GiveUp | AttemptFailure | ReportedFailure | HelixError)
+    detail = str(error) if has_detail else _traceback(error)
     return Settlement(
         row.batch,
         row.token,
@@ -113,36 +113,36 @@ def failed(row: LeaseRow, error: BaseException) -> Settlement:
 
 
 def report_mismatch(batch_id: UUID, worker: str) -> None:
-    """A settle was repeated with another result: one of the two is wrong, and people must know."""
+    """A settlement was repeated with another result: one of the two is wrong."""
     LOG.error(
-        "batch %s: worker %s repeated its settle with another result; the stored result stays",
+        "batch %s: worker %s repeated its settlement with another result; the stored result stays",
         batch_id,
         worker,
     )
 
 
-def report_lost(batch_id: UUID, answer: WriteResult) -> None:
-    """A settle was refused: another worker has the batch, or it has ended otherwise."""
+def report_refused(batch_id: UUID, result: WriteResult) -> None:
+    """A settlement was refused: another worker holds the batch, or it has ended."""
     LOG.warning(
-        "batch %s: %s, it is %s%s; nothing was written",
+        "batch %s: settlement %s, the batch is %s%s; nothing was written",
         batch_id,
-        answer.answer,
-        answer.state,
-        f" and {answer.owner} had it next" if answer.owner else "",
+        result.answer,
+        result.state,
+        f" and {result.owner} holds it now" if result.owner else "",
     )
 
 
-def _explained(error: BaseException) -> str:
-    """The message first: it is what people look for; then where it came from."""
+def _traceback(error: BaseException) -> str:
+    """The message first, then the innermost frames."""
     try:
-        said = "".join(traceback.format_exception_only(error))
-        return said + "".join(traceback.format_tb(error.__traceback__)[-8:])
-    except Exception:  # noqa: BLE001 - whatever an exception's own __str__ raises
+        message = "".join(traceback.format_exception_only(error))
+        return message + "".join(traceback.format_tb(error.__traceback__)[-8:])
+    except Exception:  # noqa: BLE001 - an exception's own __str__ may raise
         return type(error).__name__
 
 
 def storable(text: str) -> str:
-    """Head and tail of any text, without what PostgreSQL cannot hold."""
+    """Head and tail of a text, without characters that PostgreSQL cannot store."""
     text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     if len(text) > MAX_DETAIL_CHARS:
         half = MAX_DETAIL_CHARS // 2

@@ -1,7 +1,7 @@
-"""Repeats: bounded in all, further and further apart, drawn by chance from zero on.
+"""Retries of a worker's calls: bounded in total, with exponential backoff and full jitter.
 
-The engine recognises repeats, so a call whose answer was lost is simply made again. What is refused
-is never asked twice.
+The engine recognizes a repeated call, so a call whose reply was lost is sent again. A refusal is
+never retried.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOG = logging.getLogger("helixqueue.worker")
-PATIENCE_S = 900.0
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 5.0
+TOTAL_SECONDS = 900.0
+FIRST_DELAY_SECONDS = 0.05
+MAX_DELAY_SECONDS = 5.0
 
 
-async def retried(ask: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_S) -> T:
+async def with_retries(call: Callable[[], Awaitable[T]], *, seconds: float = TOTAL_SECONDS) -> T:
     deadline = time.monotonic() + seconds
-    for tries in count():
+    for retries in count():
         try:
-            return await ask()
+            return await call()
         except (Retryable, Unavailable) as error:
-            pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
-            if time.monotonic() + pause > deadline:
+            limit = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**retries)
+            delay = random.uniform(0, limit)  # noqa: S311 - jitter
+            if time.monotonic() + delay > deadline:
                 raise
-            if tries == 0:
-                LOG.warning("repeating: %s", error)
-            await asyncio.sleep(pause)
+            if retries == 0:
+                LOG.warning("retrying: %s", error)
+            await asyncio.sleep(delay)
     raise AssertionError("count() does not end")

@@ -30,50 +30,50 @@ if TYPE_CHECKING:
     )
 
 T = TypeVar("T")
-# Of the settlements in one request, far enough from what a body may weigh.
+# Settlements of one request, below the limit of a body.
 SETTLE_BYTES_MAX = calls.BODY_BYTES_MAX - 64 * 1024
-LONGEST_WAIT_S = 20.0  # that the service holds an answer back
-UNTOLD_S = 1.0  # between two looks of a worker that cannot be told
+LONG_POLL_SECONDS = 20.0
+POLL_SECONDS = 1.0  # without wake-ups
 
 
 class HttpTransport:
-    """One worker's way to one service."""
+    """The connection of one worker to one service."""
 
-    # No transactions beside the engine: a handler returns its result.
-    local: HandlerTransactions | None = None
-    async_local: AsyncHandlerTransactions | None = None
+    # No database connection: a handler returns its result.
+    transactions: HandlerTransactions | None = None
+    async_transactions: AsyncHandlerTransactions | None = None
 
-    def __init__(self, where: ServiceAddress, worker: str) -> None:
+    def __init__(self, address: ServiceAddress, worker: str) -> None:
         self.worker = worker
-        self._where = where
-        self._link = AsyncHttpConnection(where)
+        self._address = address
+        self._connection = AsyncHttpConnection(address)
         self._queues: list[str] = []
         self._mark: str | None = None
 
     def spec(self) -> dict[str, Any]:
-        return {"transport": "http", "where": asdict(self._where), "worker": self.worker}
+        return {"transport": "http", "address": asdict(self._address), "worker": self.worker}
 
-    async def claim(self, ask: ClaimRequest) -> ClaimResult:
-        """One request, unless there is more to settle or to take than one may carry."""
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        """One HTTP request, unless there is more to settle or to claim than one may carry."""
         failpoint("claim.before")
-        *before, last = list(_pieces(ask.settle)) or [[]]
+        *earlier, last = list(_chunks(request.settle)) or [[]]
         settled: list[WriteResult] = []
-        for piece in before:
-            settled += await self._run(calls.settle(worker=self.worker, settlements=piece))
+        for chunk in earlier:
+            settled += await self._run(calls.settle(worker=self.worker, settlements=chunk))
         leases: list[LeaseRow] = []
         hints: list[Hint] = []
-        request, left = ask.request, ask.count
+        request_id, left = request.request_id, request.count
         while True:
             count = min(left, calls.CLAIM_MAX)
             claimed = await self._run(
                 calls.claim(
                     worker=self.worker,
-                    request=request,
-                    queues=ask.queues,
+                    request=request_id,
+                    queues=request.queues,
                     count=count,
-                    free=None if ask.free is None else dict(ask.free),
+                    free=None if request.free is None else dict(request.free),
                     start=True,
-                    hints=ask.hints if not leases else (),
+                    hints=request.hints if not leases else (),
                     settle=last if not leases else (),
                 )
             )
@@ -83,35 +83,35 @@ class HttpTransport:
             left -= count
             if not left or len(claimed.leases) < count:
                 break
-            # The next part of the same ask: named after it, so that a repeat is one too.
-            request = uuid.uuid5(request, "more")
-        if ask.settle:
+            # Derived from the id of the first part, so that a retry has the same ids.
+            request_id = uuid.uuid5(request_id, "more")
+        if request.settle:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
         return ClaimResult(tuple(leases), tuple(settled), tuple(hints), claimed.more)
 
-    async def renew(self, held: Sequence[LeaseRef]) -> list[WriteResult]:
+    async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")
-        answers = await self._run(calls.renew(worker=self.worker, leases=held))
+        results = await self._run(calls.renew(worker=self.worker, leases=leases))
         failpoint("renew.after")
-        return answers
+        return results
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[WriteResult]:
-        answers: list[WriteResult] = []
-        for piece in _pieces(settlements):
-            answers += await self._run(calls.settle(worker=self.worker, settlements=piece))
+        results: list[WriteResult] = []
+        for chunk in _chunks(settlements):
+            results += await self._run(calls.settle(worker=self.worker, settlements=chunk))
         failpoint("settle.after")
-        return answers
+        return results
 
-    async def release(self, held: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
+    async def release(self, leases: Sequence[LeaseRef], detail: str) -> list[WriteResult]:
         failpoint("release.before")
-        answers = await self._run(calls.release(worker=self.worker, leases=held, detail=detail))
+        results = await self._run(calls.release(worker=self.worker, leases=leases, detail=detail))
         failpoint("release.after")
-        return answers
+        return results
 
-    async def settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:  # noqa: ARG002
-        # Over HTTP there are no handlers' transactions to wait for.
+    async def was_settled(self, lease: LeaseRow, *, wait: bool = True) -> bool:  # noqa: ARG002
+        # Over HTTP, handlers have no transactions to wait for.
         batch_id = lease.batch_id
         events = (await self._run(reads.events(ids=[batch_id])))[batch_id]
         return any(
@@ -122,47 +122,48 @@ class HttpTransport:
     async def queue(self, tenant: str, name: str) -> QueueRow | None:
         return await self._run(calls.queue(tenant=tenant, queue=name))
 
-    async def hello(self, told: dict[str, Any]) -> None:
-        await self._run(calls.hello(worker=self.worker, report=told))
+    async def hello(self, status: dict[str, Any]) -> None:
+        await self._run(calls.hello(worker=self.worker, report=status))
 
-    # Waking.
+    # Wake-ups.
 
-    async def expect(self, queues: Sequence[str], seconds: float) -> None:
+    async def subscribe(self, queues: Sequence[str], seconds: float) -> None:
         self._queues = list(queues)
         self._mark = await self._run(
             calls.expect(worker=self.worker, queues=queues, seconds=seconds)
         )
 
-    async def woken(self, seconds: float) -> None:
-        """The service holds its answer back until there is something to say."""
-        held = min(seconds, LONGEST_WAIT_S)
-        call = calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=held)
+    async def wait_for_wakeup(self, seconds: float) -> None:
+        """Long-poll the service."""
+        timeout = min(seconds, LONG_POLL_SECONDS)
+        call = calls.wait(worker=self.worker, queues=self._queues, mark=self._mark, seconds=timeout)
         try:
             _, self._mark = await self._run(call)
         except HelixError:
-            # Waking is a comfort: whoever could not be told looks after a while all the same.
-            await asyncio.sleep(min(seconds, UNTOLD_S))
+            # Wake-ups are an optimization: the worker polls without them.
+            await asyncio.sleep(min(seconds, POLL_SECONDS))
 
-    async def busy(self, queues: Sequence[str]) -> None:
+    async def unsubscribe(self, queues: Sequence[str]) -> None:
         await self._run(calls.expect(worker=self.worker, queues=queues, seconds=0))
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._connection.close()
 
     async def _run(self, call: HttpCall[T]) -> T:
-        return await self._link.run(call)
+        return await self._connection.run(call)
 
 
-def _pieces(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
-    """As many as one request may carry, by number and by weight."""
-    piece: list[Settlement] = []
-    weight = 0
-    for one in settlements:
-        size = len(calls.write_settlement(one))
-        if piece and (len(piece) == calls.SETTLE_MAX or weight + size > SETTLE_BYTES_MAX):
-            yield piece
-            piece, weight = [], 0
-        piece.append(one)
-        weight += size
-    if piece:
-        yield piece
+def _chunks(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
+    """As many as one request may carry, by number and by size."""
+    chunk: list[Settlement] = []
+    chunk_bytes = 0
+    for settlement in settlements:
+        size = len(calls.write_settlement(settlement))
+        is_full = len(chunk) == calls.SETTLE_MAX or chunk_bytes + size > SETTLE_BYTES_MAX
+        if chunk and is_full:
+            yield chunk
+            chunk, chunk_bytes = [], 0
+        chunk.append(settlement)
+        chunk_bytes += size
+    if chunk:
+        yield chunk
