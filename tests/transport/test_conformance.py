@@ -201,7 +201,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     [record] = [one for one in caplog.records if one.name == "helixqueue.worker"]
     assert record.levelname == "ERROR"
     assert record.message.startswith(
-        f"batch {row.batch_id}: worker {worker._in_flight.worker} repeated"
+        f"batch {row.batch_id}: worker {worker.worker} repeated"
     )
 
 

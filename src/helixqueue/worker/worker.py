@@ -62,6 +62,7 @@ class Worker:
         renews: bool = True,
     ) -> None:
         """Without `renews`, leases are not renewed: for tests with short handlers."""
+        self.worker = transport.worker
         self._transport = transport
         self._options = options
         self._renews = renews
