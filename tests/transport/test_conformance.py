@@ -200,9 +200,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     assert worker.health.counts.completed == 1
     [record] = [one for one in caplog.records if one.name == "helixqueue.worker"]
     assert record.levelname == "ERROR"
-    assert record.message.startswith(
-        f"batch {row.batch_id}: worker {worker.worker} repeated"
-    )
+    assert record.message.startswith(f"batch {row.batch_id}: worker {worker.worker} repeated")
 
 
 def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
