@@ -310,12 +310,13 @@ READS = {
         ]
         + [
             {"scan": "finished_by", "state": "COMPLETED", "worker": f"{WORD}-worker"},
+            {"scan": "finished_by", "state": "FAILED", "failure": "Broken"},
+            {"scan": "finished_by", "state": "FAILED", "tenant": "b", "failure": "Broken"},
             {"scan": "leased", "worker": f"{WORD}-worker"},
             {"scan": "identity", "tenant": "b", "queue": "shared", "identity": [f"{WORD}-5"]},
             {"scan": "identity", "identity": [f"{WORD}-5"]},
         ]
     ),
-    "read_failed_batches_v1": lambda _: [{}, {"tenant": "b"}, {"failure": "Broken"}],
     "read_outcomes_v1": lambda loot: [{"ids": loot.ids, "results": True}],
     "read_events_v1": lambda loot: [{"ids": loot.ids}],
     "read_changes_v1": lambda _: [
