@@ -1,6 +1,6 @@
 """Names and prose follow CONTRIBUTING.md: terms of the field, one name per class, plain English.
 
-Each test reports every finding as `file:line`. `CLEAN` lists the packages that are checked.
+Each test reports every finding as `file:line`. `UNCHECKED` lists exceptions.
 """
 
 from __future__ import annotations
@@ -19,35 +19,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "helixqueue"
 
-CLEAN = {
-    "__init__.py",
-    "engine",
-    "errors.py",
-    "operations",
-    "records",
-    "testing",
-    "failpoints.py",
-    "identity",
-    "ledger",
-    "operate",
-    "parent_watch.py",
-    "postgres",
-    "queues",
-    "service",
-    "states.py",
-}
-CLEAN_TESTS = {"docs", "tidy"}
-DIRTY_DOCUMENTS = {
-    "README.md",
-    "docs/benchmarks.md",
-    "docs/cli.md",
-    "docs/guides/fences.md",
+# Not checked yet.
+UNCHECKED = {"fence"}
+UNCHECKED_TESTS: set[str] = set()
+UNCHECKED_DOCUMENTS = {
+    "docs/benchmarks.md",  # recorded tables
     "docs/guides/idempotency.md",
-    "docs/guides/sqlalchemy.md",
-    "docs/guides/up.md",
-    "docs/guides/workers.md",
     "docs/idempotency-behaviours.md",
-    "docs/quickstart.md",
 }
 
 # Metaphors: refused as any word of a name (`bell`, `_bell`, `open_bell`, `BellRinger`).
@@ -74,6 +52,7 @@ ALLOWED = {
     "postgres/call.py": "the description of one call",
     "transport/direct.py": "the direct transport, as opposed to HTTP",
     "transport/http/call.py": "the description of one call",
+    "embedded/account.py:nobody": "the Unix account",
 }
 # Words and phrases that comments, docstrings and messages do not use.
 PUZZLES = re.compile(
@@ -88,13 +67,15 @@ def _sources(suffix: str) -> list[Path]:
     return sorted(
         path
         for path in SOURCE.rglob(f"*{suffix}")
-        if path.relative_to(SOURCE).parts[0] in CLEAN and path.name != "schema.sql"
+        if path.relative_to(SOURCE).parts[0] not in UNCHECKED and path.name != "schema.sql"
     )
 
 
 def _documents() -> list[Path]:
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return [path for path in documents if path.relative_to(ROOT).as_posix() not in DIRTY_DOCUMENTS]
+    return [
+        path for path in documents if path.relative_to(ROOT).as_posix() not in UNCHECKED_DOCUMENTS
+    ]
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -159,7 +140,7 @@ def test_test_modules_do_not_import_each_other() -> None:
     findings = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         file = path.relative_to(ROOT / "tests")
-        if file.parts[0] not in CLEAN_TESTS:
+        if file.parts[0] in UNCHECKED_TESTS:
             continue
         own = ".".join(["tests", *file.parts[:-1]])
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -177,5 +158,6 @@ def test_comments_and_messages_are_plain_english() -> None:
         for path in [*_sources(".py"), *_sources(".sql"), *_documents()]
         for line, text in _prose(path)
         if (found := PUZZLES.search(text))
+        and f"{path.parent.name}/{path.name}:{found[0]}" not in ALLOWED
     ]
     assert findings == [], "\n".join(findings)
