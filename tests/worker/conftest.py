@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from helixqueue import HelixQueue, Queue
+from helixqueue import HelixQueue, Queue, Settlement
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from tests.support.lab import one_database
+from tests.support.lab import one_database, pass_time, wait_until
 from tests.support.processes import Module
 
 ROOT = Path(__file__).parents[2]
@@ -170,3 +170,13 @@ def proven(database):
             if "test_pass_time" not in str(witness)
         ]
         assert broken == []
+
+
+def take_over(helix, database, queue, batch_id):
+    """Let the lease expire and complete the batch as another worker."""
+    batch = database.value("select batch from helix.locate(array[%s::uuid])", batch_id)
+    pass_time(database, batch)
+    [row] = wait_until(lambda: helix.claim("thief", [queue], start=True))
+    settlement = Settlement(row.batch, row.token, "completed", result='{"by":"thief"}')
+    [answer] = helix.settle("thief", [settlement])
+    assert answer.answer == "ok"

@@ -27,8 +27,8 @@ from helixqueue import (
     State,
 )
 from helixqueue.transport.protocol import ClaimResult
-from tests.support.lab import pass_time, until
-from tests.worker.conftest import effects, proven
+from tests.support.lab import until
+from tests.worker.conftest import effects, proven, take_over
 
 
 class Basecall(BaseModel):
@@ -344,21 +344,6 @@ def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database,
     if not commits:
         with pytest.raises(NoResult, match="did not commit"):
             helix.result(one.receipt)
-
-
-def take_over(helix, database, queue, batch_id):
-    """The lease runs out and another worker completes the batch."""
-    batch = database.value("select batch from helix.locate(array[%s::uuid])", batch_id)
-    pass_time(database, batch)
-    [row] = until(lambda: helix.claim("thief", [queue], start=True))
-    [answer] = helix.settle("thief", [helix_settlement(row)])
-    assert answer.answer == "ok"
-
-
-def helix_settlement(row):
-    from helixqueue import Settlement  # noqa: PLC0415
-
-    return Settlement(row.batch, row.token, "completed", result='{"by":"thief"}')
 
 
 @pytest.mark.parametrize("way", ["transaction", "session", "stubborn session", "return"])

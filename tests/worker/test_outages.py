@@ -15,9 +15,9 @@ from helixqueue import HelixQueue, Lease, Queue, State
 from helixqueue.embedded import Postgres
 from helixqueue.errors import LeaseLost, Retryable, Unavailable
 from helixqueue.worker import retry
-from tests.crash.conftest import new_server
 from tests.support.database import Database
 from tests.support.lab import until
+from tests.support.own_server import new_server
 from tests.worker.conftest import effects, make_effects, proven
 
 LONG = 60.0  # on a busy machine

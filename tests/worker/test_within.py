@@ -10,8 +10,7 @@ from sqlalchemy import text
 
 from helixqueue import AsyncLease, Lease, LeaseLost, NotInTransaction, Queue, State
 from tests.support.connections import ASYNC, SYNC
-from tests.worker.conftest import effects, proven
-from tests.worker.test_handlers import take_over
+from tests.worker.conftest import effects, proven, take_over
 
 
 async def awaited(value):

@@ -13,7 +13,7 @@ from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import CheckResult, check
-from helixqueue.transport.http import audits
+from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def _run_checks(dsn: str | None, data: Path | None) -> tuple[bool, list[CheckRes
         with connection.open_database(dsn, data, as_owner=True) as database:
             return sees_every_tenant(database.connection), check(database.connection)
     with connection.open_client(service) as client:
-        response = client.run(audits.check())
+        response = client.run(checks.check())
         results = [_retry_late(client, _parse(result)) for result in response["results"]]
         return response["every_tenant"], results
 
@@ -69,7 +69,7 @@ def _retry_late(client: HelixClient, result: CheckResult) -> CheckResult:
     """Repeat a check that timed out in a request of its own."""
     if not result.late:
         return result
-    [alone] = client.run(audits.check(result.name))["results"]
+    [alone] = client.run(checks.check(result.name))["results"]
     return _parse(alone)
 
 

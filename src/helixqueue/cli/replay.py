@@ -13,7 +13,7 @@ from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.ledger.replay import document, estimate, replay, sees_every_tenant
 from helixqueue.operations.steps import Sleep, retried, run_steps
-from helixqueue.transport.http import audits
+from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ def _replay_over_http(
     violations: list[dict[str, Any]] = []
     after: int | None = 0
     while after is not None:
-        call = audits.replay(behind=after, limit=limit - len(violations))
+        call = checks.replay(behind=after, limit=limit - len(violations))
         page = run_steps(
             retried(call, seconds=RETRY_SECONDS if after else FIRST_RETRY_SECONDS), perform
         )
