@@ -169,6 +169,37 @@ def _explain(
         )
 
 
+HttpStatusOption = Annotated[
+    int | None,
+    typer.Option(
+        "--http-status",
+        metavar="CODE",
+        min=200,
+        max=499,
+        help="HTTP status for repeated requests.",
+        show_default=False,
+    ),
+]
+ActorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--actor",
+        metavar="NAME",
+        help="Who decides; required with --dsn or --data. A service records the token.",
+        show_default=False,
+    ),
+]
+EffectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--effect",
+        metavar="ID",
+        help="Id of the effect in the external system.",
+        show_default=False,
+    ),
+]
+
+
 @command(
     app,
     "resolve",
@@ -193,41 +224,15 @@ def _resolve(
             "--reason", metavar="TEXT", help="How you know, for the record.", show_default=False
         ),
     ],
-    actor: Annotated[
-        str | None,
-        typer.Option(
-            "--actor",
-            metavar="NAME",
-            help="Who decides; required with --dsn or --data. A service records the token.",
-            show_default=False,
-        ),
-    ] = None,
-    effect: Annotated[
-        str | None,
-        typer.Option(
-            "--effect",
-            metavar="ID",
-            help="Id of the effect in the external system.",
-            show_default=False,
-        ),
-    ] = None,
+    actor: ActorOption = None,
+    effect: EffectOption = None,
     result: Annotated[
         str | None,
         typer.Option(
             "--result", metavar="JSON", help="Result for repeated calls.", show_default=False
         ),
     ] = None,
-    http_status: Annotated[
-        int | None,
-        typer.Option(
-            "--http-status",
-            metavar="CODE",
-            min=200,
-            max=499,
-            help="HTTP status for repeated requests.",
-            show_default=False,
-        ),
-    ] = None,
+    http_status: HttpStatusOption = None,
     name: Name = None,
     tenant: options.Tenant = None,
     dsn: options.Dsn = None,

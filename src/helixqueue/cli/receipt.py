@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path  # noqa: TC003 - Typer reads it
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +32,17 @@ def _receipts() -> None:
     """Receipts: verify."""
 
 
+AnswerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--answer",
+        metavar="FILE",
+        help="The sealed result, to verify its digest.",
+        show_default=False,
+    ),
+]
+
+
 @command(app, "verify", example="helixq receipt verify receipt.json")
 def _verify(
     receipt: Annotated[
@@ -41,15 +52,7 @@ def _verify(
         ),
     ],
     *,
-    answer: Annotated[
-        Path | None,
-        typer.Option(
-            "--answer",
-            metavar="FILE",
-            help="The sealed result, to verify its digest.",
-            show_default=False,
-        ),
-    ] = None,
+    answer: AnswerOption = None,
     public_key: Annotated[
         Path | None,
         typer.Option(

@@ -33,32 +33,55 @@ def register(app: typer.Typer) -> None:
     add(connection.without_service(NO_SERVICE)(_serve))
 
 
+DsnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="DSN",
+        envvar="HELIX_DSN",
+        show_envvar=False,
+        help="The database, with the service's login. [env: HELIX_DSN]",
+        show_default=False,
+    ),
+]
+PortOption = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Port to listen on; 0 selects a free one.",
+    ),
+]
+MaxPendingOption = Annotated[
+    int,
+    typer.Option(
+        "--max-pending",
+        metavar="N",
+        min=1,
+        max=100000,
+        help="Maximum pending batches per queue; more are refused with 429.",
+    ),
+]
+RateOption = Annotated[
+    float,
+    typer.Option(
+        "--rate",
+        metavar="N",
+        min=1,
+        help="Maximum requests per second and token; more are refused with 429.",
+    ),
+]
+
+
 def _serve(
     *,
-    dsn: Annotated[
-        str | None,
-        typer.Option(
-            "--dsn",
-            metavar="DSN",
-            envvar="HELIX_DSN",
-            show_envvar=False,
-            help="The database, with the service's login. [env: HELIX_DSN]",
-            show_default=False,
-        ),
-    ] = None,
+    dsn: DsnOption = None,
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Port to listen on; 0 selects a free one.",
-        ),
-    ] = 8080,
+    port: PortOption = 8080,
     pooled: Annotated[
         bool, typer.Option("--pooled", help="The DSN is a pgbouncer in transaction mode.")
     ] = False,
@@ -69,25 +92,8 @@ def _serve(
             "--connections", metavar="N", min=1, max=1000, help="Maximum database connections."
         ),
     ] = 10,
-    max_pending: Annotated[
-        int,
-        typer.Option(
-            "--max-pending",
-            metavar="N",
-            min=1,
-            max=100000,
-            help="Maximum pending batches per queue; more are refused with 429.",
-        ),
-    ] = 100_000,
-    rate: Annotated[
-        float,
-        typer.Option(
-            "--rate",
-            metavar="N",
-            min=1,
-            help="Maximum requests per second and token; more are refused with 429.",
-        ),
-    ] = 500.0,
+    max_pending: MaxPendingOption = 100_000,
+    rate: RateOption = 500.0,
     policy: Annotated[
         Path | None,
         typer.Option(
