@@ -161,7 +161,7 @@ def test_command_line_repeats_late_invariants_separately(database, busy):
     behind = itertools.dropwhile(lambda name: name not in late, invariants())
     assert late
     assert len(late) < len(list(behind))
-    assert "ask the database itself, with --dsn" in done.out
+    assert "use the database itself, with --dsn" in done.out
 
 
 def test_check_is_cancelled_when_the_service_closes(database, busy):
