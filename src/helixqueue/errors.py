@@ -76,11 +76,17 @@ class InvalidPayload(Refused):
 
 
 class Conflict(Refused):
-    """This key already stands for another payload; `diff` is the RFC 6902 patch between them."""
+    """This key already belongs to another payload; `diff` is the RFC 6902 patch between them.
 
-    def __init__(self, message: str, *, diff: list[dict[str, Any]]) -> None:
+    Of a fenced call, `effect` is the id of the effect that the key belongs to, if it has one.
+    """
+
+    def __init__(
+        self, message: str, *, diff: list[dict[str, Any]], effect: str | None = None
+    ) -> None:
         super().__init__(message)
         self.diff = diff
+        self.effect = effect
 
 
 class LeaseLost(Refused):

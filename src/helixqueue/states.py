@@ -62,7 +62,7 @@ FINISHED: frozenset[State] = FINAL | {State.FAILED}
 class FenceState(StrEnum):
     CLAIMED = "CLAIMED"  # a caller holds the fence, the effect has not begun
     EFFECT_STARTED = "EFFECT_STARTED"  # the effect may have taken place
-    SEALED = "SEALED"  # the effect took place once; final
+    SEALED = "SEALED"  # the effect took place once; final, but for corrections
     RELEASED = "RELEASED"  # the effect did not take place; the next call may run it
     IN_DOUBT = "IN_DOUBT"  # unknown: a probe or an operator decides
 
@@ -83,5 +83,13 @@ FENCE_ARROWS: frozenset[tuple[FenceState | None, FenceState]] = frozenset(
         (FenceState.IN_DOUBT, FenceState.EFFECT_STARTED),
         (FenceState.RELEASED, FenceState.CLAIMED),
         (FenceState.RELEASED, FenceState.EFFECT_STARTED),
+    }
+)
+# Only to correct an operator's resolution that is the last step of the fence.
+FENCE_CORRECTIONS: frozenset[tuple[FenceState | None, FenceState]] = frozenset(
+    {
+        (FenceState.SEALED, FenceState.SEALED),
+        (FenceState.SEALED, FenceState.RELEASED),
+        (FenceState.RELEASED, FenceState.SEALED),
     }
 )

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from helixqueue import HelixQueue
-from tests.support.fence_desk import Desk
-from tests.support.fence_passing import let_time_pass
+from tests.support.fence_caller import FenceCaller
+from tests.support.fence_time import expire
 from tests.support.lab import POOLED, one_database
 
 _numbers = itertools.count(1)
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def database(server, template, pooler):
     for database in one_database(server, template, pooler):
-        let_time_pass.install(database)
+        expire.install(database)
         yield database
 
 
@@ -42,6 +42,6 @@ def table(database):
 
 
 @pytest.fixture
-def desk(database):
-    with Desk(database) as desk:
-        yield desk
+def caller(database):
+    with FenceCaller(database) as caller:
+        yield caller

@@ -11,8 +11,8 @@ from helixqueue.engine import fences as calls
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.receipt import HmacSigner, receipt_of
 from tests.support.cli import Helixq
-from tests.support.fence_looks import fence_of
-from tests.support.fence_passing import let_time_pass
+from tests.support.fence_reads import fence_of
+from tests.support.fence_time import expire
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def doubted(helix, name):
     return f"v1:{row.key[1:].hex()}", again
 
 
-def test_list_shows_what_is_in_doubt(helixq, doubted, name):
+def test_list_shows_fences_in_doubt(helixq, doubted, name):
     key, _ = doubted
     [line] = helixq("fence", "list", "--name", name).lines
     assert line[0:4] == [key, name, "order / 7", "IN_DOUBT"]
@@ -49,7 +49,7 @@ def test_list_shows_what_is_in_doubt(helixq, doubted, name):
     assert helixq("fence", "list", "--name", name, "--state", "SEALED").out == ""
 
 
-def test_show_and_explain_tell_the_story_and_what_comes_next(helixq, doubted, name):
+def test_show_and_explain_report_history_and_next_step(helixq, doubted, name):
     key, _ = doubted
     shown = helixq("fence", "show", key, "--json").json
     assert [step["what"] for step in shown["story"]] == ["claimed", "failed"]
@@ -61,7 +61,7 @@ def test_show_and_explain_tell_the_story_and_what_comes_next(helixq, doubted, na
     assert "next call" in helixq("fence", "explain", key).out
 
 
-def test_a_fence_can_be_named_by_its_identity(helixq, helix, name):
+def test_fence_is_found_by_name_and_identity(helixq, helix, name):
     with helix.fence(name, key="o-7") as fence:
         fence.seal(1)
     assert helixq("fence", "show", "o-7", "--name", name, "--json").json["fence"] == fence.key
@@ -70,7 +70,7 @@ def test_a_fence_can_be_named_by_its_identity(helixq, helix, name):
 
 
 @pytest.mark.parametrize("way", ["applied", "applied without result", "not applied"])
-def test_resolve_decides_a_doubt_by_name_and_reason(helixq, doubted, way):
+def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, way):
     key, again = doubted
     verdict = ["--not-applied"] if way == "not applied" else ["--applied"]
     if way == "applied":
@@ -85,14 +85,35 @@ def test_resolve_decides_a_doubt_by_name_and_reason(helixq, doubted, way):
     elif way == "not applied":
         assert again() == {"id": "second"}
     else:
-        with pytest.raises(Exception, match="took effect once"):
+        with pytest.raises(Exception, match="took place once"):
             again()
     done = helixq("fence", "resolve", key, *verdict, *said, role="operator")
     assert done.code == Exit.NO
     assert "not in doubt" in done.out
 
 
-def test_resolve_is_for_operators_and_demands_a_reason(helixq, doubted):
+def test_resolve_command_corrects_a_resolution(helixq, doubted):
+    key, again = doubted
+    reason = ["--actor", "ann", "--reason", "looked"]
+    resolve = ("fence", "resolve", key, *reason)
+    assert helixq(*resolve, "--applied", "--result", "1", role="operator").code == Exit.OK
+    corrected = helixq(*resolve, "--not-applied", "--correct", "--json", role="operator")
+    assert (corrected.code, corrected.json["state"]) == (Exit.OK, "RELEASED")
+    assert corrected.json["reason"] == "corrected"
+    assert again() == {"id": "second"}
+    late = helixq(*resolve, "--not-applied", "--correct", role="operator")
+    assert late.code == Exit.NO
+    assert "expected a resolution as its last step" in late.out
+
+
+def test_resolve_command_refuses_an_http_status_for_a_function(helixq, doubted):
+    key, _ = doubted
+    options = ["--actor", "ann", "--reason", "x", "--applied", "--http-status", "201"]
+    done = helixq("fence", "resolve", key, *options, role="operator")
+    assert done.code == Exit.REFUSED
+
+
+def test_resolve_command_requires_an_operator_and_a_reason(helixq, doubted):
     key, _ = doubted
     said = ["--not-applied", "--actor", "ann"]
     assert helixq("fence", "resolve", key, *said, "--reason", "x").code == Exit.REFUSED
@@ -101,7 +122,7 @@ def test_resolve_is_for_operators_and_demands_a_reason(helixq, doubted):
         assert done.code == Exit.USAGE
 
 
-def test_a_receipt_is_verified_offline(helixq, helix, name, tmp_path):
+def test_receipt_command_verifies_offline(helixq, helix, name, tmp_path):
     with helix.fence(name, key="k", payload={"a": 1}) as fence:
         fence.seal({"id": 1}, effect="re_1")
     shown = tmp_path / "shown.json"
@@ -118,7 +139,7 @@ def test_a_receipt_is_verified_offline(helixq, helix, name, tmp_path):
     assert helixq("receipt", "verify", "-", stdin=b"[]", **offline).code == Exit.REFUSED
 
 
-def test_a_signed_receipt_is_verified_by_its_key(helixq, helix, name, tmp_path):
+def test_receipt_command_verifies_a_signature(helixq, helix, name, tmp_path):
     with helix.fence(name, key="k") as fence:
         fence.seal(1)
     [row] = helix.fences.run(calls.list_fences(name=name)).rows
@@ -139,7 +160,7 @@ def lines_of(*told):
     return "\n".join(json.dumps(one) for one in told).encode()
 
 
-def test_rehearse_says_what_would_happen_and_does_nothing(helixq, helix, database, name):
+def test_rehearse_previews_decisions_and_writes_nothing(helixq, helix, database, name):
     @helix.fence(name, key=lambda order, _: order, payload=lambda _, cents: {"cents": cents})
     def refund(order: str, cents: int) -> int:
         if order == "doubted":
@@ -148,7 +169,7 @@ def test_rehearse_says_what_would_happen_and_does_nothing(helixq, helix, databas
 
     refund("done", 5)
     refund("gone", 5)
-    let_time_pass(database, fence_of(database, name, "gone").key, answer=True)
+    expire(database, fence_of(database, name, "gone").key, answer=True)
     with pytest.raises(TimeoutError):
         refund("doubted", 5)
 

@@ -1,4 +1,4 @@
-"""A process killed at each phase of a call, through each door: sealed, released or in doubt.
+"""A process killed at each failpoint of a call, on each surface: sealed, released or in doubt.
 
 Never a second effect: what the next call does follows from what is on record, and an effect that
 may have happened is not made again.
@@ -17,9 +17,9 @@ import pytest
 
 from helixqueue.engine import fences as calls
 from helixqueue.failpoints import FENCE_POINTS
-from tests.support.fence_looks import effects
-from tests.support.fence_passing import let_time_pass
-from tests.support.fence_victim import DOUBTED, RAN, REPEATED
+from tests.support.fence_crash_process import DOUBTED, RAN, REPEATED
+from tests.support.fence_reads import effects
+from tests.support.fence_time import expire
 
 # One such process serves all; elsewhere each worker of the tests would start its own.
 pytestmark = pytest.mark.xdist_group("fence crashes")
@@ -50,15 +50,15 @@ LOCAL_PHASES = {
     "after its commit": ("dies after its commit", "SEALED", 1, REPEATED),
 }
 CASES = [
-    *((door, point) for door in FOREIGN for point in PHASES),
-    *((door, point) for door in LOCAL for point in LOCAL_PHASES),
+    *((surface, point) for surface in FOREIGN for point in PHASES),
+    *((surface, point) for surface in LOCAL for point in LOCAL_PHASES),
 ]
 
 
 class Victims:
     def __init__(self, database):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fence_victim", database.dsn(direct=True)],
+            [sys.executable, "-m", "tests.support.fence_crash_process", database.dsn(direct=True)],
             cwd=Path(__file__).parents[2],
             env=os.environ,
             stdin=subprocess.PIPE,
@@ -66,10 +66,10 @@ class Victims:
             text=True,
         )
 
-    def __call__(self, door, failpoint, **told):
+    def __call__(self, surface, failpoint, **told):
         """The exit code of one call."""
         armed = f"{failpoint}=kill" if failpoint in FENCE_POINTS else ""
-        line = json.dumps({"door": door, "failpoint": armed, **told})
+        line = json.dumps({"surface": surface, "failpoint": armed, **told})
         print(line, file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
@@ -86,7 +86,7 @@ def call(database):
     victims.close()
 
 
-def test_every_point_of_a_fence_is_in_the_matrix():
+def test_every_failpoint_of_a_fence_is_in_the_matrix():
     assert set(FENCE_POINTS) <= set(PHASES)
     assert set(FENCE_POINTS) - set(LOCAL_PHASES) == {"fence.doubt.before", "fence.doubt.after"}
 
@@ -94,10 +94,10 @@ def test_every_point_of_a_fence_is_in_the_matrix():
 class Shop:
     """Where the effects of one case take place, and the fence that guards them."""
 
-    def __init__(self, desk, database, table, directory):
-        self._desk, self._database, self._table = desk, database, table
+    def __init__(self, caller, database, table, directory):
+        self._desk, self._database, self._table = caller, database, table
         self._file = directory / "effects"
-        self.told = {"name": desk.name, "file": str(self._file), "table": table}
+        self.told = {"name": caller.name, "file": str(self._file), "table": table}
 
     def happened(self):
         outside = self._file.read_text().splitlines() if self._file.exists() else []
@@ -111,25 +111,27 @@ class Shop:
 
 
 @pytest.fixture
-def shop(desk, database, table, tmp_path):
-    return Shop(desk, database, table, tmp_path)
+def shop(caller, database, table, tmp_path):
+    return Shop(caller, database, table, tmp_path)
 
 
-@pytest.mark.parametrize(("door", "point"), CASES)
-def test_a_crash_at_each_phase_leaves_sealed_released_or_in_doubt_and_no_second_effect(
-    call, shop, database, door, point
+@pytest.mark.parametrize(("surface", "point"), CASES)
+def test_crash_at_each_failpoint_leaves_a_known_state_and_no_second_effect(
+    call, shop, database, surface, point
 ):
-    phases = LOCAL_PHASES if door in LOCAL else PHASES
+    phases = LOCAL_PHASES if surface in LOCAL else PHASES
     how, state, so_far, then = phases[point]
-    assert call(door, point, how=how, **shop.told) == -signal.SIGKILL
+    assert call(surface, point, how=how, **shop.told) == -signal.SIGKILL
     left, key = shop.stands()
     assert (left, shop.happened()) == (state, so_far)
     if left == "EFFECT_STARTED":
-        let_time_pass(database, key, deadline=True, quiet=True)
-    assert call(door, None, how="done", **shop.told) == then
+        expire(database, key, deadline=True, quiet=True)
+    assert call(surface, None, how="done", **shop.told) == then
     assert shop.stands()[0] == ("IN_DOUBT" if then == DOUBTED else "SEALED")
     once = so_far + (then == RAN)
     assert shop.happened() == once <= 1
     # And whoever comes after that.
-    assert call(door, None, how="done", **shop.told) == (DOUBTED if then == DOUBTED else REPEATED)
+    assert call(surface, None, how="done", **shop.told) == (
+        DOUBTED if then == DOUBTED else REPEATED
+    )
     assert shop.happened() == once

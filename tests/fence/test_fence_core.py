@@ -1,4 +1,4 @@
-"""G8 and G7 in the database itself: one holder, and a fingerprint in every state."""
+"""G8 and G7 in the database: one holder, and the fingerprint in every state."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ import pytest
 from helixqueue.engine import calls, fences
 from helixqueue.engine.fences import FenceLease
 from helixqueue.errors import NotPermitted, Refused
+from helixqueue.records.fence import FencePreview
 from helixqueue.records.lease import Token
-from helixqueue.states import FENCE_ARROWS, FenceState
-from tests.support.fence_desk import TIMES, Desk
+from helixqueue.states import FENCE_ARROWS, FENCE_CORRECTIONS, FenceState
+from tests.support.fence_caller import TIMES, FenceCaller
 
 
-def test_the_words_and_arrows_are_the_same(database):
-    arrows = database.rows("select from_state::text, to_state::text from helix.fence_arrow")
-    assert {(a and FenceState(a), FenceState(b)) for a, b in arrows} == FENCE_ARROWS
-    assert len(arrows) == len(FENCE_ARROWS)
+def test_states_and_arrows_are_equal_in_python_and_sql(database):
+    for correction, arrows in ((False, FENCE_ARROWS), (True, FENCE_CORRECTIONS)):
+        rows = database.rows(
+            "select from_state::text, to_state::text from helix.fence_arrow where correction = %s",
+            correction,
+        )
+        assert {(a and FenceState(a), FenceState(b)) for a, b in rows} == arrows
+        assert len(rows) == len(arrows)
 
 
-def test_the_first_executes_and_the_second_gets_its_answer(desk):
-    held = desk.hold()
-    sealed = desk.seal(held, b'{"id":1}', effect="refund-1")
-    again = desk.claim()
+def test_first_claim_executes_and_second_gets_its_answer(caller):
+    held = caller.hold()
+    sealed = caller.seal(held, b'{"id":1}', effect="refund-1")
+    again = caller.claim()
     assert (again.decision, again.answer, again.effect) == ("repeated", b'{"id":1}', "refund-1")
     assert again.receipt == sealed.receipt
-    assert desk.story(held) == ["claimed", "sealed", "repeated"]
+    assert caller.story(held) == ["claimed", "sealed", "repeated"]
 
 
-def test_a_hundred_claims_at_once_find_one_holder(database, desk):
+def test_hundred_concurrent_claims_have_one_holder(database, caller):
     """The primary key lets one in, whoever races."""
     barrier = threading.Barrier(20)
     told = []
 
     def race(identity):
-        with Desk(database) as other:
-            other.name = desk.name
+        with FenceCaller(database) as other:
+            other.name = caller.name
             barrier.wait()
             told.extend(other.claim(identity).decision for _ in range(5))
 
@@ -52,70 +57,96 @@ def test_a_hundred_claims_at_once_find_one_holder(database, desk):
     assert len(told) == 100
 
 
-def test_a_claim_whose_answer_was_lost_finds_itself_again(desk):
-    first = desk.claim()
-    again = desk.claim(nonce=desk.nonce)
+def test_repeated_claim_after_a_lost_reply_gets_the_same_lease(caller):
+    first = caller.claim()
+    again = caller.claim(nonce=caller.nonce)
     assert (again.decision, again.number) == ("granted", first.number)
-    assert desk.claim().decision == "in_progress"
+    assert caller.claim().decision == "in_progress"
 
 
-def test_a_seal_whose_answer_was_lost_is_answered_as_the_first(desk):
-    held = desk.hold()
-    assert desk.seal(held) == desk.seal(held)
-    assert desk.seal(held, b"8").decision == "fenced_out"
+def test_repeated_seal_after_a_lost_reply_gets_the_same_reply(caller):
+    held = caller.hold()
+    assert caller.seal(held) == caller.seal(held)
+    assert caller.seal(held, b"8").decision == "fenced_out"
 
 
-@pytest.mark.parametrize("state", list(FenceState))
-def test_the_same_key_with_another_body_is_refused_in_every_state_of_a_fence(desk, state):
-    held = desk.hold(start=state is not FenceState.CLAIMED)
+@pytest.mark.parametrize("state", sorted(set(FenceState) - {FenceState.RELEASED}))
+def test_same_key_with_another_body_is_refused_in_every_state_but_released(caller, state):
+    held = caller.hold(start=state is not FenceState.CLAIMED)
     if state is FenceState.SEALED:
-        desk.seal(held)
-    if state is FenceState.RELEASED:
-        desk.run(fences.release(held, TIMES, actor="w1", detail="nothing happened"))
+        caller.seal(held)
     if state is FenceState.IN_DOUBT:
-        desk.run(fences.doubt(held, actor="w1", detail="boom"))
+        caller.run(fences.doubt(held, actor="w1", detail="boom"))
     for _ in range(2):
-        told = desk.claim(request='{"amount":6}')
+        told = caller.claim(request='{"amount":6}')
         assert (told.decision, told.request) == ("mismatch", '{"amount":5}')
         # The same holds when the lease ran out: the first attempt is untouched.
-        desk.pass_time(held, deadline=True)
-    assert desk.state(held) is state
+        caller.expire(held, deadline=True)
+    assert caller.state(held) is state
 
 
-def test_the_marker_can_come_later_than_the_claim(desk):
-    held = desk.hold(start=False)
-    assert desk.run(fences.start(held, actor="w1")).state is FenceState.EFFECT_STARTED
-    assert desk.run(fences.start(held, actor="w1")).decision == "done"
-    assert desk.seal(held).decision == "sealed"
-    assert desk.story(held) == ["claimed", "started", "sealed"]
+def test_corrected_request_after_a_release_takes_the_key(database, caller):
+    """The first request was refused before any effect: its client corrects it and tries again."""
+    lease = caller.hold()
+    caller.run(fences.release(lease, TIMES, actor="w1", detail="invalid"))
+    corrected = caller.hold(request='{"amount":6}')
+    assert caller.claim(request='{"amount":5}').request == '{"amount":6}'
+    caller.seal(corrected)
+    assert caller.claim(request='{"amount":5}').decision == "mismatch"
+    assert caller.claim(request='{"amount":6}').decision == "repeated"
+    history = caller.run(fences.fence_history(lease.key))
+    assert "a corrected request takes the released key" in [event.detail for event in history]
+    assert caller.seal(lease).decision == "fenced_out"
 
 
-def test_a_late_seal_of_a_fence_that_nobody_else_was_given_is_accepted(desk):
+def test_same_request_after_a_release_is_no_correction(caller):
+    caller.run(fences.release(caller.hold(), TIMES, actor="w1", detail="invalid"))
+    lease = caller.hold()
+    details = [event.detail for event in caller.run(fences.fence_history(lease.key))]
+    assert details == [None, "invalid", None]
+
+
+def test_preview_of_a_corrected_request_after_a_release_is_granted(caller):
+    caller.run(fences.release(caller.hold(), TIMES, actor="w1", detail="invalid"))
+    call = FencePreview(caller.name, "k1", '{"amount":6}')
+    [(_, decision)] = caller.run(fences.preview(tenant="a", calls=[call]))
+    assert decision == "granted"
+
+
+def test_marker_can_follow_the_claim(caller):
+    held = caller.hold(start=False)
+    assert caller.run(fences.start(held, actor="w1")).state is FenceState.EFFECT_STARTED
+    assert caller.run(fences.start(held, actor="w1")).decision == "done"
+    assert caller.seal(held).decision == "sealed"
+    assert caller.story(held) == ["claimed", "started", "sealed"]
+
+
+def test_late_seal_is_accepted_while_the_fence_has_no_other_holder(caller):
     """The token decides, not the deadline: nobody knows better than the holder."""
-    held = desk.hold()
-    desk.pass_time(held, deadline=True)
-    assert desk.claim().decision == "in_doubt"
-    assert desk.seal(held).decision == "sealed"
+    held = caller.hold()
+    caller.expire(held, deadline=True)
+    assert caller.claim().decision == "in_doubt"
+    assert caller.seal(held).decision == "sealed"
 
 
-def test_a_zombies_seal_is_refused_and_kept_as_evidence(database, desk):
-    zombie = desk.hold()
-    desk.pass_time(zombie, deadline=True)
-    owner = desk.hold(replayable=True, actor="w2")
-    told = desk.seal(zombie, b'"from the grave"')
+def test_seal_of_a_replaced_holder_is_refused_and_kept_as_evidence(database, caller):
+    zombie = caller.hold()
+    caller.expire(zombie, deadline=True)
+    owner = caller.hold(replayable=True, actor="w2")
+    told = caller.seal(zombie, b'"from the grave"')
     assert (told.decision, told.holder) == ("fenced_out", "w2")
-    assert desk.seal(owner, b'"right"').decision == "sealed"
-    assert desk.seal(zombie, b'"from the grave"').decision == "fenced_out"
-    assert desk.claim().answer == b'"right"'
+    assert caller.seal(owner, b'"right"').decision == "sealed"
+    assert caller.seal(zombie, b'"from the grave"').decision == "fenced_out"
+    assert caller.claim().answer == b'"right"'
     kept = database.rows(
         "select evidence from helix.fence_decision where kind = 'fenced_out' and name = %s",
-        desk.name,
+        caller.name,
     )
     assert kept == [(b'"from the grave"',)] * 2
 
 
-def test_every_part_of_a_fences_token_is_compared(desk):
-    held = desk.hold()
+def test_every_part_of_the_fence_token_is_compared(caller):
+    held = caller.hold()
     epoch, nonce, number = held.token
     for wrong in (
         (epoch + 1, nonce, number),
@@ -123,45 +154,48 @@ def test_every_part_of_a_fences_token_is_compared(desk):
         (epoch, nonce, number + 1),
     ):
         stranger = FenceLease(held.key, Token(*wrong))
-        assert desk.seal(stranger).decision == "fenced_out"
-        assert desk.run(fences.renew([stranger])) == [held.key]
-        assert desk.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"
-    assert desk.run(fences.renew([held])) == []
+        assert caller.seal(stranger).decision == "fenced_out"
+        assert caller.run(fences.renew([stranger])) == [held.key]
+        assert caller.run(fences.doubt(stranger, actor="x", detail="x")).decision == "fenced_out"
+    assert caller.run(fences.renew([held])) == []
 
 
-def test_a_rollback_erases_the_fence_with_the_effect(desk):
-    with desk.store.connection.transaction(force_rollback=True):
-        held = desk.hold(start=False, alone=False)
-        desk.seal(held)
-    assert desk.run(fences.find_fence(held.key)) is None
-    assert desk.claim().decision == "granted"
+def test_rollback_erases_the_fence_with_the_effect(caller):
+    with caller.store.connection.transaction(force_rollback=True):
+        held = caller.hold(start=False, alone=False)
+        caller.seal(held)
+    assert caller.run(fences.find_fence(held.key)) is None
+    assert caller.claim().decision == "granted"
 
 
-def test_a_transaction_that_holds_the_key_answers_in_progress_without_waiting(database, desk):
-    with desk.store.connection.transaction(), Desk(database) as other:
-        held = desk.hold(start=False, alone=False)
-        told = other.claim(name=desk.name)
+def test_uncommitted_claim_answers_in_progress_without_waiting(database, caller):
+    with caller.store.connection.transaction(), FenceCaller(database) as other:
+        held = caller.hold(start=False, alone=False)
+        told = other.claim(name=caller.name)
         assert (told.decision, told.retry_after) == ("in_progress", 1)
-        desk.seal(held)
-        assert other.claim(name=desk.name).decision == "in_progress"
-    with Desk(database) as other:
-        assert other.claim(name=desk.name).decision == "repeated"
+        caller.seal(held)
+        assert other.claim(name=caller.name).decision == "in_progress"
+    with FenceCaller(database) as other:
+        assert other.claim(name=caller.name).decision == "repeated"
 
 
-def test_one_key_of_two_tenants_is_two_fences(database, desk):
-    with Desk(database, "app_b", "b") as b:
-        b.name = desk.name
-        assert desk.seal(desk.hold(), b'"of a"').decision == "sealed"
+def test_same_key_of_two_tenants_is_two_fences(database, caller):
+    with FenceCaller(database, "app_b", "b") as b:
+        b.name = caller.name
+        assert caller.seal(caller.hold(), b'"of a"').decision == "sealed"
         assert b.claim(request='{"other":1}').decision == "granted"
         with pytest.raises(NotPermitted):
             b.claim(tenant="a")
 
 
 @pytest.mark.parametrize("tenant", ["a", "b"])
-def test_two_fences_never_have_one_life(database, desk, tenant):
+def test_two_fences_never_share_a_life(database, caller, tenant):
     """Of tokens set back by hand: the step of one would pass for a step of the other."""
-    first = desk.hold()
-    with database.connect("helix_bootstrap") as connection, Desk(database, tenant=tenant) as other:
+    first = caller.hold()
+    with (
+        database.connect("helix_bootstrap") as connection,
+        FenceCaller(database, tenant=tenant) as other,
+    ):
         [(last,)] = connection.execute("select last_value from helix.fence_number").fetchall()
         connection.execute("select setval('helix.fence_number', %s, false)", (first.token.number,))
         try:
@@ -169,39 +203,39 @@ def test_two_fences_never_have_one_life(database, desk, tenant):
                 other.claim("another")
         finally:
             connection.execute("select setval('helix.fence_number', %s)", (last,))
-    assert desk.story(first) == ["claimed"]
+    assert caller.story(first) == ["claimed"]
 
 
-def test_rotating_the_secret_makes_no_repeat_a_mismatch(database, desk):
-    held = desk.hold()
-    desk.seal(held)
-    with Desk(database, "operator") as operator:
+def test_secret_rotation_causes_no_mismatch(database, caller):
+    held = caller.hold()
+    caller.seal(held)
+    with FenceCaller(database, "operator") as operator:
         operator.run(calls.rotate_secret())
-    assert desk.claim().decision == "repeated"
-    assert desk.claim(request="{}").decision == "mismatch"
-    assert desk.claim("new").decision == "granted"
-    assert desk.claim("new").decision == "in_progress"
+    assert caller.claim().decision == "repeated"
+    assert caller.claim(request="{}").decision == "mismatch"
+    assert caller.claim("new").decision == "granted"
+    assert caller.claim("new").decision == "in_progress"
 
 
-def test_calls_without_a_key_are_stored_and_never_merged(database, desk):
-    first, second = desk.claim(None), desk.claim(None)
+def test_calls_without_a_key_are_stored_and_never_merged(database, caller):
+    first, second = caller.claim(None), caller.claim(None)
     assert (first.decision, second.decision) == ("granted", "granted")
     assert first.key != second.key
-    kinds = database.rows("select kind from helix.fence_decision where name = %s", desk.name)
+    kinds = database.rows("select kind from helix.fence_decision where name = %s", caller.name)
     assert kinds == [("unknown",)] * 2
 
 
-def test_a_repeat_of_its_own_does_not_wait_for_the_disk_and_a_step_does(desk):
+def test_repeat_does_not_wait_for_the_disk_but_a_step_does(caller):
     """Seen by the setting that the statement leaves for its own commit."""
-    connection = desk.store.connection
-    held = desk.hold()
+    connection = caller.store.connection
+    held = caller.hold()
     with connection.transaction():
-        desk.seal(held)
+        caller.seal(held)
         assert connection.execute("show synchronous_commit").fetchone() == ("on",)
     with connection.transaction():
-        assert desk.claim(alone=False).decision == "repeated"
+        assert caller.claim(alone=False).decision == "repeated"
         assert connection.execute("show synchronous_commit").fetchone() == ("on",)
-        assert desk.claim(alone=True).decision == "repeated"
+        assert caller.claim(alone=True).decision == "repeated"
         assert connection.execute("show synchronous_commit").fetchone() == ("off",)
     assert connection.execute("show synchronous_commit").fetchone() == ("on",)
 
@@ -227,15 +261,15 @@ alter function helix.test_move_fence owner to helix_engine;
 
 
 @pytest.mark.parametrize("before", list(FenceState))
-def test_no_function_takes_an_arrow_that_a_fence_does_not_have(database, desk, before):
-    held = desk.hold(start=before is not FenceState.CLAIMED)
+def test_illegal_fence_arrow_is_refused(database, caller, before):
+    held = caller.hold(start=before is not FenceState.CLAIMED)
     if before is FenceState.SEALED:
-        desk.seal(held)
+        caller.seal(held)
     elif before in {FenceState.RELEASED, FenceState.IN_DOUBT}:
         to = fences.release(held, TIMES, actor="w", detail="x") if before == "RELEASED" else (
             fences.doubt(held, actor="w", detail="x")
         )  # fmt: skip
-        desk.run(to)
+        caller.run(to)
     refused = 0
     with database.connect("helix_bootstrap") as connection:
         connection.execute(MOVE.encode())
@@ -252,31 +286,31 @@ def test_no_function_takes_an_arrow_that_a_fence_does_not_have(database, desk, b
             refused += 1
         connection.execute("drop function helix.test_move_fence")
     assert refused > 10
-    assert desk.state(held) is before
+    assert caller.state(held) is before
 
 
-def test_gauges_count_fences_by_state_and_age(desk):
-    desk.seal(desk.hold("done"))
-    desk.hold("going")
-    desk.run(fences.doubt(desk.hold("doubted"), actor="w", detail="x"))
-    found = {c.state: c.number for c in desk.run(fences.count_open()) if c.name == desk.name}
+def test_gauges_count_fences_by_state_and_age(caller):
+    caller.seal(caller.hold("done"))
+    caller.hold("going")
+    caller.run(fences.doubt(caller.hold("doubted"), actor="w", detail="x"))
+    found = {c.state: c.number for c in caller.run(fences.count_open()) if c.name == caller.name}
     assert found == {FenceState.EFFECT_STARTED: 1, FenceState.IN_DOUBT: 1}
 
 
-def test_identities_that_are_not_in_their_one_spelling_are_refused(desk):
+def test_non_canonical_identity_is_refused(caller):
     with pytest.raises(Refused):
-        desk.claim("Sa\u0308mple")
+        caller.claim("Sa\u0308mple")
 
 
-def test_large_requests_are_refused_before_anything_is_written(desk):
+def test_oversized_request_is_refused_before_anything_is_written(caller):
     with pytest.raises(Refused, match="at most 1048576 bytes"):
-        desk.claim(request='"' + "x" * 1_048_576 + '"')
+        caller.claim(request='"' + "x" * 1_048_576 + '"')
 
 
-def test_a_mismatch_is_told_while_another_claim_of_the_key_is_under_way(database, desk):
+def test_mismatch_is_reported_while_another_claim_is_uncommitted(database, caller):
     """Whoever holds the key's lock at this moment: what it stands for does not change."""
-    desk.hold()
-    with desk.store.connection.transaction(), Desk(database) as other:
-        assert desk.claim(alone=False).decision == "in_progress"
+    caller.hold()
+    with caller.store.connection.transaction(), FenceCaller(database) as other:
+        assert caller.claim(alone=False).decision == "in_progress"
         for request, told in (('{"amount":6}', "mismatch"), ('{"amount":5}', "in_progress")):
-            assert other.claim(name=desk.name, request=request).decision == told
+            assert other.claim(name=caller.name, request=request).decision == told

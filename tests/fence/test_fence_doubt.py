@@ -1,4 +1,4 @@
-"""Ways into a doubt, and out of it: probes, people, drives and a restore."""
+"""The start and the end of a doubt: probes, operators, retries and a restore."""
 
 from __future__ import annotations
 
@@ -10,122 +10,167 @@ from helixqueue.errors import NotPermitted, Refused
 from helixqueue.operate.recover import recover
 from helixqueue.records.lease import Token
 from helixqueue.states import FenceState
-from tests.support.fence_desk import TIMES, Desk
+from tests.support.fence_caller import TIMES, FenceCaller
 
 
-def test_replayable_effects_are_driven_again_until_their_budget_is_spent(desk):
+def test_replayable_effect_is_retried_until_max_attempts(caller):
     options = {"replayable": True, "max_attempts": 3}
     for attempt in (1, 2, 3):
-        told = desk.claim(**options)
+        told = caller.claim(**options)
         assert (told.decision, told.attempt) == ("granted", attempt)
-        held = FenceLease(told.key, Token(told.epoch, desk.nonce, told.number))
-        desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-        if attempt == 2:  # the first comes at once, then there is a pause
-            early = desk.claim(**options)
+        held = FenceLease(told.key, Token(told.epoch, caller.nonce, told.number))
+        caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+        if attempt == 2:  # the first retry is immediate, the second delayed
+            early = caller.claim(**options)
             assert early.decision == "in_doubt"
             assert 0 < early.retry_after <= 2
-        desk.pass_time(held, deadline=True)
-    spent = desk.claim(**options)
+        caller.expire(held, deadline=True)
+    spent = caller.claim(**options)
     assert spent.decision == "in_doubt"
-    assert "a person must look" in spent.note
+    assert spent.note == "timeout; no attempts left after 3"
 
 
-def test_a_probe_that_finds_it_seals_what_it_found(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    doubted = desk.claim()
+def test_probe_that_finds_the_effect_seals_its_result(caller):
+    held = caller.hold()
+    caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    doubted = caller.claim()
     found = FenceResult("json", b'{"id":9}', effect="re_9")
-    told = desk.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, answer=found))
+    told = caller.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, result=found))
     assert (told.decision, told.effect) == ("sealed", "re_9")
-    assert desk.claim().answer == b'{"id":9}'
-    # The holder that comes back now is too late, even with the same words.
-    assert desk.seal(held, b'{"id":9}', effect="re_9").decision == "fenced_out"
+    assert caller.claim().answer == b'{"id":9}'
+    # The holder is too late, even with the same result.
+    assert caller.seal(held, b'{"id":9}', effect="re_9").decision == "fenced_out"
 
 
-def test_a_probe_that_finds_nothing_is_believed_after_the_quiet_period_only(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    doubted = desk.claim()
-    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+def test_not_applied_counts_only_after_the_quiet_period(caller):
+    held = caller.hold()
+    caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    doubted = caller.claim()
+    told = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
     assert told.decision == "in_doubt"
     assert 0 < told.retry_after <= TIMES.quiet
-    desk.pass_time(held, deadline=True, quiet=True)
-    told = desk.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+    caller.expire(held, deadline=True, quiet=True)
+    told = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
     assert (told.decision, told.attempt) == ("granted", 2)
-    assert desk.seal(held).decision == "fenced_out"
-    assert desk.story(held)[:4] == ["claimed", "failed", "in_doubt", "probe_unknown"]
+    assert caller.seal(held).decision == "fenced_out"
+    assert caller.story(held)[:4] == ["claimed", "failed", "in_doubt", "probe_unknown"]
 
 
-def test_a_probe_that_cannot_tell_leaves_the_doubt(desk):
-    held = desk.hold()
-    desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    desk.pass_time(held, deadline=True, quiet=True)
-    told = desk.run(fences.probe(desk.claim(), "unknown", TIMES, actor="p", nonce=1))
+def test_unknown_probe_keeps_the_doubt(caller):
+    held = caller.hold()
+    caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    caller.expire(held, deadline=True, quiet=True)
+    told = caller.run(fences.probe(caller.claim(), "unknown", TIMES, actor="p", nonce=1))
     assert told.decision == "in_doubt"
-    assert desk.state(held) is FenceState.IN_DOUBT
+    assert caller.state(held) is FenceState.IN_DOUBT
 
 
-def test_a_probe_of_a_fence_that_moved_on_meanwhile_changes_nothing(desk):
-    """It was driven again and failed again: what the probe saw was the first try."""
-    desk.run(fences.doubt(desk.hold(replayable=True), actor="w1", detail="timeout"))
-    doubted = desk.claim()
-    again = desk.hold(replayable=True)
+def test_stale_probe_changes_nothing(caller):
+    """The effect was executed again and failed again: the probe looked at the first attempt."""
+    caller.run(fences.doubt(caller.hold(replayable=True), actor="w1", detail="timeout"))
+    doubted = caller.claim()
+    again = caller.hold(replayable=True)
     found = FenceResult("json", b"2")
     for _ in range(2):
         for finding in ("applied", "not_applied", "unknown"):
             answer = found if finding == "applied" else None
-            call = fences.probe(doubted, finding, TIMES, actor="p", nonce=1, answer=answer)
-            assert desk.run(call).decision == "stale"
-        desk.run(fences.doubt(again, actor="w1", detail="timeout"))
-        desk.pass_time(again, quiet=True)
-    assert desk.seal(again, b"1").decision == "sealed"
-    assert desk.claim().answer == b"1"
+            call = fences.probe(doubted, finding, TIMES, actor="p", nonce=1, result=answer)
+            assert caller.run(call).decision == "stale"
+        caller.run(fences.doubt(again, actor="w1", detail="timeout"))
+        caller.expire(again, quiet=True)
+    assert caller.seal(again, b"1").decision == "sealed"
+    assert caller.claim().answer == b"1"
 
 
 @pytest.mark.parametrize("answer", [None, FenceResult("json", b'"found it"', effect="e1")])
-def test_a_person_resolves_a_doubt_by_name_and_reason(database, desk, answer):
-    held = desk.hold()
-    doubted = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
+def test_operator_resolves_a_doubt_with_name_and_reason(database, caller, answer):
+    held = caller.hold()
+    doubted = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
 
     def resolve(run, **options):
         options = {"actor": "ann", "reason": "looked into the ledger"} | options
-        return run(fences.resolve(held.key, doubted.version, TIMES, answer=answer, **options))
+        return run(fences.resolve(held.key, doubted.version, TIMES, result=answer, **options))
 
-    with Desk(database, "operator") as operator:
+    with FenceCaller(database, "operator") as operator:
         for missing in ({"actor": " "}, {"reason": ""}):
-            with pytest.raises(Refused, match="who decides and why"):
+            with pytest.raises(Refused, match="the name of the operator and a reason"):
                 resolve(operator.run, **missing)
         with pytest.raises(NotPermitted):
-            resolve(desk.run)
+            resolve(caller.run)
         told = resolve(operator.run)
         assert told.state is (FenceState.RELEASED if answer is None else FenceState.SEALED)
         assert resolve(operator.run).decision == "stale"
-    assert desk.seal(held).decision == "fenced_out"
-    assert desk.claim().decision == ("granted" if answer is None else "repeated")
+    assert caller.seal(held).decision == "fenced_out"
+    assert caller.claim().decision == ("granted" if answer is None else "repeated")
 
 
-def test_two_people_cannot_decide_past_each_other(database, desk):
-    held = desk.hold(replayable=True)
-    seen = desk.run(fences.doubt(held, actor="w1", detail="timeout"))
-    again = desk.hold(replayable=True)
-    desk.run(fences.doubt(again, actor="w1", detail="timeout"))
-    with Desk(database, "operator") as operator:
+def test_second_operator_with_a_stale_version_decides_nothing(database, caller):
+    held = caller.hold(replayable=True)
+    seen = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    again = caller.hold(replayable=True)
+    caller.run(fences.doubt(again, actor="w1", detail="timeout"))
+    with FenceCaller(database, "operator") as operator:
         late = fences.resolve(
-            held.key, seen.version, TIMES, actor="ann", reason="old news", answer=None
+            held.key, seen.version, TIMES, actor="ann", reason="old news", result=None
         )
         assert operator.run(late).decision == "stale"
-    assert desk.state(again) is FenceState.IN_DOUBT
+    assert caller.state(again) is FenceState.IN_DOUBT
 
 
-def test_recover_puts_started_fences_in_doubt_and_their_holders_out(database, desk):
-    started, claimed = desk.hold("started"), desk.hold("claimed", start=False)
-    doubted = desk.hold("doubted")
-    desk.run(fences.doubt(doubted, actor="w1", detail="x"))
+def resolve(caller, lease, result, **options):
+    row = caller.run(fences.find_fence(lease.key))
+    with FenceCaller(caller.database, "operator") as operator:
+        return operator.run(
+            fences.resolve(lease.key, row.version, TIMES, result=result, actor="ann", **options)
+        )
+
+
+def test_wrong_resolution_can_be_corrected_and_both_are_on_record(database, caller):
+    """An operator resolves the wrong way: without a correction the key would stay wrong."""
+    lease = caller.hold()
+    caller.run(fences.doubt(lease, actor="w1", detail="timeout"))
+    wrong, right = FenceResult("json", b'"wrong"', effect="e1"), FenceResult("json", b'"right"')
+    resolve(caller, lease, wrong, reason="mixed up two orders")
+    assert caller.claim().answer == b'"wrong"'
+    assert resolve(caller, lease, None, reason="not found", correct=True).decision == "done"
+    assert caller.state(lease) is FenceState.RELEASED
+    assert resolve(caller, lease, right, reason="found", correct=True).decision == "sealed"
+    assert resolve(caller, lease, right, reason="with its id", correct=True).decision == "sealed"
+    reply = caller.claim()
+    assert (reply.answer, reply.effect, reply.note) == (b'"right"', None, "corrected")
+    history = caller.run(fences.fence_history(lease.key))
+    assert [(event.to_state, event.detail) for event in history if event.what == "corrected"] == [
+        ("RELEASED", "not found"),
+        ("SEALED", "found"),
+        ("SEALED", "with its id"),
+    ]
+    assert {event.actor for event in history if event.what == "corrected"} == {"ann"}
+
+
+def test_correction_needs_a_resolution_as_the_last_step(caller):
+    """A result that the holder sealed, or a key that was claimed again, is not corrected."""
+    sealed = caller.hold("sealed")
+    caller.seal(sealed)
+    doubted = caller.hold("doubted")
+    caller.run(fences.doubt(doubted, actor="w1", detail="timeout"))
+    for lease in (sealed, doubted):
+        assert resolve(caller, lease, None, reason="x", correct=True).decision == "stale"
+    resolve(caller, doubted, None, reason="not found")
+    again = caller.hold("doubted")
+    result = FenceResult("json", b"1")
+    assert resolve(caller, again, result, reason="x", correct=True).decision == "stale"
+    assert caller.state(again) is FenceState.EFFECT_STARTED
+
+
+def test_recover_puts_started_fences_in_doubt_and_ends_their_tokens(database, caller):
+    started, claimed = caller.hold("started"), caller.hold("claimed", start=False)
+    doubted = caller.hold("doubted")
+    caller.run(fences.doubt(doubted, actor="w1", detail="x"))
     with database.connect("operator") as connection:
         assert recover(connection, reason="restored", actor="ann").doubted >= 1
-    assert desk.state(started) is FenceState.IN_DOUBT
-    assert desk.state(claimed) is FenceState.RELEASED
+    assert caller.state(started) is FenceState.IN_DOUBT
+    assert caller.state(claimed) is FenceState.RELEASED
     for held in (started, claimed, doubted):
-        assert desk.seal(held).decision == "fenced_out"
-    assert desk.claim("started").decision == "in_doubt"
-    assert desk.claim("claimed").decision == "granted"
+        assert caller.seal(held).decision == "fenced_out"
+    assert caller.claim("started").decision == "in_doubt"
+    assert caller.claim("claimed").decision == "granted"

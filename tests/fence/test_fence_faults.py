@@ -9,10 +9,10 @@ from helixqueue.engine import fences as calls
 from helixqueue.engine.fences import FenceLease, FenceResult
 from helixqueue.errors import InDoubt, Refused, Retryable, Unavailable
 from helixqueue.fence import protocol
-from helixqueue.fence.protocol import FenceSteps
+from helixqueue.fence.protocol import FenceSpec
 from helixqueue.records.lease import Token
 from tests.support.faults import Faults
-from tests.support.fence_passing import let_time_pass
+from tests.support.fence_time import expire
 from tests.support.lab import POOLED
 
 pytestmark = pytest.mark.skipif(POOLED, reason="the proxy speaks to PostgreSQL itself")
@@ -33,7 +33,7 @@ def helix(faults):
 
 @pytest.mark.parametrize("lost", ["reply", "request"])
 @pytest.mark.parametrize("call", ["claim_fence_v1", "seal_fence_v1"])
-def test_a_lost_call_is_sent_again_and_the_effect_takes_place_once(helix, faults, name, call, lost):
+def test_lost_call_is_retried_and_the_effect_happens_once(helix, faults, name, call, lost):
     ran = []
 
     @helix.fence(name, key=lambda k: k)
@@ -51,16 +51,14 @@ def test_a_lost_call_is_sent_again_and_the_effect_takes_place_once(helix, faults
     assert (row.state, row.attempt, row.version) == ("SEALED", 1, 2)
 
 
-def test_without_a_database_nothing_runs(name):
+def test_function_without_a_database_is_not_executed(name):
     with HelixQueue("host=/nowhere dbname=none", tenant="a") as helix:
         act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran unguarded"))
         with pytest.raises(Unavailable):
             act()
 
 
-def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
-    database, name, monkeypatch
-):
+def test_database_lost_before_the_seal_raises_in_doubt(database, name, monkeypatch):
     monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0.05)
     with HelixQueue(database.dsn(), tenant="a") as helix:
 
@@ -74,22 +72,22 @@ def test_a_database_that_goes_away_before_the_seal_leaves_a_doubt_and_says_so(
     with HelixQueue(database.dsn(), tenant="a") as helix:
         [row] = helix.fences.run(calls.list_fences(name=name)).rows
         assert row.state == "EFFECT_STARTED"
-        let_time_pass(database, row.key, deadline=True)
+        expire(database, row.key, deadline=True)
         act = helix.fence(name, key=lambda: "k")(lambda: pytest.fail("ran twice"))
-        with pytest.raises(InDoubt, match="nobody knows"):
+        with pytest.raises(InDoubt, match="its outcome is unknown"):
             act()
 
 
 @pytest.mark.parametrize(
     "fault", [Unavailable("away", outcome_unknown=True), Retryable("again"), Refused("a bound")]
 )
-def test_a_seal_without_an_answer_is_a_doubt_unless_the_effect_went_with_it(monkeypatch, fault):
+def test_failed_seal_is_in_doubt_unless_the_effect_is_local(monkeypatch, fault):
     """Inside a caller's transaction the effect is undone: that is certain, and said as it is."""
     monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0)
     held = FenceLease(b"\x01" + bytes(32), Token(1, 2, 3))
     for alone, told in ((True, InDoubt), (False, type(fault))):
         steps = protocol.seal(
-            FenceSteps("a", "n", "me", alone=alone), held, FenceResult("json", b"1")
+            FenceSpec("a", "n", "me", alone=alone), held, FenceResult("json", b"1")
         )
         next(steps)
         with pytest.raises(told):

@@ -23,7 +23,7 @@ from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
 from helixqueue.records.lease import Token
-from tests.support.fence_passing import let_time_pass
+from tests.support.fence_time import expire
 from tests.support.lab import POOLED, one_database
 
 PROOF = bool(os.environ.get("HELIX_PROOF"))
@@ -38,9 +38,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    """Of its own: in the end everything in it is checked."""
+    """A database of its own, whose whole content is checked at the end."""
     for database in one_database(server, template, pooler):
-        let_time_pass.install(database)
+        expire.install(database)
         yield database
 
 
@@ -57,6 +57,7 @@ class Fence:
     answer: bytes | None = None  # as long as it can be repeated
     sealed: bytes | None = None
     request_kept: bool = True
+    resolved: bool = False  # an operator's resolution is the last step
     grants: list[str] = field(default_factory=lambda: ["new"])
 
 
@@ -126,13 +127,15 @@ class Lives(RuleBasedStateMachine):
         if fence is None:
             self.model[key] = Fence(goal, body, nonce)
             return "granted"
-        if fence.body != body:
+        if fence.body != body and fence.state != "RELEASED":
             return "mismatch"
         if fence.state == "SEALED":
             return "repeated" if fence.answer is not None else "expired"
         if fence.state in {"CLAIMED", "EFFECT_STARTED"} and not fence.lapsed:
             return "in_progress"
         if fence.state in {"CLAIMED", "RELEASED"}:
+            if fence.state == "RELEASED":
+                fence.body, fence.request_kept = body, True
             self._grant(fence, goal, nonce, "free")
             return "granted"
         fence.state = "IN_DOUBT"
@@ -145,7 +148,7 @@ class Lives(RuleBasedStateMachine):
     def _grant(fence, state, nonce, why):
         fence.state, fence.holder = state, nonce
         fence.attempt += 1
-        fence.lapsed = fence.quiet_over = False
+        fence.lapsed = fence.quiet_over = fence.resolved = False
         fence.grants.append(why)
 
     def _some(self, data):
@@ -217,7 +220,7 @@ class Lives(RuleBasedStateMachine):
         nonce = secrets.randbits(63)
         answer = FenceResult("json", b"3") if found == "applied" else None
         told = self.store.run(
-            fences.probe(row, found, TIMES, actor="p", nonce=nonce, answer=answer)
+            fences.probe(row, found, TIMES, actor="p", nonce=nonce, result=answer)
         )
         if fence.state != "IN_DOUBT":
             assert told.decision == "stale"
@@ -239,14 +242,14 @@ class Lives(RuleBasedStateMachine):
             return
         answer = FenceResult("json", b"4") if applied else None
         told = self.operator.run(
-            fences.resolve(row.key, row.version, TIMES, actor="ann", reason="x", answer=answer)
+            fences.resolve(row.key, row.version, TIMES, actor="ann", reason="x", result=answer)
         )
         if fence.state == "EFFECT_STARTED" and fence.lapsed:
             fence.state = "IN_DOUBT"
         if fence.state != "IN_DOUBT":
             assert told.decision == "stale"
             return
-        fence.holder = None
+        fence.holder, fence.resolved = None, True
         if applied:
             assert told.decision == "sealed"
             fence.state, fence.answer, fence.sealed = "SEALED", b"4", b"4"
@@ -254,7 +257,28 @@ class Lives(RuleBasedStateMachine):
             assert told.decision == "done"
             fence.state = "RELEASED"
 
-    # Time, and what is done by the way.
+    @rule(key=keys, applied=st.booleans())
+    def correct(self, key, applied):
+        fence = self.model.get(key)
+        row = self._row(key)
+        if fence is None or row is None:
+            return
+        result = FenceResult("json", b"5") if applied else None
+        reply = self.operator.run(
+            fences.resolve(
+                row.key, row.version, TIMES, actor="ann", reason="x", result=result, correct=True
+            )
+        )
+        if not fence.resolved or (fence.state == "RELEASED" and not applied):
+            assert reply.decision == "stale"
+        elif applied:
+            assert reply.decision == "sealed"
+            fence.state, fence.answer, fence.sealed = "SEALED", b"5", b"5"
+        else:
+            assert reply.decision == "done"
+            fence.state, fence.answer, fence.sealed = "RELEASED", None, None
+
+    # Time and housekeeping.
 
     @rule(key=keys, what=st.sampled_from(["deadline", "quiet", "answer", "tombstone"]))
     def time_passes(self, key, what):
@@ -263,7 +287,7 @@ class Lives(RuleBasedStateMachine):
             return
         if what == "tombstone" and fence.state not in {"SEALED", "RELEASED"}:
             return
-        let_time_pass(self.database, row.key, **{what: True})
+        expire(self.database, row.key, **{what: True})
         if what in {"deadline", "quiet"}:
             fence.lapsed = True
             fence.quiet_over = fence.quiet_over or what == "quiet"
@@ -272,7 +296,7 @@ class Lives(RuleBasedStateMachine):
         elif what == "answer":
             fence.answer = None
         else:
-            # The key is new again; what its last holder still says is about the past.
+            # The key is new again; writes of its last holder are stale.
             del self.model[key]
             self.holds = [(other, hold) for other, hold in self.holds if other != key]
 
@@ -301,7 +325,7 @@ class Lives(RuleBasedStateMachine):
     def rotate_the_secret(self):
         self.operator.run(calls.rotate_secret())
 
-    # What always holds.
+    # Invariants.
 
     def _row(self, key):
         rows = self.store.run(fences.list_fences(name=self.name, limit=1_000)).rows
@@ -322,7 +346,7 @@ class Lives(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_every_life_of_a_fence_is_as_the_model_says(database):
+def test_every_history_of_a_fence_matches_the_model(database):
     Lives.database = database
     run_state_machine_as_test(
         Lives,
@@ -331,14 +355,14 @@ def test_every_life_of_a_fence_is_as_the_model_says(database):
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            # Shrinking is for people who look; a failure here prints its steps anyway.
+            # A failure prints its steps without shrinking.
             phases=[Phase.generate] if not PROOF else list(Phase),
             database=None,
         ),
     )
-    assert len(Lives.seen) >= 3, "a run that was only ever told one thing proves nothing"
+    assert len(Lives.seen) >= 3, "a run with fewer than three decisions proves nothing"
     with database.connect("helix_bootstrap") as connection:
-        # `check` finds strangers in the schema, and these are the tests' own.
+        # `check` reports functions that do not belong to the schema, such as those of the tests.
         connection.execute("drop function helix.test_pass_time, helix.test_pass_fence_time")
     with database.connect("helix_migrator") as connection:
         assert [result for result in check(connection) if not result.holds] == []

@@ -1,4 +1,4 @@
-"""`helix.fence` around functions and blocks: the triple defence, results and keys."""
+"""`helix.fence` around functions and blocks: keys, results and repeats."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from helixqueue.errors import (
     ResultGone,
 )
 from helixqueue.fence import Times, current
-from tests.support.fence_looks import Refund, counted, fence_of
+from tests.support.fence_reads import Refund, counted, fence_of
 from tests.support.lab import POOLED
 
 
-def test_a_repeat_returns_the_first_result_without_the_expensive_call(helix, name):
+def test_repeat_returns_the_first_result_without_the_expensive_call(helix, name):
     ran = []
 
     @helix.fence(name, key=lambda order, cents: order)
@@ -39,7 +39,7 @@ def test_a_repeat_returns_the_first_result_without_the_expensive_call(helix, nam
     first, again = refund.outcome("o1", 500), refund.outcome("o1", 500)
     assert first == again
     assert first.repeated
-    assert counted(helix, name) == {"executed": 2, "repeated": 3}
+    assert counted(helix, name) == {"new": 2, "duplicate": 3}
 
 
 @pytest.mark.parametrize("value", [None, [], 0, False, "", {}, b"", b"\x00\xff", 0.5, {"a": [1]}])
@@ -74,23 +74,43 @@ def test_typed_results_come_back_as_their_type(helix, name):
     assert act() == act() == point
 
 
-def test_a_result_that_cannot_be_kept_is_sealed_by_digest_and_never_run_again(helix, name):
+class Hostile:
+    def __eq__(self, other):
+        raise RuntimeError("ambiguous")
+
+    __hash__ = None
+
+
+def _cyclic():
+    value = []
+    value.append(value)
+    return value
+
+
+# Without an annotation a tuple would come back as a list.
+@pytest.mark.parametrize("value", [(1, 2), object(), Hostile(), "\ud800", _cyclic()])
+def test_first_caller_gets_a_result_that_cannot_be_serialized_and_repeats_never_execute(
+    helix, name, value
+):
     ran = []
 
     @helix.fence(name, key=lambda: "k")
     def act():
         ran.append(1)
-        return (1, 2)  # without an annotation it would come back as a list
+        return value
 
-    for _ in range(3):
+    first = act.outcome()
+    assert first.result is value
+    assert first.receipt.startswith("r1:")
+    for _ in range(2):
         with pytest.raises(ResultGone, match="not kept") as gone:
             act()
-        assert gone.value.receipt.startswith("r1:")
+        assert gone.value.receipt == first.receipt
     assert ran == [1]
 
 
 @pytest.mark.parametrize("form", ["json", "of a later release"])
-def test_a_kept_result_that_cannot_be_read_is_not_run_again(helix, database, name, form):
+def test_unreadable_stored_result_is_not_executed_again(helix, database, name, form):
     def ask(kind):
         def act():
             raise TimeoutError
@@ -104,16 +124,16 @@ def test_a_kept_result_that_cannot_be_read_is_not_run_again(helix, database, nam
     with HelixQueue(database.dsn("operator"), tenant="a", pooled=POOLED) as operator:
         answer = calls.FenceResult(form, b'{"other": "shape"}')
         operator.fences.run(
-            calls.resolve(row.key, row.version, Times(), actor="ann", reason="x", answer=answer)
+            calls.resolve(row.key, row.version, Times(), actor="ann", reason="x", result=answer)
         )
-    with pytest.raises(ResultGone, match="took effect once") as gone:
+    with pytest.raises(ResultGone, match="took place once") as gone:
         ask(Refund)
     assert gone.value.receipt.startswith("r1:")
     if form == "json":
         assert ask(dict[str, str]) == {"other": "shape"}
 
 
-def test_a_huge_result_is_sealed_by_digest_and_never_run_again(helix, name):
+def test_first_caller_gets_a_result_that_is_too_large_and_repeats_never_execute(helix, name):
     ran = []
 
     @helix.fence(name, key=lambda: "k")
@@ -121,13 +141,14 @@ def test_a_huge_result_is_sealed_by_digest_and_never_run_again(helix, name):
         ran.append(1)
         return b"x" * (1024 * 1024 + 1)
 
+    assert act() == b"x" * (1024 * 1024 + 1)
     for _ in range(2):
         with pytest.raises(ResultGone):
             act()
     assert ran == [1]
 
 
-def test_another_payload_under_the_same_key_is_refused_with_its_difference(helix, name):
+def test_other_payload_with_the_same_key_is_refused_with_a_diff(helix, name):
     @helix.fence(name, key=lambda order, **_: order)
     def refund(order, cents=0):
         return cents
@@ -138,7 +159,7 @@ def test_another_payload_under_the_same_key_is_refused_with_its_difference(helix
     assert conflict.value.diff == [{"op": "replace", "path": "/cents", "value": 6, "was": 5}]
 
 
-def test_payload_says_which_arguments_the_key_stands_for(helix, name):
+def test_payload_option_selects_the_compared_arguments(helix, name):
     @helix.fence(name, key=lambda order, _: order, payload=lambda order, _: {"order": order})
     def refund(order, trace):
         return trace
@@ -148,7 +169,7 @@ def test_payload_says_which_arguments_the_key_stands_for(helix, name):
         helix.fence(name, key="x")(lambda thing: thing)(object())
 
 
-def test_a_hundred_calls_at_once_have_one_effect(database, name):
+def test_hundred_concurrent_calls_have_one_effect(database, name):
     effects = []
     with HelixQueue(database.dsn(), tenant="a", pooled=POOLED, connections=10) as helix:
 
@@ -173,7 +194,7 @@ def test_a_hundred_calls_at_once_have_one_effect(database, name):
     assert effects == [1]
 
 
-def test_who_does_not_wait_is_told_who_is_at_it(helix, name):
+def test_caller_that_does_not_wait_gets_in_progress(helix, name):
     going, done = threading.Event(), threading.Event()
 
     @helix.fence(name, key=lambda: "k", wait=0)
@@ -193,13 +214,13 @@ def test_who_does_not_wait_is_told_who_is_at_it(helix, name):
     assert act() == "done"
 
 
-def test_outside_of_a_fence_there_is_no_current_one():
+def test_current_outside_of_a_fence_is_refused():
     with pytest.raises(Exception, match="inside a fence"):
         current()
 
 
 @pytest.mark.parametrize("key", [None, "", "unknown", " Unknown ", ("shop", None), ()])
-def test_calls_without_a_key_are_refused_unless_accepted_and_never_merged(
+def test_calls_without_a_key_are_refused_or_executed_and_never_merged(
     helix, database, name, key, caplog
 ):
     ran = []
@@ -214,18 +235,18 @@ def test_calls_without_a_key_are_refused_unless_accepted_and_never_merged(
     with caplog.at_level(logging.WARNING, "helixqueue.fence"):
         assert [accepted(), accepted()] == [1, 2]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert counted(helix, name) == {"executed": 2, "unknown": 2}
+    assert counted(helix, name) == {"new": 2, "unknown": 2}
     stored = database.rows("select identity from helix.fence where name = %s", name)
     assert stored == [(None,)] * 2
 
 
 @pytest.mark.parametrize("key", [1.5, True, object(), ("a", b"b")])
-def test_clocks_and_other_unsteady_things_are_no_keys(helix, name, key):
+def test_unstable_types_are_refused_as_keys(helix, name, key):
     with pytest.raises(InvalidIdentity, match="strings, integers or UUIDs"):
         helix.fence(name, key=lambda: key)(lambda: None)()
 
 
-def test_twin_spellings_of_a_key_are_one_fence(helix, name):
+def test_two_unicode_spellings_of_a_key_are_one_fence(helix, name):
     ran = []
 
     @helix.fence(name, key=lambda sample: sample, payload=lambda _: None)
@@ -237,7 +258,7 @@ def test_twin_spellings_of_a_key_are_one_fence(helix, name):
     assert ran == ["Sämple"]
 
 
-def test_a_block_is_fenced_and_its_result_kept(helix, name):
+def test_with_block_is_fenced_and_its_result_kept(helix, name):
     for turn in range(3):
         with helix.fence(name, key=("o1", 2), payload={"cents": 5}, result=Refund) as fence:
             assert fence.first is (turn == 0)
@@ -251,12 +272,12 @@ def test_a_block_is_fenced_and_its_result_kept(helix, name):
 
 
 @pytest.mark.parametrize(("option", "near"), [("withn", "within"), ("replayble", "replayable")])
-def test_an_option_that_does_not_exist_is_refused(helix, name, option, near):
+def test_unknown_option_is_refused(helix, name, option, near):
     with pytest.raises(TypeError, match=f"did you mean {near}"):
         helix.fence(name, key="k", **{option: True})
 
 
-def test_a_generator_is_refused_because_it_would_be_sealed_before_it_began(helix, name):
+def test_generator_function_is_refused(helix, name):
     def rows():
         yield 1
 
@@ -268,15 +289,49 @@ def test_a_generator_is_refused_because_it_would_be_sealed_before_it_began(helix
     ("clock", "seconds"),
     [("lease", 0), ("quiet", -1), ("answer", 0), ("tombstone", float("nan")), ("limit", 1e12)],
 )
-def test_clocks_out_of_bounds_are_refused_before_anything_happens(clock, seconds):
+def test_durations_out_of_bounds_are_refused_before_the_effect(clock, seconds):
     with pytest.raises(Refused, match=f"seconds for {clock}"):
         Times(**{clock: seconds})
 
 
-def test_an_effects_id_that_cannot_be_kept_does_not_cost_the_seal(helix, name, caplog):
+def test_invalid_effect_id_does_not_prevent_the_seal(helix, name, caplog):
     for turn, effect in enumerate(["x" * 1025, "a\0b", "\ud800"]):
         with helix.fence(name, key=turn) as fence:
             fence.seal("done", effect=effect)
         with helix.fence(name, key=turn) as again:
             assert (again.result, again.effect) == ("done", None)
-    assert len([record for record in caplog.records if "effect's id" in record.message]) == 3
+    assert len([record for record in caplog.records if "effect id" in record.message]) == 3
+
+
+def test_function_decisions_are_logged_with_the_effect_of_the_winning_call(helix, name, caplog):
+    def pay(order, cents):
+        with helix.fence(name, key=(order, 2), payload=cents, source=("kafka", "pay/41")) as fence:
+            if fence.first:
+                fence.seal(effect="re_1")
+
+    with caplog.at_level(logging.INFO, "helixqueue.fence"):
+        pay("o1", 5)
+        pay("o1", 5)
+        with pytest.raises(Conflict):
+            pay("o1", 6)
+    expected = {
+        "key": "o1/2", "effect_id": "re_1", "source_type": "kafka", "source_id": "pay/41",
+    }  # fmt: skip
+    assert [record.idempotency for record in caplog.records] == [
+        expected | {"decision": decision} for decision in ("new", "duplicate", "conflict")
+    ]
+    assert counted(helix, name) == {"new": 1, "duplicate": 1, "conflict": 1}
+
+
+def test_source_of_a_decorated_function_comes_from_its_arguments(helix, name, caplog):
+    @helix.fence(name, key=lambda message: message["id"], source=lambda m: ("sqs", m["delivery"]))
+    def consume(message: dict[str, str]) -> None: ...
+
+    with caplog.at_level(logging.INFO, "helixqueue.fence"):
+        consume({"id": "m1", "delivery": "d1"})
+        helix.fence(name, key="m2")(lambda: None)()
+    sources = [
+        (record.idempotency["source_type"], record.idempotency["source_id"])
+        for record in caplog.records
+    ]
+    assert sources == [("sqs", "d1"), ("function", "m2")]

@@ -11,7 +11,7 @@ from helixqueue.errors import (
     InDoubt,
 )
 from helixqueue.fence import Applied
-from tests.support.fence_looks import Refund, fence_of
+from tests.support.fence_reads import Refund, fence_of
 from tests.support.lab import POOLED
 
 
@@ -38,7 +38,7 @@ def test_two_surfaces_that_write_one_record_have_one_effect(database, helix, nam
     assert effects == ["worker"]
 
 
-def test_the_async_client_tells_the_same_story(database, name):
+def test_async_client_behaves_like_the_sync_client(database, name):
     async def story():
         async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
             ran = []
@@ -70,7 +70,7 @@ def test_the_async_client_tells_the_same_story(database, name):
     asyncio.run(story())
 
 
-def test_a_cancelled_async_effect_is_in_doubt(database, name):
+def test_cancelled_async_effect_is_in_doubt(database, name):
     async def story():
         async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:
             going = asyncio.Event()
@@ -91,7 +91,7 @@ def test_a_cancelled_async_effect_is_in_doubt(database, name):
     asyncio.run(story())
 
 
-def test_a_cancel_that_arrives_during_the_seal_does_not_stop_it(database, name):
+def test_cancellation_during_the_seal_does_not_stop_it(database, name):
     async def story():
         locker = database.connect("helix_bootstrap", autocommit=False)
         async with AsyncHelixQueue(database.dsn(), tenant="a", pooled=POOLED) as helix:

@@ -12,19 +12,19 @@ import pytest
 from helixqueue import AsyncHelixQueue
 from helixqueue.fence.http import IdempotencyMiddleware
 from helixqueue.fence.policy import OnConflict, Policy
-from tests.support.fence_passing import let_time_pass
 from tests.support.fence_shop import KEY, KINDS, fences_of, fresh, kind_of, open_shop, run
+from tests.support.fence_time import expire
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_repeat_gets_the_same_answer_and_no_second_effect(database, kind):
+def test_repeat_gets_the_same_response_and_no_second_effect(database, kind):
     async def story():
-        async with open_shop(database, fresh(), kind) as door:
-            first = await door.post()
-            again = await door.post()
+        async with open_shop(database, fresh(), kind) as fenced:
+            first = await fenced.post()
+            again = await fenced.post()
             assert first.status_code == again.status_code == 201
             assert first.content == again.content
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
             assert "idempotency-replayed" not in first.headers
             assert again.headers["idempotency-replayed"] == "true"
             assert again.headers["idempotent-replayed"] == "true"
@@ -41,29 +41,29 @@ def test_a_repeat_gets_the_same_answer_and_no_second_effect(database, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_requests_at_once_have_one_effect(database, kind):
+def test_hundred_concurrent_requests_have_one_effect(database, kind):
     async def story():
-        async with open_shop(database, fresh(route={"wait_ms": 60_000}), kind) as door:
-            answers = await asyncio.gather(*(door.post() for _ in range(100)))
+        async with open_shop(database, fresh(route={"wait_ms": 60_000}), kind) as fenced:
+            answers = await asyncio.gather(*(fenced.post() for _ in range(100)))
             assert {answer.status_code for answer in answers} == {201}
             assert len({answer.content for answer in answers}) == 1
-            assert len(door.shop.effects) == 1
-            timed = door.helix.fences.counters.snapshot().seconds
+            assert len(fenced.shop.effects) == 1
+            timed = fenced.helix.fences.counters.snapshot().seconds
             assert {what for _, _, what in timed} == {"sealed", "waited"}
 
     run(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_body_under_the_same_key_is_refused_with_its_difference(database, kind):
+def test_other_body_with_the_same_key_is_refused_with_a_diff(database, kind):
     async def story():
-        async with open_shop(database, fresh(), kind) as door:
-            await door.post({"cents": 500, "card": "4242"})
-            refused = await door.post({"cents": 600, "card": "4242"})
+        async with open_shop(database, fresh(), kind) as fenced:
+            await fenced.post({"cents": 500, "card": "4242"})
+            refused = await fenced.post({"cents": 600, "card": "4242"})
             assert (refused.status_code, kind_of(refused)) == (409, "key-reused")
             assert refused.headers["content-type"] == "application/problem+json"
             assert refused.json()["diff"] == [{"op": "replace", "path": "/body/cents"}]
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
@@ -82,11 +82,11 @@ def test_another_body_under_the_same_key_is_refused_with_its_difference(database
         ),
     ],
 )
-def test_a_conflict_shows_as_much_as_the_policy_allows(database, rules, status, diff):
+def test_conflict_discloses_only_what_the_policy_allows(database, rules, status, diff):
     async def story():
-        async with open_shop(database, fresh(on_conflict=rules)) as door:
-            await door.post({"cents": 5, "card": "4242"})
-            refused = await door.post({"cents": 6, "card": "4111"})
+        async with open_shop(database, fresh(on_conflict=rules)) as fenced:
+            await fenced.post({"cents": 5, "card": "4242"})
+            refused = await fenced.post({"cents": 6, "card": "4111"})
             assert refused.status_code == status
             assert refused.json().get("diff") == diff
             if rules.include_diff == "none":
@@ -97,56 +97,56 @@ def test_a_conflict_shows_as_much_as_the_policy_allows(database, rules, status, 
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
-def test_other_methods_pass_untouched(database, method):
+def test_other_methods_are_not_fenced(database, method):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             for _ in range(2):
                 headers = {"Idempotency-Key": KEY}
-                await door.client.request(method, "/orders/o1/refunds", headers=headers)
-            assert len(door.shop.effects) == 2
-            assert await fences_of(door) == []
+                await fenced.client.request(method, "/orders/o1/refunds", headers=headers)
+            assert len(fenced.shop.effects) == 2
+            assert await fences_of(fenced) == []
 
     run(story())
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_a_method_that_is_fenced_later_makes_no_key_new(database, method):
+def test_fencing_another_method_keeps_existing_keys(database, method):
     async def story():
         before = fresh()
         [route] = before.routes
-        async with open_shop(database, before) as door:
-            await door.post()
+        async with open_shop(database, before) as fenced:
+            await fenced.post()
         after = Policy(routes=(replace(route, methods=route.methods | {method}),))
-        async with open_shop(database, after) as door:
-            assert (await door.post()).headers["idempotency-replayed"] == "true"
-            ask = partial(door.client.request, method, "/orders/o1/refunds")
+        async with open_shop(database, after) as fenced:
+            assert (await fenced.post()).headers["idempotency-replayed"] == "true"
+            ask = partial(fenced.client.request, method, "/orders/o1/refunds")
             for _ in range(2):
                 assert (await ask(headers={"Idempotency-Key": "another"})).status_code == 201
             assert kind_of(await ask(headers={"Idempotency-Key": KEY})) == "key-reused"
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
 
-def test_in_flight_is_told_so_and_then_gets_the_answer(database):
+def test_concurrent_request_gets_in_progress_and_later_the_response(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
-            door.shop.goes_on.clear()
-            first = asyncio.create_task(door.post())
-            await door.shop.going.wait()
-            busy = await door.post()
+        async with open_shop(database, fresh()) as fenced:
+            fenced.shop.goes_on.clear()
+            first = asyncio.create_task(fenced.post())
+            await fenced.shop.going.wait()
+            busy = await fenced.post()
             assert (busy.status_code, kind_of(busy)) == (409, "in-progress")
             assert 1 <= int(busy.headers["retry-after"]) <= 30
-            other = await door.post({"cents": 1})
+            other = await fenced.post({"cents": 1})
             assert kind_of(other) == "key-reused"
-            door.shop.goes_on.set()
+            fenced.shop.goes_on.set()
             assert (await first).status_code == 201
-            assert (await door.post()).headers["idempotency-replayed"] == "true"
+            assert (await fenced.post()).headers["idempotency-replayed"] == "true"
 
     run(story())
 
 
-def test_keys_of_two_tenants_and_two_principals_do_not_meet(database):
+def test_keys_of_two_tenants_and_two_principals_are_separate(database):
     async def story():
         def tenant(scope):
             return dict(scope["headers"]).get(b"x-verified-tenant", b"").decode() or None
@@ -155,91 +155,91 @@ def test_keys_of_two_tenants_and_two_principals_do_not_meet(database):
             return dict(scope["headers"]).get(b"x-verified-user", b"").decode() or None
 
         policy = fresh()
-        async with open_shop(database, policy, tenant=tenant, principal=principal) as door:
+        async with open_shop(database, policy, tenant=tenant, principal=principal) as fenced:
 
             async def ask(who, user, body):
                 headers = {"x-verified-tenant": who, "x-verified-user": user}
-                return await door.post(body, headers=headers)
+                return await fenced.post(body, headers=headers)
 
             for who, user in (("a", "ann"), ("a", "bob"), ("b", "ann")):
                 for _ in range(2):
                     assert (await ask(who, user, {"of": who + user})).status_code == 201
-            assert len(door.shop.effects) == 3
+            assert len(fenced.shop.effects) == 3
             for who, user in (("", "ann"), ("a", ""), ("No Tenant", "ann")):
                 refused = await ask(who, user, {})
                 assert (refused.status_code, kind_of(refused)) == (500, "scope-unavailable")
-            assert len(door.shop.effects) == 3
+            assert len(fenced.shop.effects) == 3
 
     run(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["exception", "500", "503"])
-def test_a_failure_after_the_marker_is_a_doubt_and_never_run_again(database, kind, how):
+def test_failure_after_the_marker_is_in_doubt_and_never_executed_again(database, kind, how):
     async def story():
-        async with open_shop(database, fresh(), kind) as door:
+        async with open_shop(database, fresh(), kind) as fenced:
             if how == "exception":
-                door.shop.fails = RuntimeError("the bank hung up")
+                fenced.shop.fails = RuntimeError("the bank hung up")
             else:
-                door.shop.status = int(how)
-            failed = await door.post()
+                fenced.shop.status = int(how)
+            failed = await fenced.post()
             assert failed.status_code == (500 if how == "exception" else int(how))
             for _ in range(2):
-                doubted = await door.post()
+                doubted = await fenced.post()
                 assert (doubted.status_code, kind_of(doubted)) == (409, "in-doubt")
                 assert doubted.json()["fence"].startswith("v1:")
-            assert kind_of(await door.post({"other": 1})) == "key-reused"
-            assert len(door.shop.effects) == 1
+            assert kind_of(await fenced.post({"other": 1})) == "key-reused"
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
 
-def test_a_replayable_route_is_driven_again(database):
+def test_replayable_route_is_executed_again(database):
     async def story():
-        async with open_shop(database, fresh(route={"replayable": True})) as door:
-            door.shop.fails = RuntimeError("the bank hung up")
-            await door.post()
-            door.shop.fails = None
-            assert (await door.post()).status_code == 201
-            assert len(door.shop.effects) == 2
+        async with open_shop(database, fresh(route={"replayable": True})) as fenced:
+            fenced.shop.fails = RuntimeError("the bank hung up")
+            await fenced.post()
+            fenced.shop.fails = None
+            assert (await fenced.post()).status_code == 201
+            assert len(fenced.shop.effects) == 2
 
     run(story())
 
 
-def test_a_request_larger_than_its_bound_is_refused_and_never_slips_through(database):
+def test_oversized_request_is_refused_and_never_bypasses_the_fence(database):
     async def story():
-        async with open_shop(database, fresh(route={"max_body_bytes": 1000})) as door:
+        async with open_shop(database, fresh(route={"max_body_bytes": 1000})) as fenced:
             for _ in range(2):
-                answer = await door.post({"blob": "x" * 1000})
+                answer = await fenced.post({"blob": "x" * 1000})
                 assert (answer.status_code, kind_of(answer)) == (413, "body-too-large")
-            assert door.shop.effects == []
+            assert fenced.shop.effects == []
 
     run(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_client_that_hangs_up_and_a_server_that_cancels_stop_nothing(database, kind):
+def test_disconnect_and_cancellation_do_not_stop_a_started_request(database, kind):
     async def story():
-        async with open_shop(database, fresh(), kind) as door:
-            door.shop.goes_on.clear()
-            first = asyncio.create_task(door.post())
-            await door.shop.going.wait()
+        async with open_shop(database, fresh(), kind) as fenced:
+            fenced.shop.goes_on.clear()
+            first = asyncio.create_task(fenced.post())
+            await fenced.shop.going.wait()
             first.cancel()
             await asyncio.sleep(0.01)
             assert not first.done()
-            door.shop.goes_on.set()
+            fenced.shop.goes_on.set()
             with suppress(asyncio.CancelledError):
                 await first
-            again = await door.post()
+            again = await fenced.post()
             assert again.headers["idempotency-replayed"] == "true"
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
 
-def test_a_client_that_hangs_up_in_the_middle_of_its_body_does_nothing(database):
+def test_disconnect_during_the_body_does_nothing(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             messages = iter(
                 [
                     {"type": "http.request", "body": b"{", "more_body": True},
@@ -257,14 +257,14 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_does_nothing(database)
             async def send(message):
                 raise AssertionError(message)
 
-            await door.middleware(scope, receive, send)
-            assert door.shop.effects == []
-            assert await fences_of(door) == []
+            await fenced.middleware(scope, receive, send)
+            assert fenced.shop.effects == []
+            assert await fences_of(fenced) == []
 
     run(story())
 
 
-def test_without_its_database_a_keyed_request_is_refused_and_not_run(database):
+def test_keyed_request_without_a_database_is_refused_and_not_executed(database):
     async def story():
         ran = []
 
@@ -295,30 +295,30 @@ def test_without_its_database_a_keyed_request_is_refused_and_not_run(database):
     run(story())
 
 
-def test_a_tenant_that_the_role_is_not_bound_to_is_refused(database):
+def test_tenant_that_the_role_is_not_bound_to_is_refused(database):
     async def story():
-        async with open_shop(database, fresh(), tenant=lambda _: "b", role="app_a") as door:
-            refused = await door.post()
+        async with open_shop(database, fresh(), tenant=lambda _: "b", role="app_a") as fenced:
+            refused = await fenced.post()
             assert (refused.status_code, kind_of(refused)) == (500, "scope-unavailable")
-            assert door.shop.effects == []
+            assert fenced.shop.effects == []
 
     run(story())
 
 
-def test_a_fence_that_nobody_renews_is_in_doubt_for_the_next_request(database):
+def test_fence_without_heartbeat_is_in_doubt_for_the_next_request(database):
     """What a killed server leaves: a marker with nobody behind it."""
 
     async def story():
-        async with open_shop(database, fresh()) as door:
-            door.shop.goes_on.clear()
-            dead = asyncio.create_task(door.post())
-            await door.shop.going.wait()
-            [row] = await fences_of(door)
-            await asyncio.to_thread(let_time_pass, database, row.key, deadline=True)
-            assert kind_of(await door.post()) == "in-doubt"
-            door.shop.goes_on.set()
+        async with open_shop(database, fresh()) as fenced:
+            fenced.shop.goes_on.clear()
+            dead = asyncio.create_task(fenced.post())
+            await fenced.shop.going.wait()
+            [row] = await fences_of(fenced)
+            await asyncio.to_thread(expire, database, row.key, deadline=True)
+            assert kind_of(await fenced.post()) == "in-doubt"
+            fenced.shop.goes_on.set()
             # It was alive after all, and nobody else was given the fence: its word counts.
             assert (await dead).status_code == 201
-            assert (await door.post()).headers["idempotency-replayed"] == "true"
+            assert (await fenced.post()).headers["idempotency-replayed"] == "true"
 
     run(story())

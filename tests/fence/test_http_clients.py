@@ -65,56 +65,62 @@ def by_hand(port, key):
 
 
 @pytest.mark.parametrize("ask", [by_httpx, by_requests, by_hand])
-def test_any_client_gets_one_effect_and_the_same_answer_again(database, ask):
+def test_every_http_client_gets_one_effect_and_the_same_response(database, ask):
     async def story():
-        async with open_shop(database, fresh(), "fastapi") as door, served(door.middleware) as port:
+        async with (
+            open_shop(database, fresh(), "fastapi") as fenced,
+            served(fenced.middleware) as port,
+        ):
             first = await asyncio.to_thread(ask, port, KEY)
             again = await asyncio.to_thread(ask, port, KEY)
             assert (first[0], again[0], first[2]) == (201, 201, again[2])
             assert again[1]["idempotency-replayed"] == "true"
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
 
-def test_three_kinds_of_client_with_one_key_have_one_effect(database):
+def test_three_http_clients_with_one_key_have_one_effect(database):
     asked = [by_httpx, by_requests, by_hand] * 4
 
     async def story(threads):
         loop = asyncio.get_running_loop()
         policy = fresh(route={"wait_ms": 20_000})
-        async with open_shop(database, policy, "starlette") as door:
-            async with served(door.middleware) as port:
+        async with open_shop(database, policy, "starlette") as fenced:
+            async with served(fenced.middleware) as port:
                 answers = await asyncio.gather(
                     *(loop.run_in_executor(threads, ask, port, KEY) for ask in asked)
                 )
             assert {(status, body) for status, _, body in answers} == {(201, answers[0][2])}
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     # Threads of their own: the loop's would all wait for a server that needs one of them.
     with ThreadPoolExecutor(len(asked)) as threads:
         run(story(threads))
 
 
-def test_a_client_that_hangs_up_has_its_effect_sealed_all_the_same(database):
+def test_effect_is_sealed_after_the_client_disconnected(database):
     async def story():
-        async with open_shop(database, fresh(), "bare") as door, served(door.middleware) as port:
-            door.shop.goes_on.clear()
+        async with (
+            open_shop(database, fresh(), "bare") as fenced,
+            served(fenced.middleware) as port,
+        ):
+            fenced.shop.goes_on.clear()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(
                 f"POST {PATH} HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: {KEY}\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
                 + BODY
             )
-            await door.shop.going.wait()
+            await fenced.shop.going.wait()
             writer.transport.abort()
-            door.shop.goes_on.set()
+            fenced.shop.goes_on.set()
             async with asyncio.timeout(20):
-                while [row.state.value for row in await fences_of(door)] != ["SEALED"]:
+                while [row.state.value for row in await fences_of(fenced)] != ["SEALED"]:
                     await asyncio.sleep(0.01)
             again = await asyncio.to_thread(by_hand, port, KEY)
             assert again[1]["idempotency-replayed"] == "true"
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
             del reader
 
     run(story())
@@ -139,10 +145,10 @@ bodies = st.one_of(
 )  # fmt: skip
 
 
-def test_no_header_and_no_body_makes_it_fail(database):
+def test_no_header_or_body_causes_a_server_error(database):
     with asyncio.Runner() as runner:
         shop = open_shop(database, fresh(), "bare")
-        door = runner.run(shop.__aenter__())
+        fenced = runner.run(shop.__aenter__())
 
         async def ask(headers, body, query):
             told = []
@@ -157,7 +163,7 @@ def test_no_header_and_no_body_makes_it_fail(database):
             async def send(message):
                 told.append(message)
 
-            await door.middleware(scope, receive, send)
+            await fenced.middleware(scope, receive, send)
             return told[0]["status"]
 
         @settings(max_examples=150, deadline=None)

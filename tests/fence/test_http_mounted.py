@@ -19,7 +19,7 @@ from helixqueue.fence.policy import Policy, Route
 from tests.support.fence_shop import KEY, fresh, kind_of, open_shop, run
 
 
-def test_it_works_between_other_middleware(database):
+def test_middleware_works_between_other_middleware(database):
     """Also around BaseHTTPMiddleware, which runs its application in a task of its own."""
 
     async def story():
@@ -38,19 +38,19 @@ def test_it_works_between_other_middleware(database):
         app = Starlette(routes=[StarletteRoute("/orders/{o}/refunds", answer, methods=["POST"])])
         app.add_middleware(Stamp)
         policy = fresh(route={"keep_headers": ("x-stamp",)})
-        async with open_shop(database, policy, app=app) as door:
-            first, again = await door.post(), await door.post()
+        async with open_shop(database, policy, app=app) as fenced:
+            first, again = await fenced.post(), await fenced.post()
             assert first.json() == again.json() == {"n": 1}
             assert first.headers["x-stamp"] == again.headers["x-stamp"] == "1"
 
     run(story())
 
 
-def test_it_is_added_to_an_application_as_any_middleware_is(database):
+def test_middleware_is_added_with_add_middleware(database):
     async def story():
-        async with open_shop(database, fresh(), "fastapi") as door:
-            app = door.shop.fastapi()
-            app.add_middleware(IdempotencyMiddleware, helix=door.helix, policy=fresh())
+        async with open_shop(database, fresh(), "fastapi") as fenced:
+            app = fenced.shop.fastapi()
+            app.add_middleware(IdempotencyMiddleware, helix=fenced.helix, policy=fresh())
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
 
@@ -60,38 +60,38 @@ def test_it_is_added_to_an_application_as_any_middleware_is(database):
 
                 first, again = await ask(KEY), await ask(KEY)
                 assert first.json() == again.json()
-                door.shop.fails = RuntimeError("the bank hung up")
+                fenced.shop.fails = RuntimeError("the bank hung up")
                 assert (await ask("another-key")).status_code == 500
                 assert kind_of(await ask("another-key")) == "in-doubt"
-            assert len(door.shop.effects) == 2
+            assert len(fenced.shop.effects) == 2
 
     run(story())
 
 
-def test_what_is_counted_and_logged_is_what_the_policy_names(database, caplog):
+def test_decisions_are_counted_and_logged_with_the_fields_of_the_policy(database, caplog):
     async def story():
         policy = fresh(log_fields=("decision", "source_type", "key", "diff_ops"))
-        async with open_shop(database, policy) as door:
+        async with open_shop(database, policy) as fenced:
             with caplog.at_level(logging.INFO, "helixqueue.fence.http"):
-                await door.post()
-                await door.post()
-                await door.post({"cents": 1})
+                await fenced.post()
+                await fenced.post()
+                await fenced.post({"cents": 1})
             told = [record.idempotency for record in caplog.records]
-            assert [one["decision"] for one in told] == ["executed", "repeated", "key-reused"]
+            assert [one["decision"] for one in told] == ["new", "duplicate", "conflict"]
             assert set(told[0]) == {"decision", "source_type", "key", "diff_ops"}
             assert told[2]["diff_ops"] == 1
-            decisions = door.helix.fences.counters.snapshot().decisions
+            decisions = fenced.helix.fences.counters.snapshot().decisions
             assert sorted(word for _, _, word in decisions) == [
-                "executed",
-                "key-reused",
-                "repeated",
+                "conflict",
+                "duplicate",
+                "new",
             ]
             assert not any(KEY in str(label) for label in decisions)
 
     run(story())
 
 
-def test_openapi_tells_of_the_header_and_the_refusals():
+def test_openapi_document_has_the_key_header_and_the_problems():
     app = FastAPI()
 
     @app.post("/orders/{order}/refunds")
@@ -113,7 +113,7 @@ def test_openapi_tells_of_the_header_and_the_refusals():
     assert set(named) == {PREFIX + kind for kind in PROBLEMS}
 
 
-def test_the_guide_has_a_line_on_every_problem():
+def test_guide_describes_every_problem():
     guide = Path(__file__).parents[2] / "docs" / "guides" / "idempotency.md"
     lines = re.findall(r"^\| `([a-z-]+)` \| (\d+)", guide.read_text(encoding="utf-8"), re.MULTILINE)
     assert {kind: int(status) for kind, status in lines} == {

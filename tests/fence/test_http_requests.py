@@ -24,11 +24,11 @@ from tests.support.fence_shop import KEY, fences_of, fresh, kind_of, open_shop, 
         (f"  {KEY} ", KEY),
     ],
 )
-def test_a_key_is_a_structured_string_or_a_bare_one(database, header, key):
+def test_key_is_a_structured_string_or_a_bare_token(database, header, key):
     async def story():
-        async with open_shop(database, fresh()) as door:
-            assert (await door.post(key=header)).status_code == 201
-            [row] = await fences_of(door)
+        async with open_shop(database, fresh()) as fenced:
+            assert (await fenced.post(key=header)).status_code == 201
+            [row] = await fences_of(fenced)
             assert row.identity == key
 
     run(story())
@@ -38,55 +38,55 @@ def test_a_key_is_a_structured_string_or_a_bare_one(database, header, key):
     "header",
     ['"', '"open', '""', "", "two words", "x" * 256, "naïve-key-of-16-chars", '"tab\t"', "short"],
 )
-def test_what_is_no_key_is_refused_and_never_repaired(database, header):
+def test_invalid_key_is_refused_and_never_repaired(database, header):
     async def story():
-        async with open_shop(database, fresh(route={"min_key_chars": 16})) as door:
+        async with open_shop(database, fresh(route={"min_key_chars": 16})) as fenced:
             raw = [(b"idempotency-key", header.encode("latin-1", "replace"))]
-            answer = await door.client.post("/orders/o1/refunds", headers=raw, json={})
+            answer = await fenced.client.post("/orders/o1/refunds", headers=raw, json={})
             assert (answer.status_code, kind_of(answer)) == (400, "invalid-key")
-            twice = await door.client.post(
+            twice = await fenced.client.post(
                 "/orders/o1/refunds", headers=[("idempotency-key", KEY)] * 2, json={}
             )
             assert kind_of(twice) == "invalid-key"
-            assert door.shop.effects == []
+            assert fenced.shop.effects == []
 
     run(story())
 
 
-def test_a_strict_route_takes_structured_strings_only(database):
+def test_strict_route_accepts_only_structured_strings(database):
     async def story():
-        async with open_shop(database, fresh(route={"strict": True})) as door:
-            assert kind_of(await door.post()) == "invalid-key"
-            assert (await door.post(key=f'"{KEY}"')).status_code == 201
+        async with open_shop(database, fresh(route={"strict": True})) as fenced:
+            assert kind_of(await fenced.post()) == "invalid-key"
+            assert (await fenced.post(key=f'"{KEY}"')).status_code == 201
 
     run(story())
 
 
-def test_a_missing_key_is_refused_where_required_and_runs_each_time_where_not(database):
+def test_missing_key_is_refused_where_required_and_executes_where_optional(database):
     async def story():
-        async with open_shop(database, fresh(documentation="https://shop/keys")) as door:
-            refused = await door.post(key=None)
+        async with open_shop(database, fresh(documentation="https://shop/keys")) as fenced:
+            refused = await fenced.post(key=None)
             assert (refused.status_code, kind_of(refused)) == (400, "missing-key")
             assert refused.headers["link"] == '<https://shop/keys>; rel="describedby"'
-        async with open_shop(database, fresh(route={"required": False})) as door:
+        async with open_shop(database, fresh(route={"required": False})) as fenced:
             for _ in range(2):
-                assert (await door.post(key=None)).status_code == 201
-            assert len(door.shop.effects) == 2
+                assert (await fenced.post(key=None)).status_code == 201
+            assert len(fenced.shop.effects) == 2
 
     run(story())
 
 
-def test_another_path_query_or_media_type_is_another_request(database):
+def test_other_path_query_or_media_type_is_another_request(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
-            await door.post()
+        async with open_shop(database, fresh()) as fenced:
+            await fenced.post()
             for other in (
                 {"order": "o2"},
                 {"params": {"dry": "1"}},
                 {"content": b'{"cents":500}', "headers": {"content-type": "text/plain"}},
             ):
-                assert kind_of(await door.post(**other)) == "key-reused"
-            assert len(door.shop.effects) == 1
+                assert kind_of(await fenced.post(**other)) == "key-reused"
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
@@ -128,32 +128,32 @@ OTHER = {
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_spellings_of_one_body_are_one_request_and_no_others_are(database, kind):
+def test_equal_json_in_other_spellings_is_the_same_request(database, kind):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             for body, media in SAME[kind]:
-                answer = await door.post(content=body, headers={"content-type": media})
+                answer = await fenced.post(content=body, headers={"content-type": media})
                 assert answer.status_code == 201, (body, answer.text)
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
             media = SAME[kind][0][1]
             for body in OTHER[kind]:
-                answer = await door.post(content=body, headers={"content-type": media})
+                answer = await fenced.post(content=body, headers={"content-type": media})
                 assert kind_of(answer) == "key-reused", body
 
     run(story())
 
 
-def test_a_compressed_body_is_compared_by_its_content(database):
+def test_compressed_body_is_compared_after_decoding(database):
     async def story():
-        async with open_shop(database, fresh(route={"max_body_bytes": 1000})) as door:
+        async with open_shop(database, fresh(route={"max_body_bytes": 1000})) as fenced:
             headers = {"content-type": "application/json"}
             zipped = headers | {"content-encoding": "gzip"}
-            assert (await door.post(content=b'{"a":1}', headers=headers)).status_code == 201
-            again = await door.post(content=gzip.compress(b'{"a": 1}'), headers=zipped)
+            assert (await fenced.post(content=b'{"a":1}', headers=headers)).status_code == 201
+            again = await fenced.post(content=gzip.compress(b'{"a": 1}'), headers=zipped)
             assert again.headers["idempotency-replayed"] == "true"
-            bomb = await door.post(content=gzip.compress(b" " * 10_000), headers=zipped)
+            bomb = await fenced.post(content=gzip.compress(b" " * 10_000), headers=zipped)
             assert kind_of(bomb) == "body-too-large"
-            broken = await door.post(content=b"not gzip", headers=zipped)
+            broken = await fenced.post(content=b"not gzip", headers=zipped)
             assert kind_of(broken) == "non-canonical-json"
 
     run(story())
@@ -163,42 +163,42 @@ def test_a_compressed_body_is_compared_by_its_content(database):
     "body", [b'{"a":1,"a":2}', b'{"a":NaN}', b"1e999", b"9007199254740993", b'"\\ud800"', b"{",
              b'"\\u0000"', b"[" * 1000 + b"]" * 1000]
 )  # fmt: skip
-def test_a_body_without_a_single_meaning_is_refused_and_its_key_not_used_up(database, body):
+def test_ambiguous_json_body_is_refused_and_its_key_stays_free(database, body):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             headers = {"content-type": "application/json"}
-            refused = await door.post(content=body, headers=headers)
+            refused = await fenced.post(content=body, headers=headers)
             assert (refused.status_code, kind_of(refused)) == (400, "non-canonical-json")
-            assert (await door.post()).status_code == 201
+            assert (await fenced.post()).status_code == 201
 
     run(story())
 
 
-def test_fields_that_may_differ_are_ignored_and_only_those(database):
+def test_ignored_fields_may_differ_and_no_others(database):
     async def story():
         policy = fresh(route={"ignore": ("/client_ts", "/meta/trace")})
-        async with open_shop(database, policy) as door:
+        async with open_shop(database, policy) as fenced:
             first = {"cents": 5, "client_ts": 1, "meta": {"trace": "a", "of": 1}}
-            await door.post(first)
-            again = await door.post(first | {"client_ts": 2, "meta": {"trace": "b", "of": 1}})
+            await fenced.post(first)
+            again = await fenced.post(first | {"client_ts": 2, "meta": {"trace": "b", "of": 1}})
             assert again.headers["idempotency-replayed"] == "true"
-            other = await door.post(first | {"meta": {"trace": "a", "of": 2}})
+            other = await fenced.post(first | {"meta": {"trace": "a", "of": 2}})
             assert kind_of(other) == "key-reused"
-        async with open_shop(database, fresh(route={"only": ("/cents",)})) as door:
-            await door.post({"cents": 5, "note": "x"})
-            assert (await door.post({"cents": 5})).headers["idempotency-replayed"] == "true"
-            assert kind_of(await door.post({"cents": 6, "note": "x"})) == "key-reused"
+        async with open_shop(database, fresh(route={"only": ("/cents",)})) as fenced:
+            await fenced.post({"cents": 5, "note": "x"})
+            assert (await fenced.post({"cents": 5})).headers["idempotency-replayed"] == "true"
+            assert kind_of(await fenced.post({"cents": 6, "note": "x"})) == "key-reused"
 
     run(story())
 
 
 def test_content_digest_is_verified(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             body = b'{"a":1}'
             for good, value in ((False, b"x" * 32), (True, hashlib.sha256(body).digest())):
                 said = base64.b64encode(value).decode()
-                answer = await door.post(
+                answer = await fenced.post(
                     content=body,
                     headers={"content-digest": f"sha-512=:AA==:, sha-256=:{said}:"},
                 )
@@ -207,22 +207,22 @@ def test_content_digest_is_verified(database):
     run(story())
 
 
-def test_keys_are_random_enough_unless_the_policy_says_otherwise(database):
+def test_short_key_is_refused_unless_the_policy_allows_it(database):
     async def story():
         route = Route(path=fresh().routes[0].path)
-        async with open_shop(database, Policy(routes=(route,))) as door:
-            assert kind_of(await door.post(key="1")) == "invalid-key"
-            assert (await door.post(key=str(uuid.uuid4()))).status_code == 201
+        async with open_shop(database, Policy(routes=(route,))) as fenced:
+            assert kind_of(await fenced.post(key="1")) == "invalid-key"
+            assert (await fenced.post(key=str(uuid.uuid4()))).status_code == 201
 
     run(story())
 
 
 def test_keys_that_differ_in_case_are_two_keys(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             for key in (KEY, KEY.upper()):
-                assert (await door.post(key=key)).status_code == 201
-            assert len(door.shop.effects) == 2
+                assert (await fenced.post(key=key)).status_code == 201
+            assert len(fenced.shop.effects) == 2
 
     run(story())
 
@@ -269,66 +269,66 @@ HEAD = b'\r\nContent-Disposition: form-data; name="f"\r\n'
          {"body": b"{}", "media": "application/json"}),
     ],
 )  # fmt: skip
-def test_what_a_reader_could_take_for_another_request_is_another(one, other):
+def test_requests_that_parsers_distinguish_are_different(one, other):
     assert text_of(**one) == text_of(**one)
     assert text_of(**one) != text_of(**other)
 
 
-def test_bytes_after_a_compressed_body_and_a_body_cut_short_are_refused(database):
+def test_trailing_or_truncated_compressed_body_is_refused(database):
     """They would be applied by some readers, and compared by none."""
 
     async def story():
-        async with open_shop(database, fresh()) as door:
+        async with open_shop(database, fresh()) as fenced:
             headers = {"content-type": "application/json", "content-encoding": "gzip"}
             whole = gzip.compress(b'{"a":1}')
             for body in (whole + gzip.compress(b'{"b":1}'), whole + b"x", whole[:-4]):
-                refused = await door.post(content=body, headers=headers)
+                refused = await fenced.post(content=body, headers=headers)
                 assert (refused.status_code, kind_of(refused)) == (400, "non-canonical-json")
-            assert (await door.post(content=whole, headers=headers)).status_code == 201
+            assert (await fenced.post(content=whole, headers=headers)).status_code == 201
 
     run(story())
 
 
-def test_a_fingerprint_of_another_version_is_refused(database, monkeypatch):
+def test_fingerprint_of_another_version_is_refused(database, monkeypatch):
     """A later release that compares otherwise must not answer for an earlier one."""
 
     async def story():
-        async with open_shop(database, fresh()) as door:
-            await door.post()
+        async with open_shop(database, fresh()) as fenced:
+            await fenced.post()
             monkeypatch.setattr(request, "VERSION", 2)
-            refused = await door.post()
+            refused = await fenced.post()
             assert kind_of(refused) == "key-reused"
             assert refused.json()["diff"] == [{"op": "replace", "path": "/v"}]
-            assert len(door.shop.effects) == 1
+            assert len(fenced.shop.effects) == 1
 
     run(story())
 
 
-def test_a_new_credential_of_the_same_principal_is_the_same_request(database):
+def test_new_credential_of_the_same_principal_is_the_same_request(database):
     async def story():
-        async with open_shop(database, fresh(), principal=lambda _: "ann") as door:
-            await door.post(headers={"authorization": "Bearer one"})
-            again = await door.post(headers={"authorization": "Bearer two"})
+        async with open_shop(database, fresh(), principal=lambda _: "ann") as fenced:
+            await fenced.post(headers={"authorization": "Bearer one"})
+            again = await fenced.post(headers={"authorization": "Bearer two"})
             assert again.headers["idempotency-replayed"] == "true"
 
     run(story())
 
 
 @pytest.mark.parametrize("principal", ["e\u0301ve", " eve", "e\u200bve", "a\x1fb"])
-def test_a_principal_in_another_spelling_is_refused_and_not_taken_for_another(database, principal):
+def test_principal_in_another_spelling_is_refused(database, principal):
     async def story():
-        async with open_shop(database, fresh(), principal=lambda _: principal) as door:
-            assert kind_of(await door.post()) == "scope-unavailable"
-            assert door.shop.effects == []
+        async with open_shop(database, fresh(), principal=lambda _: principal) as fenced:
+            assert kind_of(await fenced.post()) == "scope-unavailable"
+            assert fenced.shop.effects == []
 
     run(story())
 
 
-def test_a_first_request_that_was_not_kept_differs_as_a_whole(database):
+def test_conflict_without_a_kept_request_differs_as_a_whole(database):
     async def story():
-        async with open_shop(database, fresh(keep_requests=False)) as door:
-            await door.post()
-            refused = await door.post({"cents": 1})
+        async with open_shop(database, fresh(keep_requests=False)) as fenced:
+            await fenced.post()
+            refused = await fenced.post({"cents": 1})
             assert refused.json()["diff"] == [{"op": "replace", "path": ""}]
 
     run(story())
@@ -345,16 +345,16 @@ TEN_MEGABYTES = 10 * 1024 * 1024
         (16 * 1024 * 1024, "application/json", 413),  # JSON is read and compared up to 1 MiB
     ],
 )
-def test_a_body_of_ten_megabytes_runs_once_or_not_at_all(database, bound, media, then):
+def test_ten_megabyte_body_executes_at_most_once(database, bound, media, then):
     async def story():
         body = b'"' + b"x" * TEN_MEGABYTES + b'"'
-        async with open_shop(database, fresh(route={"max_body_bytes": bound})) as door:
+        async with open_shop(database, fresh(route={"max_body_bytes": bound})) as fenced:
 
             async def ask(content):
-                return await door.post(content=content, headers={"content-type": media})
+                return await fenced.post(content=content, headers={"content-type": media})
 
             assert {(await ask(body)).status_code for _ in range(2)} == {then}
-            assert len(door.shop.effects) == (1 if then == 201 else 0)
+            assert len(fenced.shop.effects) == (1 if then == 201 else 0)
             if then == 201:
                 assert kind_of(await ask(body[:-1] + b"!")) == "key-reused"
 

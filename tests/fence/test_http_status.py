@@ -1,4 +1,4 @@
-"""Who was told `in-doubt` or `in-progress` can ask how it stands, and nobody else can."""
+"""The sender of a request in doubt or in progress can read its state, and no other client can."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ def status_link(answer):
 async def resolved(database, row):
     async with AsyncHelixQueue(database.dsn("operator"), tenant="a") as operator:
         call = calls.resolve(
-            row.key, row.version, Times(), actor="ann", reason="looked", answer=None
+            row.key, row.version, Times(), actor="ann", reason="looked", result=None
         )
         await operator.fences.run(call)
 
 
-def test_a_doubt_has_a_link_to_where_its_state_is_told(database):
+def test_doubt_links_to_its_status(database):
     async def story():
-        async with open_shop(database, fresh(status_path=PATH)) as door:
-            door.shop.goes_on.clear()
-            door.shop.fails = RuntimeError("password of the bank")
-            first = asyncio.create_task(door.post())
-            await door.shop.going.wait()
-            busy = await door.post()
+        async with open_shop(database, fresh(status_path=PATH)) as fenced:
+            fenced.shop.goes_on.clear()
+            fenced.shop.fails = RuntimeError("password of the bank")
+            first = asyncio.create_task(fenced.post())
+            await fenced.shop.going.wait()
+            busy = await fenced.post()
             assert kind_of(busy) == "in-progress"
             link = status_link(busy)
-            assert (await door.client.get(link)).json()["state"] == "EFFECT_STARTED"
-            door.shop.goes_on.set()
+            assert (await fenced.client.get(link)).json()["state"] == "EFFECT_STARTED"
+            fenced.shop.goes_on.set()
             await first
-            doubted = await door.post()
+            doubted = await fenced.post()
             assert (kind_of(doubted), status_link(doubted)) == ("in-doubt", link)
             assert link == f"{PATH}/{doubted.json()['fence']}"
-            told = await door.client.get(link)
+            told = await fenced.client.get(link)
             assert (told.status_code, told.json()["state"]) == (200, "IN_DOUBT")
-            assert "do not send it under a new key" in told.json()["means"]
+            assert "do not send the request with a new key" in told.json()["means"]
             assert "password" not in told.text
             assert told.headers["cache-control"] == "no-store"
-            [row] = await fences_of(door)
+            [row] = await fences_of(fenced)
             await resolved(database, row)
-            assert (await door.client.get(link)).json()["state"] == "RELEASED"
-            door.shop.fails = None
-            done = await door.post()
-            told = (await door.client.get(link)).json()
+            assert (await fenced.client.get(link)).json()["state"] == "RELEASED"
+            fenced.shop.fails = None
+            done = await fenced.post()
+            told = (await fenced.client.get(link)).json()
             assert told["receipt"] == done.headers["idempotency-receipt"]
             assert told["answer_until"]
-            assert len(door.shop.effects) == 2
+            assert len(fenced.shop.effects) == 2
 
     run(story())
 
 
-def test_a_fence_of_somebody_else_is_no_fence(database):
+def test_status_of_another_owners_fence_is_not_found(database):
     async def story():
         def owner(header):
             return lambda scope: dict(scope["headers"]).get(header, b"").decode() or None
 
         policy = fresh(status_path=PATH)
         owners = {"tenant": owner(b"x-tenant"), "principal": owner(b"x-user")}
-        async with open_shop(database, policy, **owners) as door:
+        async with open_shop(database, policy, **owners) as fenced:
 
             async def ask(path, tenant="a", user="ann"):
                 headers = {"x-tenant": tenant, "x-user": user}
-                return await door.client.get(path, headers=headers)
+                return await fenced.client.get(path, headers=headers)
 
-            await door.post(headers={"x-tenant": "a", "x-user": "ann"})
-            [row] = await fences_of(door)
+            await fenced.post(headers={"x-tenant": "a", "x-user": "ann"})
+            [row] = await fences_of(fenced)
             path = f"{PATH}/v1:{row.key[1:].hex()}"
             assert (await ask(path)).json()["state"] == "SEALED"
             for who in (("a", "bob"), ("b", "ann")):
@@ -89,22 +89,22 @@ def test_a_fence_of_somebody_else_is_no_fence(database):
     run(story())
 
 
-def test_a_functions_fence_is_not_told_to_http_clients(database, helix, name):
+def test_status_of_a_function_fence_is_not_found(database, helix, name):
     with helix.fence(name, key="k") as fence:
         fence.seal(1)
 
     async def story():
-        async with open_shop(database, fresh(status_path=PATH)) as door:
-            assert kind_of(await door.client.get(f"{PATH}/{fence.key}")) == "no-such-fence"
+        async with open_shop(database, fresh(status_path=PATH)) as fenced:
+            assert kind_of(await fenced.client.get(f"{PATH}/{fence.key}")) == "no-such-fence"
 
     run(story())
 
 
 @pytest.mark.parametrize("path", ["/idempotency", "/idempotency/a/b", "/other/v1:00"])
-def test_other_paths_are_the_applications(database, path):
+def test_other_paths_reach_the_application(database, path):
     async def story():
-        async with open_shop(database, fresh(status_path=PATH)) as door:
-            answer = await door.client.get(path)
+        async with open_shop(database, fresh(status_path=PATH)) as fenced:
+            answer = await fenced.client.get(path)
             assert PREFIX not in answer.text
 
     run(story())

@@ -18,11 +18,11 @@ from helixqueue.errors import (
     Unavailable,
 )
 from helixqueue.fence import NotApplied
-from tests.support.fence_looks import counted, effects
+from tests.support.fence_reads import counted, effects
 from tests.support.lab import POOLED
 
 
-def test_a_local_effect_and_its_fence_commit_together_or_not_at_all(helix, database, name, table):
+def test_local_effect_and_its_fence_commit_together_or_not_at_all(helix, database, name, table):
     def act(connection):
         with helix.fence(name, key="k", within=connection) as fence:
             if fence.first:
@@ -33,7 +33,7 @@ def test_a_local_effect_and_its_fence_commit_together_or_not_at_all(helix, datab
     with database.connect("pool") as connection:
         with connection.transaction(force_rollback=True):
             assert act(connection) == "inserted"
-        assert (effects(database, table), counted(helix, name)) == (0, {"executed": 1})
+        assert (effects(database, table), counted(helix, name)) == (0, {"new": 1})
         with connection.transaction():
             assert act(connection) == "inserted"
         with connection.transaction():
@@ -44,7 +44,7 @@ def test_a_local_effect_and_its_fence_commit_together_or_not_at_all(helix, datab
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "session", "connection"])
-def test_a_local_effect_that_fails_is_undone_though_the_caller_commits(
+def test_failed_local_effect_is_undone_though_the_caller_commits(
     helix, database, name, table, kind
 ):
     engine = sqlalchemy.create_engine(
@@ -77,7 +77,7 @@ def test_a_local_effect_that_fails_is_undone_though_the_caller_commits(
     assert effects(database, table) == 1
 
 
-def test_a_decorated_function_gets_its_connection_from_its_arguments(helix, database, name, table):
+def test_decorated_function_takes_its_connection_from_its_arguments(helix, database, name, table):
     @helix.fence(
         name, key=lambda _, n: n, payload=lambda _, n: n, within=lambda connection, _: connection
     )
@@ -92,7 +92,7 @@ def test_a_decorated_function_gets_its_connection_from_its_arguments(helix, data
     assert effects(database, table) == 1
 
 
-def test_an_async_local_effect_is_undone_with_its_fence(database, name, table):
+def test_async_local_effect_is_undone_with_its_fence(database, name, table):
     async def story():
         engine = create_async_engine(
             "postgresql+psycopg://",
@@ -117,7 +117,7 @@ def test_an_async_local_effect_is_undone_with_its_fence(database, name, table):
     assert effects(database, table) == 1
 
 
-def test_a_local_effect_through_asyncpg(database, name, table):
+def test_local_effect_through_asyncpg_is_fenced(database, name, table):
     async def story():
         sockets = str(database.server.socket_dir)
         connection = await asyncpg.connect(user="pool", host=sockets, database=database.name)
@@ -142,7 +142,7 @@ def test_a_local_effect_through_asyncpg(database, name, table):
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "session", "asyncpg"])
-def test_a_connection_that_dies_inside_is_unavailable_and_nothing_is_left(
+def test_connection_lost_inside_a_local_effect_raises_unavailable_and_leaves_nothing(
     helix, database, name, table, kind
 ):
     """Nothing of the transaction has committed, so the outcome is not unknown: begin it again."""
@@ -186,7 +186,7 @@ def test_a_connection_that_dies_inside_is_unavailable_and_nothing_is_left(
         "session": session,
         "asyncpg": lambda: asyncio.run(through_asyncpg()),
     }
-    with pytest.raises(Unavailable, match="away") as told:
+    with pytest.raises(Unavailable, match="unreachable") as told:
         stories[kind]()
     assert not told.value.outcome_unknown
     assert effects(database, table) == 0
@@ -194,7 +194,7 @@ def test_a_connection_that_dies_inside_is_unavailable_and_nothing_is_left(
         assert again.first
 
 
-def test_a_transaction_that_cannot_be_serialised_is_told_to_run_again(helix, database, name):
+def test_serialization_failure_raises_retryable(helix, database, name):
     """Its snapshot is older than the seal: it can neither see the fence nor make another."""
     with database.connect(autocommit=False) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -209,7 +209,7 @@ def test_a_transaction_that_cannot_be_serialised_is_told_to_run_again(helix, dat
 
 
 @pytest.mark.skipif(POOLED, reason="a pooler does not take settings in the DSN")
-def test_a_claim_that_meets_a_lock_timeout_is_asked_again(database, name):
+def test_claim_is_retried_after_a_lock_timeout(database, name):
     dsn = f"{database.dsn()}&options=-c%20lock_timeout%3D20ms"
     with HelixQueue(dsn, tenant="a") as helix, database.connect("helix_bootstrap") as locker:
         with pytest.raises(NotApplied), helix.fence(name, key="k"):

@@ -1,4 +1,4 @@
-"""Counts and gauges, as Prometheus reads them: few labels, and none that tells of anybody."""
+"""Counters and gauges in Prometheus' format, without keys or tenants as labels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from helixqueue.engine.fences import SweepLag
 from helixqueue.errors import Conflict, LeaseLost
 from helixqueue.fence import NotApplied
-from helixqueue.fence.counters import Counters
-from helixqueue.fence.exposition import exposition
-from tests.support.fence_looks import fence_of
-from tests.support.fence_passing import let_time_pass
+from helixqueue.fence.metrics import Counters, prometheus_text
+from tests.support.fence_reads import fence_of
 from tests.support.fence_shop import KEY, fresh, open_shop, run
+from tests.support.fence_time import expire
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -21,7 +20,7 @@ _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 def value(text, metric, **labels):
-    """The one sample of these labels; None when there is none."""
+    """The sample with these labels; None when there is none."""
     for line in text.splitlines():
         sample = _SAMPLE.fullmatch(line)
         if sample is None:
@@ -36,7 +35,7 @@ def value(text, metric, **labels):
     return None
 
 
-def test_functions_are_counted_by_what_they_were_told(helix, database, name):
+def test_function_calls_are_counted_by_decision(helix, database, name):
     @helix.fence(name, key=lambda order, _: order)
     def act(order: str, cents: int) -> int:
         if cents == 0:
@@ -54,13 +53,13 @@ def test_functions_are_counted_by_what_they_were_told(helix, database, name):
     with helix.fence(name, key="o3"):
         pass
     with pytest.raises(LeaseLost), helix.fence(name, key="o4", replayable=True):
-        let_time_pass(database, fence_of(database, name, "o4").key, deadline=True)
+        expire(database, fence_of(database, name, "o4").key, deadline=True)
         with helix.fence(name, key="o4", replayable=True):
             pass
     text = helix.fences.metrics()
     told = {"surface": "function", "fence": name}
     expected = {
-        "executed": 6, "repeated": 1, "key-reused": 1, "doubted": 1, "released": 1,
+        "new": 3, "duplicate": 1, "conflict": 1, "doubted": 1, "released": 1,
         "fenced-out": 1,
     }  # fmt: skip
     counted = {word: value(text, "decisions_total", **told, decision=word) for word in expected}
@@ -73,24 +72,24 @@ def test_functions_are_counted_by_what_they_were_told(helix, database, name):
     assert value(text, "housekeeping_lag_seconds", of="leases") is not None
 
 
-def test_an_application_behind_the_middleware_reads_its_counts(database):
+def test_http_requests_are_counted_by_decision(database):
     async def story():
-        async with open_shop(database, fresh()) as door:
-            await door.post()
-            await door.post()
-            text = await door.helix.fences.metrics()
-            told = {"surface": "http", "fence": door.middleware.policy.routes[0].name}
-            for word in ("executed", "repeated"):
+        async with open_shop(database, fresh()) as fenced:
+            await fenced.post()
+            await fenced.post()
+            text = await fenced.helix.fences.metrics()
+            told = {"surface": "http", "fence": fenced.middleware.policy.routes[0].name}
+            for word in ("new", "duplicate"):
                 assert value(text, "decisions_total", **told, decision=word) == 1
             assert KEY not in text
 
     run(story())
 
 
-def test_any_name_makes_a_label_that_can_be_read():
+def test_any_fence_name_is_escaped_as_a_label():
     counters = Counters()
     odd = 'a "b" \\ c\nd'
-    counters.decided("function", odd, "executed")
-    text = exposition(counters.snapshot(), [], SweepLag(0, 0, 0))
-    labels = {"surface": "function", "fence": odd, "decision": "executed"}
+    counters.count_decision("function", odd, "new")
+    text = prometheus_text(counters.snapshot(), [], SweepLag(0, 0, 0))
+    labels = {"surface": "function", "fence": odd, "decision": "new"}
     assert value(text, "decisions_total", **labels) == 1

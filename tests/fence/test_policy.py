@@ -1,14 +1,15 @@
-"""`idempotency.yml`: everything has a default, and every fault is told at once with its place."""
+"""`idempotency.yml`: every field has a default, and all faults are reported with their lines."""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from helixqueue.errors import NotInstalled, Refused
 from helixqueue.fence.http import IdempotencyMiddleware
-from helixqueue.fence.policy import Policy
+from helixqueue.fence.policy import Policy, Route
 from helixqueue.fence.policy_file import InvalidPolicy, parse_policy, read_policy
 
 FULL = """\
@@ -36,11 +37,11 @@ routes:
 """
 
 
-def test_an_empty_file_is_a_policy():
+def test_empty_file_is_the_default_policy():
     assert parse_policy("") == parse_policy("{}") == Policy()
 
 
-def test_a_full_file_says_what_it_says(tmp_path):
+def test_full_file_is_read(tmp_path):
     path = tmp_path / "idempotency.yml"
     path.write_text(FULL)
     policy = read_policy(path)
@@ -56,12 +57,12 @@ def test_a_full_file_says_what_it_says(tmp_path):
     assert policy.ttl.times("batch").tombstone == 60 * 86_400
 
 
-def test_a_key_outlives_its_answer_at_least_twice():
+def test_tombstone_lasts_at_least_twice_as_long_as_the_answer():
     ttl = parse_policy("ttl: {webhook_days: 100}").ttl
     assert ttl.times("webhook").tombstone == 200 * 86_400
 
 
-def test_a_path_is_taken_literally_but_for_its_parameters():
+def test_path_matches_literally_except_for_its_parameters():
     route = parse_policy("routes: [{path: '/a.b/{id}'}]").routes[0]
     assert route.fits("POST", "/a.b/1")
     assert not route.fits("POST", "/aXb/1")
@@ -69,11 +70,11 @@ def test_a_path_is_taken_literally_but_for_its_parameters():
     assert not route.fits("POST", "/a.b/")
 
 
-def test_every_fault_is_told_at_once_with_line_expected_and_got():
+def test_all_faults_are_reported_with_line_expected_and_got():
     text = """\
 require_headers: []
 reject_on_body_mismatch: false
-stores: {fence: redis}
+stores: {fence: mongodb}
 ttl:
   api_hours: 1
   webhook_days: a fortnight
@@ -84,9 +85,10 @@ routes:
   - path: orders
     methods: [GET]
     required: yes please
+  - just a word
+  - path: /a
     ignore: [/a]
     only: [/b]
-  - just a word
 ttl: {}
 """
     with pytest.raises(InvalidPolicy) as refused:
@@ -105,9 +107,9 @@ ttl: {}
         (11, "routes[0].path"),
         (12, "routes[0].methods[0]"),
         (13, "routes[0].required"),
-        (11, "routes[0]"),
-        (16, "routes[1]"),
-        (17, "ttl"),
+        (14, "routes[1]"),
+        (15, "routes[2]"),
+        (18, "ttl"),
     }
     assert told[5, "ttl.api_hours"].expected == "a number of hours from 24 to 87600"
     assert told[5, "ttl.api_hours"].got == "1"
@@ -115,19 +117,86 @@ ttl: {}
     assert "line 6: ttl.webhook_days" in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["{", "a: b: c", "!!python/object:os.system {}", "- 1", "7"])
-def test_what_is_no_policy_is_refused_and_nothing_in_it_runs(text):
+@pytest.mark.parametrize(
+    "text", ["{", "a: b: c", "a: &a [*a]", "!!python/object:os.system {}", "- 1", "7"]
+)
+def test_invalid_yaml_is_refused_and_executes_nothing(text):
     with pytest.raises(InvalidPolicy):
         parse_policy(text)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(Refused, match=r"nothing\.yml"):
         read_policy(tmp_path / "nothing.yml")
 
 
-def test_without_a_reader_of_yaml_the_middleware_says_what_to_install(monkeypatch):
+def test_missing_yaml_parser_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     monkeypatch.delitem(sys.modules, "helixqueue.fence.policy_file")
     with pytest.raises(NotInstalled, match=r"helixqueue\[http\]"):
         IdempotencyMiddleware(None, helix=None, policy="idempotency.yml")
+
+
+def faults_of(text):
+    with pytest.raises(InvalidPolicy) as refused:
+        parse_policy(text)
+    return {(fault.line, fault.path): fault for fault in refused.value.faults}
+
+
+@pytest.mark.parametrize(
+    "path", ["/orders/*", "/orders/{id", "/orders/{a:path}", "/a?b", "/*/b", "x"]
+)
+def test_path_that_would_match_nothing_is_a_fault(path):
+    """A rule that fences nothing fails open: the operator believes that the route is fenced."""
+    fault = faults_of(f"routes:\n  - path: '{path}'\n")[2, "routes[0].path"]
+    assert "{id} is one segment, or * for every path" in fault.expected
+    with pytest.raises(ValidationError):
+        Route(path=path)
+
+
+def test_shadowed_and_duplicate_routes_are_faults():
+    faults = faults_of("""\
+routes:
+  - path: /orders/{id}
+  - path: /orders/new
+  - path: /carts
+    methods: [POST]
+  - path: /carts
+  - path: /carts
+    methods: [DELETE]
+""")
+    assert {place: fault.got for place, fault in faults.items()} == {
+        (3, "routes[1]"): "PATCH, POST /orders/new, which /orders/{id} above matches first",
+        (6, "routes[3]"): "POST /carts, which /carts above matches first",
+    }
+    with pytest.raises(ValidationError, match="matches first"):
+        Policy(routes=(Route(), Route(path="/orders")))
+
+
+def test_specific_route_before_a_general_one_is_reachable():
+    policy = parse_policy("routes: [{path: /orders/new, kind: batch}, {path: '/orders/{id}'}, {}]")
+    kinds = [policy.route("POST", path).kind for path in ("/orders/new", "/orders/7", "/x")]
+    assert kinds == ["batch", "api", "api"]
+
+
+@pytest.mark.parametrize("text", ["routes: []", "routes: [{methods: []}]"])
+def test_policy_that_fences_nothing_is_a_fault(text):
+    assert [fault.expected for fault in faults_of(text).values()] == ["at least one"]
+
+
+def test_policy_file_of_another_system_is_mapped_and_explained(caplog):
+    """The file of the requirements loads; the store that cannot be chosen is explained."""
+    policy = parse_policy("""\
+version: 1
+require_headers: [Idempotency-Key]
+reject_on_body_mismatch: true
+stores: {fence: redis}
+ttl: {webhook_days: 14, api_hours: 72}
+logging:
+  include_fields: [idempotency_key, decision, effect_id, source_type, source_id]
+on_conflict: {status: 409, include_diff: true}
+""")
+    assert policy.log_fields == ("key", "decision", "effect_id", "source_type", "source_id")
+    [record] = caplog.records
+    assert "line 4: stores.fence: redis is read as postgresql" in record.message
+    assert "hint=SealedCache" in record.message

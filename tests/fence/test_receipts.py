@@ -43,7 +43,7 @@ def test_key_and_receipt_are_the_same_in_python_and_sql(sealed):
     assert receipt.id == told == f"r1:{row.receipt.hex()}"
 
 
-def test_equal_work_has_an_equal_receipt_whenever_it_is_done(database, sealed):
+def test_equal_work_has_an_equal_receipt_at_any_time(database, sealed):
     """From no clock and no chance: forget the fence, do it again, get the same receipt."""
     row, told = sealed
     with database.connect("helix_bootstrap") as connection:
@@ -65,11 +65,11 @@ def test_equal_work_has_an_equal_receipt_whenever_it_is_done(database, sealed):
 
 
 @pytest.mark.parametrize("signer", signers(), ids=lambda signer: signer.algorithm)
-def test_a_receipt_verifies_offline_and_any_change_shows(sealed, signer):
+def test_receipt_verifies_offline_and_any_change_is_detected(sealed, signer):
     row, _ = sealed
     document = json.loads(json.dumps(receipt_of(row).document(signer)))
     assert verify(document, signer=signer, answer=b'{"id":1}') == []
-    assert verify(document, answer=b'{"id":2}') == ["the answer is not the one that was sealed"]
+    assert verify(document, answer=b'{"id":2}') == ["the answer is not the answer that was sealed"]
     for member in ("fingerprint", "digest", "effect", "form", "id", "tenant", "name", "key"):
         changed = document | {member: _other(document[member])}
         assert verify(changed, signer=signer), member
@@ -81,7 +81,7 @@ def _other(text):
 
 
 @pytest.mark.parametrize("signer", signers(), ids=lambda signer: signer.algorithm)
-def test_a_signature_by_another_key_or_of_another_receipt_is_none(sealed, signer):
+def test_signature_by_another_key_or_of_another_receipt_is_rejected(sealed, signer):
     row, _ = sealed
     document = receipt_of(row).document(signer)
     strangers = [HmacSigner(b"x" * 32, "2026"), Ed25519Signer.from_private(b"x" * 32, "2026")]
@@ -94,7 +94,7 @@ def test_a_signature_by_another_key_or_of_another_receipt_is_none(sealed, signer
         assert verify(document | {"signature": signature}, signer=signer)
 
 
-def test_a_public_key_verifies_and_cannot_sign(sealed):
+def test_public_key_verifies_and_cannot_sign(sealed):
     row, _ = sealed
     private = Ed25519Signer.from_private(b"k" * 32)
     public = Ed25519Signer.from_public(private.public_bytes)
@@ -104,8 +104,8 @@ def test_a_public_key_verifies_and_cannot_sign(sealed):
 
 
 @pytest.mark.parametrize("document", [{}, {"id": 1}, {"key": None}])
-def test_what_is_no_receipt_is_told_so(document):
-    assert "missing" in verify(document)[0]
+def test_incomplete_receipt_is_rejected(document):
+    assert "got no" in verify(document)[0]
 
 
 def test_short_secrets_are_refused():

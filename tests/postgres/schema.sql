@@ -146,6 +146,7 @@ CREATE TYPE helix.fence_reason AS ENUM (
     'probed',
     'rerun',
     'resolved',
+    'corrected',
     'recovered'
 );
 
@@ -938,7 +939,7 @@ declare
   v_key    bytea;
   v_secret helix.secret;
   v_fence  helix.fence;
-  v_told   helix.fence_result;
+  v_reply   helix.fence_result;
 begin
   perform helix.enter_for(p_tenant);
   if octet_length(p_request) > 1048576 then
@@ -946,31 +947,31 @@ begin
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
       hint = 'Fingerprint a digest of it instead.';
   end if;
-  -- Without an identity the key is derived from the caller's nonce: unique, and the same for a repeat.
+  -- Without an identity the key follows from the nonce: unique to this call, and found again by its repeat.
   v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
   if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
     return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
-                             p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+                             p_quiet_seconds, p_replayable, p_max_attempts, p_keep_request, p_alone);
   end if;
-  -- A hint, so that a claim does not wait for a transaction that holds the key and has not committed. Two keys
-  -- with the same hash cost one of them a needless wait; the primary key decides.
+  -- A hint, so that no caller blocks on a transaction that holds the key and has not committed. Two keys
+  -- with the same hash cost one caller a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    if v_fence.key is null then  -- no committed fence to compare with or report
+    if v_fence.key is null then  -- no committed row to compare with or to record a decision for
       v_fence.key := v_key;
       return helix.fence_answer(v_fence, 'in_progress', 1);
     end if;
-    v_told := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
+    v_reply := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
                                              then 'mismatch' else 'in_progress' end, 1);
-    perform helix.record_fence_decision(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
-    return v_told;
+    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone);
+    return v_reply;
   end if;
   loop
     select * into v_fence from helix.fence f where f.key = v_key for update;
     if found and (v_fence.until is null or v_fence.until > clock_timestamp()) then
       return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
-                               p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+                               p_quiet_seconds, p_replayable, p_max_attempts, p_keep_request, p_alone);
     end if;
     if found then
       perform helix.delete_fences(array[v_key]);
@@ -995,12 +996,12 @@ begin
   if p_identity is null then
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
-  v_told := helix.fence_answer(v_fence, 'granted');
-  -- One claim in a thousand also sweeps, unless it runs inside a caller's transaction.
+  v_reply := helix.fence_answer(v_fence, 'granted');
+  -- Housekeeping once in about a thousand claims, never in a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
     perform helix.sweep_fences(v_actor, 100);
   end if;
-  return v_told;
+  return v_reply;
 end
 $$;
 
@@ -1413,9 +1414,9 @@ ALTER TABLE ONLY helix.fence FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.fence OWNER TO helix_owner;
 
--- Name: decide_fence(helix.fence, text, text, bigint, boolean, real, real, boolean, integer, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: decide_fence(helix.fence, text, text, bigint, boolean, real, real, boolean, integer, boolean, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) RETURNS helix.fence_result
+CREATE FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) RETURNS helix.fence_result
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1424,7 +1425,7 @@ declare
   v_goal  helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
   v_wait  real;
 begin
-  -- Compared in every state, before anything else.
+  -- First of all, in every state: the key must belong to this request.
   if helix.fence_differs(v_fence, p_request) then
     perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'mismatch');
@@ -1437,7 +1438,7 @@ begin
     perform helix.record_fence_decision(v_fence, 'expired', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'expired');
   end if;
-  -- The repeat of a claim whose answer was lost.
+  -- The repeat of a claim whose reply was lost.
   if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.nonce = p_nonce then
     return helix.fence_answer(v_fence, 'granted');
   end if;
@@ -1445,15 +1446,18 @@ begin
     perform helix.record_fence_decision(v_fence, 'in_progress', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
   end if;
-  if v_fence.state in ('CLAIMED', 'RELEASED') then
-    return helix.grant_fence(v_fence, v_goal,
-                            case v_fence.state when 'CLAIMED' then 'reclaimed' else 'claimed' end::helix.fence_reason,
-                            p_actor, p_nonce, p_lease_seconds, p_quiet_seconds);
+  if v_fence.state = 'CLAIMED' then
+    return helix.grant_fence(v_fence, v_goal, 'reclaimed', p_actor, p_nonce, p_lease_seconds,
+                             p_quiet_seconds);
+  end if;
+  if v_fence.state = 'RELEASED' then
+    return helix.grant_fence(v_fence, v_goal, 'claimed', p_actor, p_nonce, p_lease_seconds,
+                             p_quiet_seconds, null, p_request, p_keep_request);
   end if;
   if v_fence.state = 'EFFECT_STARTED' then
     v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
-    p_alone := false;  -- a step must wait for the disk
+    p_alone := false;  -- the step above must reach the disk
   end if;
   if p_replayable and v_fence.attempt < p_max_attempts and helix.rerun_at(v_fence) <= v_now then
     return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'rerun', p_actor, p_nonce,
@@ -1463,12 +1467,13 @@ begin
   v_wait := extract(epoch from case when p_replayable then helix.rerun_at(v_fence)
               else v_fence.deadline + make_interval(secs => v_fence.quiet_seconds) end - v_now);
   return helix.fence_answer(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
-                          case when p_replayable and v_fence.attempt >= p_max_attempts
-                               then format('tried %s times: a person must look', v_fence.attempt) end);
+                          concat_ws('; ', v_fence.detail,
+                            case when p_replayable and v_fence.attempt >= p_max_attempts
+                                 then format('no attempts left after %s', v_fence.attempt) end));
 end
 $$;
 
-ALTER FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) OWNER TO helix_engine;
+ALTER FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) OWNER TO helix_engine;
 
 -- Name: delete_fences(bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1866,7 +1871,10 @@ CREATE FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry
           case when p_fence.state = 'SEALED'
                then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
                                         p_fence.form, p_fence.digest) end,
-          p_fence.sealed_at, p_note)::helix.fence_result
+          p_fence.sealed_at,
+          -- An operator can correct a resolution, so no cache may keep its answer.
+          coalesce(p_note, case when p_fence.state = 'SEALED' and p_fence.reason in ('resolved', 'corrected')
+                                then p_fence.reason::text end))::helix.fence_result
 $$;
 
 ALTER FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) OWNER TO helix_engine;
@@ -1876,7 +1884,7 @@ ALTER FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry_
 CREATE FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-  select p_fence.fingerprint <> helix.fingerprint(s, p_request)
+  select p_fence.state <> 'RELEASED' and p_fence.fingerprint <> helix.fingerprint(s, p_request)
   from helix.secret s where s.id = p_fence.secret
 $$;
 
@@ -2056,27 +2064,37 @@ $$;
 
 ALTER FUNCTION helix.framed_parts(p_parts text[]) OWNER TO helix_engine;
 
--- Name: grant_fence(helix.fence, helix.fence_state, helix.fence_reason, text, bigint, real, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: grant_fence(helix.fence, helix.fence_state, helix.fence_reason, text, bigint, real, real, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text DEFAULT NULL::text) RETURNS helix.fence_result
+CREATE FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text DEFAULT NULL::text, p_request text DEFAULT NULL::text, p_keep_request boolean DEFAULT true) RETURNS helix.fence_result
     LANGUAGE plpgsql
     AS $$
 declare
-  v_now   timestamptz := clock_timestamp();
-  v_fence helix.fence;
+  v_now    timestamptz := clock_timestamp();
+  v_fence  helix.fence := p_fence;
+  v_secret helix.secret;
 begin
+  if p_request is not null then
+    select * into strict v_secret from helix.secret s where s.id = v_fence.secret;
+    if v_fence.fingerprint <> helix.fingerprint(v_secret, p_request) then
+      p_detail := 'a corrected request takes the released key';
+      v_fence.fingerprint := helix.fingerprint(v_secret, p_request);
+    end if;
+    v_fence.request := case when p_keep_request then p_request::json end;
+  end if;
   update helix.fence f
   set state = p_to, version = f.version + 1, attempt = f.attempt + 1, epoch = helix.current_epoch(),
       nonce = p_nonce, number = helix.next_fence_number(), actor = p_actor, reason = p_reason,
       detail = p_detail, lease_seconds = p_lease_seconds, quiet_seconds = p_quiet_seconds,
-      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null
+      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null,
+      fingerprint = v_fence.fingerprint, request = v_fence.request
   where f.key = p_fence.key
   returning * into v_fence;
   return helix.fence_answer(v_fence, 'granted');
 end
 $$;
 
-ALTER FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text) OWNER TO helix_engine;
+ALTER FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean) OWNER TO helix_engine;
 
 -- Name: guard(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3065,7 +3083,7 @@ declare
 begin
   perform helix.enter();
   select * into v_fence from helix.fence f where f.key = p_key for update;
-  -- The repeat of a finding whose answer was lost.
+  -- The repeat of a finding whose reply was lost.
   if v_fence.state = 'EFFECT_STARTED' and v_fence.nonce = p_nonce then
     return helix.fence_answer(v_fence, 'granted');
   end if;
@@ -3073,19 +3091,19 @@ begin
     return helix.fence_answer(v_fence, 'stale');
   end if;
   if p_found = 'applied' then
-    return helix.seal_doubt(v_fence, 'probed', v_actor, 'a probe found it', p_effect, p_form,
+    return helix.seal_doubt(v_fence, 'probed', v_actor, 'a probe found the effect', p_effect, p_form,
                             p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
   end if;
   v_left := extract(epoch from v_fence.deadline + make_interval(secs => v_fence.quiet_seconds)
                                - clock_timestamp());
   if p_found = 'not_applied' and v_left <= 0 then
     return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'probed', v_actor, p_nonce, p_lease_seconds,
-                            p_quiet_seconds, 'a probe did not find it');
+                            p_quiet_seconds, 'a probe did not find the effect');
   end if;
   perform helix.record_fence_decision(v_fence, 'probe_unknown', v_actor, false,
                            case when p_found = 'not_applied'
-                                then format('not found, but too early by %s s', v_left)
-                                else 'the probe could not tell' end);
+                                then format('not found, but %s s of the quiet period are left', v_left)
+                                else 'the probe found no answer' end);
   return helix.fence_answer(v_fence, 'in_doubt', greatest(v_left, 0)::real);
 end
 $$;
@@ -3912,12 +3930,14 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
     SET enable_nestloop TO 'off'
     SET jit TO 'off'
     AS $$
-  with arrow (from_state, to_state) as materialized (
-    values (null, 'CLAIMED'), (null, 'EFFECT_STARTED'), ('CLAIMED', 'CLAIMED'),
-           ('CLAIMED', 'EFFECT_STARTED'), ('CLAIMED', 'SEALED'), ('CLAIMED', 'RELEASED'),
-           ('EFFECT_STARTED', 'SEALED'), ('EFFECT_STARTED', 'RELEASED'), ('EFFECT_STARTED', 'IN_DOUBT'),
-           ('IN_DOUBT', 'SEALED'), ('IN_DOUBT', 'RELEASED'), ('IN_DOUBT', 'EFFECT_STARTED'),
-           ('RELEASED', 'CLAIMED'), ('RELEASED', 'EFFECT_STARTED')
+  with arrow (from_state, to_state, correction) as materialized (
+    values (null, 'CLAIMED', false), (null, 'EFFECT_STARTED', false), ('CLAIMED', 'CLAIMED', false),
+           ('CLAIMED', 'EFFECT_STARTED', false), ('CLAIMED', 'SEALED', false), ('CLAIMED', 'RELEASED', false),
+           ('EFFECT_STARTED', 'SEALED', false), ('EFFECT_STARTED', 'RELEASED', false),
+           ('EFFECT_STARTED', 'IN_DOUBT', false), ('IN_DOUBT', 'SEALED', false),
+           ('IN_DOUBT', 'RELEASED', false), ('IN_DOUBT', 'EFFECT_STARTED', false),
+           ('RELEASED', 'CLAIMED', false), ('RELEASED', 'EFFECT_STARTED', false),
+           ('SEALED', 'SEALED', true), ('SEALED', 'RELEASED', true), ('RELEASED', 'SEALED', true)
   ),
   bad as materialized (
     select c.* from (
@@ -3929,22 +3949,24 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
              e.life is not null
                and not exists (select from arrow a
                                where a.from_state is not distinct from e.from_state::text
-                                 and a.to_state = e.to_state::text) as illegal,
+                                 and a.to_state = e.to_state::text
+                                 and (not a.correction or (e.reason = 'corrected'
+                                        and e.last_reason in ('resolved', 'corrected')))) as illegal,
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
              e.hash is distinct from e.computed as edited
-      from (select e.*, lag(e.to_state) over story as last_state,
-                   lag(e.version, 1, 0) over story as last_version,
-                   lead(e.version) over story is null as newest, helix.row_hash(to_jsonb(e)) as computed
-            from helix.fence_event e window story as (partition by e.life order by e.version)) e
+      from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
+                   lag(e.version, 1, 0) over history as last_version,
+                   lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
+            from helix.fence_event e window history as (partition by e.life order by e.version)) e
       full join (select f.life, f.tenant, f.name, f.state, f.version from helix.fence f) f
         on f.life = e.life) c
     where c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
-  -- means: The fence is in another state or version than its last event led to.
-  -- action: The event is the record, the row was edited; an effect may be run again or never.
+  -- means: State or version of the fence differ from its last event.
+  -- action: The row was edited; the event is the record. The effect may be executed again, or never.
   select 'fence_not_last_event', jsonb_build_object(
            'life', b.life, 'tenant', b.fence_tenant, 'name', b.name, 'state', b.fence_state,
            'version', b.fence_version, 'last_event', b.to_state, 'last_version', b.version)
@@ -3953,14 +3975,14 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   -- name: fence_event_torn
   -- promise: G8
   -- means: The events of a fence do not follow each other: one was deleted, forged or edited.
-  -- action: Compare with a backup; `helixq fence explain` shows what is left.
+  -- action: Compare with a backup; `helixq fence show` lists the remaining events.
   select 'fence_event_torn', jsonb_build_object('life', b.life, 'version', b.version,
                                                 'from_state', b.from_state, 'state_before', b.last_state)
   from bad b where b.torn
   union all
   -- name: fence_illegal_arrow
   -- promise: G8
-  -- means: A fence took an arrow that does not exist in this release.
+  -- means: A fence took an arrow that this release does not have, or corrected a step that was no resolution.
   -- action: The event was forged, or the trigger that writes events was off; see the invariants of the
   --         schema.
   select 'fence_illegal_arrow', jsonb_build_object('life', b.life, 'version', b.version,
@@ -3977,12 +3999,12 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
            'what', case when t.to_state is null then 'missing' else 'added' end)
   from helix.fence_arrow t
   full join arrow a on coalesce(a.from_state, '') = coalesce(t.from_state::text, '')
-                   and a.to_state = t.to_state::text
+                   and a.to_state = t.to_state::text and a.correction = t.correction
   where t.to_state is null or a.to_state is null
   union all
   -- name: fence_key_not_derived
   -- promise: G8
-  -- means: The key does not follow from tenant, name and identity: a repeat would be taken for new.
+  -- means: The key is not derived from tenant, name and identity: a repeat would be executed as new.
   -- action: Restore the edited column.
   select 'fence_key_not_derived', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f
@@ -3990,9 +4012,9 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   union all
   -- name: fence_answer_edited
   -- promise: G8
-  -- means: The kept answer is not the one that was sealed: repeats differ from the first answer, and no
-  --        receipt proves them.
-  -- action: Empty the answer, so that repeats report it as expired, or restore it from a backup.
+  -- means: The kept answer is not the answer that was sealed: repeats differ from the first answer, and the
+  --        receipt does not match them.
+  -- action: Empty the answer, so that repeats get the receipt only, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
   union all
@@ -4009,15 +4031,15 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   union all
   -- name: fence_missing
   -- promise: G8
-  -- means: Events or decisions refer to a fence that does not exist: its row was deleted, and its key would
-  --        be taken for new.
-  -- action: Restore the row from a backup; the last event shows its state.
+  -- means: Events or decisions name a fence that does not exist: its row was deleted, and its key would
+  --        be new again.
+  -- action: Restore the row from a backup; the last event has its state.
   select 'fence_missing', jsonb_build_object('life', b.life, 'steps', count(*))
   from bad b where b.unknown group by b.life
   union all
   -- name: fence_record_edited
   -- promise: G3
-  -- means: An event or a decision of a fence is not what was recorded: its hash does not match.
+  -- means: An event or a decision of a fence was edited: its hash does not match.
   -- action: Restore it from a backup.
   select 'fence_record_edited', jsonb_build_object('table', 'fence_event', 'life', b.life,
                                                    'version', b.version)
@@ -5517,14 +5539,15 @@ begin
   select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
          n.number, n.actor, n.reason, n.detail
   from arrived n
-  left join lateral (select e.version, e.to_state from helix.fence_event e
+  left join lateral (select e.version, e.to_state, e.reason from helix.fence_event e
                      where e.life = n.life order by e.version desc limit 1) head on true
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    -- Not for an insert: a row with its life would belong to another fence.
+    -- An update without a step. An insert is always a step: an event of its life belongs to another fence.
     when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
-    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null
+      and (not a.correction or (n.reason = 'corrected' and head.reason in ('resolved', 'corrected'))) then true
     else helix.refuse_fence_step(n.life, head.to_state, head.version, n.state, n.version) end;
   return null;
 end
@@ -5679,7 +5702,7 @@ begin
     returning f.state
   )
   select count(*) filter (where m.state = 'IN_DOUBT') into v_doubted from moved m;
-  -- Fences that were already in doubt: the tokens of their holders become invalid too.
+  -- Also the tokens of fences that were in doubt before.
   update helix.fence f set nonce = null where f.state = 'IN_DOUBT' and f.nonce is not null;
   return v_doubted;
 end
@@ -5775,7 +5798,7 @@ begin
     message = format('fence %s: no arrow %s (version %s) -> %s (version %s)', p_life,
                      coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
                      p_to_version),
-    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one.';
+    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one. Only a resolution can be corrected.';
 end
 $$;
 
@@ -5976,9 +5999,9 @@ $$;
 
 ALTER FUNCTION helix.rerun_at(p_fence helix.fence) OWNER TO helix_engine;
 
--- Name: resolve_by_token_v1(bytea, bytea, integer, boolean, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: resolve_by_token_v1(bytea, bytea, integer, boolean, text, text, text, bytea, boolean, double precision, double precision, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fence_result
+CREATE FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000, p_correct boolean DEFAULT false) RETURNS helix.fence_result
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -5993,53 +6016,61 @@ begin
   end if;
   perform set_config('helix.tenant', v_token.tenant, true);
   return helix.resolve_fence_v1(p_key, p_version, p_applied, v_token.name, p_reason, p_effect, p_form,
-                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds, p_correct);
 end
 $$;
 
-ALTER FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+ALTER FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) OWNER TO helix_engine;
 
--- Name: resolve_fence_v1(bytea, integer, boolean, text, text, text, text, bytea, boolean, double precision, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: resolve_fence_v1(bytea, integer, boolean, text, text, text, text, bytea, boolean, double precision, double precision, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000) RETURNS helix.fence_result
+CREATE FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text DEFAULT NULL::text, p_form text DEFAULT NULL::text, p_answer bytea DEFAULT NULL::bytea, p_omitted boolean DEFAULT false, p_answer_seconds double precision DEFAULT 86400, p_tombstone_seconds double precision DEFAULT 2592000, p_correct boolean DEFAULT false) RETURNS helix.fence_result
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  v_now   timestamptz := clock_timestamp();
-  v_fence helix.fence;
+  v_now    timestamptz := clock_timestamp();
+  v_reason helix.fence_reason := case when p_correct then 'corrected' else 'resolved' end;
+  v_fence  helix.fence;
 begin
   perform helix.enter();
   if coalesce(btrim(p_reason), '') = '' or coalesce(btrim(p_actor), '') = '' then
     raise exception using errcode = 'invalid_parameter_value',
-      message = 'expected who decides and why, got an empty name or reason',
+      message = 'expected the name of the operator and a reason, got an empty text',
       hint = 'Both are kept in helix.fence_event.';
   end if;
   select * into v_fence from helix.fence f where f.key = p_key for update;
   if v_fence.state = 'EFFECT_STARTED' and v_fence.deadline <= v_now and v_fence.version = p_version
+     and not p_correct
   then
     v_fence := helix.doubt_fence(p_key, 'lapsed', p_actor,
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
     p_version := v_fence.version;
   end if;
-  if v_fence.state is distinct from 'IN_DOUBT' or v_fence.version <> p_version then
+  if v_fence.version is distinct from p_version
+     or (not p_correct and v_fence.state <> 'IN_DOUBT')
+     or (p_correct and v_fence.reason not in ('resolved', 'corrected'))
+     or (p_correct and v_fence.state = 'RELEASED' and not p_applied)  -- there is nothing to correct
+  then
     return helix.fence_answer(v_fence, 'stale');
   end if;
   if p_applied then
-    return helix.seal_doubt(v_fence, 'resolved', p_actor, p_reason, p_effect, p_form, p_answer,
+    return helix.seal_doubt(v_fence, v_reason, p_actor, p_reason, p_effect, p_form, p_answer,
                             p_omitted, p_answer_seconds, p_tombstone_seconds);
   end if;
   update helix.fence f
-  set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = 'resolved',
+  set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = v_reason,
       detail = p_reason, nonce = null, changed_at = v_now,
-      until = v_now + make_interval(secs => p_tombstone_seconds)
+      until = v_now + make_interval(secs => p_tombstone_seconds),
+      effect = null, form = null, digest = null, answer = null, omitted = false, sealed_at = null,
+      answer_until = null
   where f.key = p_key
   returning * into v_fence;
   return helix.fence_answer(v_fence, 'done');
 end
 $$;
 
-ALTER FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+ALTER FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) OWNER TO helix_engine;
 
 -- Name: resources_of(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6388,7 +6419,7 @@ declare
 begin
   update helix.fence f
   set state = 'SEALED', version = f.version + 1, actor = p_actor, reason = p_reason,
-      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = sha256(p_answer),
+      detail = p_detail, nonce = null, effect = p_effect, form = p_form, digest = case when p_omitted then p_answer else sha256(p_answer) end,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
       answer_until = v_now + make_interval(secs => p_answer_seconds),
@@ -6409,7 +6440,7 @@ CREATE FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint
     AS $$
 declare
   v_now    timestamptz := clock_timestamp();
-  v_digest bytea := sha256(p_answer);
+  v_digest bytea := case when p_omitted then p_answer else sha256(p_answer) end;
   v_fence  helix.fence;
 begin
   perform helix.enter();
@@ -6797,7 +6828,7 @@ begin
   if found then
     return helix.fence_answer(v_fence, 'done');
   end if;
-  -- The repeat of a step whose answer was lost.
+  -- The repeat of a step whose reply was lost.
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
     and f.state = p_to;
@@ -7067,7 +7098,7 @@ begin
   )
   update helix.fence f set answer = null, request = null from past where f.key = past.key;
   get diagnostics emptied = row_count;
-  -- Never a claimed, started or doubtful fence: those have no tombstone.
+  -- Fences that are claimed, started or in doubt have no tombstone.
   v_expired := array(select f.key from helix.fence f where f.until < v_now
                      order by f.until limit p_limit for update skip locked);
   perform helix.delete_fences(v_expired);
@@ -7439,7 +7470,8 @@ ALTER VIEW helix.event OWNER TO helix_owner;
 
 CREATE TABLE helix.fence_arrow (
     from_state helix.fence_state,
-    to_state helix.fence_state NOT NULL
+    to_state helix.fence_state NOT NULL,
+    correction boolean DEFAULT false NOT NULL
 );
 
 ALTER TABLE helix.fence_arrow OWNER TO helix_owner;
@@ -8996,9 +9028,9 @@ GRANT SELECT(answer_until) ON TABLE helix.fence TO helix_operator;
 GRANT SELECT(until) ON TABLE helix.fence TO helix_reader;
 GRANT SELECT(until) ON TABLE helix.fence TO helix_operator;
 
--- Name: FUNCTION decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_alone boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) FROM PUBLIC;
 
 -- Name: FUNCTION delete_fences(p_keys bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9209,9 +9241,9 @@ GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_reader;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operator;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_client;
 
--- Name: FUNCTION grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean) FROM PUBLIC;
 
 -- Name: FUNCTION guard(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9777,16 +9809,16 @@ GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch in
 
 REVOKE ALL ON FUNCTION helix.rerun_at(p_fence helix.fence) FROM PUBLIC;
 
--- Name: FUNCTION resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
+REVOKE ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_client;
 
--- Name: FUNCTION resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_operator;
 
 -- Name: FUNCTION resources_of(p_free jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -8,7 +8,7 @@ from helixqueue.engine import fences
 from helixqueue.errors import Refused
 from helixqueue.states import FenceState
 from tests.support.bounded_reads import READ
-from tests.support.fence_desk import TIMES, Desk
+from tests.support.fence_caller import TIMES, FenceCaller
 from tests.support.lab import new_database
 
 ROWS_SCANNED = 30
@@ -27,7 +27,7 @@ def database(server, template, pooler):
     for database in new_database(server, template, pooler):
         with database.connect("helix_bootstrap") as connection:
             connection.execute("alter table helix.fence set (autovacuum_enabled = off)")
-        with Desk(database, tenant="a") as a, Desk(database, tenant="b") as b:
+        with FenceCaller(database, tenant="a") as a, FenceCaller(database, tenant="b") as b:
             for number in range(3):
                 doubted = a.hold(f"doubt-{number}", name="rare")
                 a.run(fences.doubt(doubted, actor="w1", detail="it broke"))
@@ -50,12 +50,12 @@ def _few(monkeypatch):
     monkeypatch.setattr(fences, "ROWS_SCANNED", ROWS_SCANNED)
 
 
-def rows_read(desk, call):
+def rows_read(caller, call):
     """Return how many rows of tables a call reads, by the server's own count."""
-    connection = desk.store.connection
+    connection = caller.store.connection
     with connection.transaction(force_rollback=True):
         [(before,)] = connection.execute(READ).fetchall()
-        desk.run(call)
+        caller.run(call)
         [(after,)] = connection.execute(READ).fetchall()
         return after - before
 
@@ -68,8 +68,8 @@ def rows_read(desk, call):
 def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
     """Also by whoever may see one tenant: the fences of the others are not stepped over."""
     seen = {"app_a": "a", "app_b": "b"}.get(role)
-    with Desk(database, role) as desk:
-        desk.store.connection.execute("select set_config('plan_cache_mode', %s, false)", (plans,))
+    with FenceCaller(database, role) as caller:
+        caller.store.connection.execute("select set_config('plan_cache_mode', %s, false)", (plans,))
         for name in NAMES:
             for state in STATES:
                 asked = {"tenant": tenant, "name": name, "state": state}
@@ -83,8 +83,8 @@ def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
                 found, after = [], None
                 while True:
                     call = fences.list_fences(limit=LIMIT, after=after, **asked)
-                    assert rows_read(desk, call) <= ROWS_READ_MAX, asked
-                    page = desk.run(call)
+                    assert rows_read(caller, call) <= ROWS_READ_MAX, asked
+                    page = caller.run(call)
                     found += [(row.tenant, row.identity) for row in page.rows]
                     after = page.next
                     if after is None:
@@ -93,8 +93,8 @@ def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
 
 
 def test_doubts_are_found_at_once_despite_later_seals(database):
-    with Desk(database) as desk:
-        page = desk.run(fences.list_fences(tenant="a", state=FenceState.IN_DOUBT))
+    with FenceCaller(database) as caller:
+        page = caller.run(fences.list_fences(tenant="a", state=FenceState.IN_DOUBT))
     assert [row.identity for row in page.rows] == ["doubt", "doubt-2", "doubt-1", "doubt-0"]
     assert page.next is None
 

@@ -14,7 +14,7 @@ import pytest
 
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import derive_key
-from tests.support.fence_desk import Desk
+from tests.support.fence_caller import FenceCaller
 from tests.support.lab import Lab, failure, lease_refs, new_database
 
 WORD = "zebra"
@@ -61,9 +61,9 @@ def loot(database):
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'b', true)")
         service.execute("select helix.hello_v1(%s)", [f"b/{WORD}-gpu"])
-    with Desk(database, "app_b", tenant="b") as desk:
-        doubt = desk.hold(f"{WORD}-key", name=f"{WORD}-fence")
-        desk.run(fences.doubt(doubt, actor=WORD, detail=WORD))
+    with FenceCaller(database, "app_b", tenant="b") as caller:
+        doubt = caller.hold(f"{WORD}-key", name=f"{WORD}-fence")
+        caller.run(fences.doubt(doubt, actor=WORD, detail=WORD))
     with Lab(database, "operator") as operator:
         made = tokens.create(
             tenant="b", name=f"{WORD}-token", token_hash=b"t" * 32, scopes=["read"], queues=None,

@@ -29,12 +29,12 @@ def test_keyed_requests_of_all_tokens_are_counted(site, lab):
     counted = {
         word: int(line.rpartition(" ")[2])
         for line in text.splitlines()
-        for word in ("executed", "repeated")
+        for word in ("new", "duplicate")
         if line.startswith(f'helix_fence_decisions_total{{{fence},decision="{word}"}}')
     }
     # Two tokens are two principals: each executed once, and the first repeated.
-    assert counted["executed"] >= 2
-    assert counted["repeated"] >= 1
+    assert counted["new"] >= 2
+    assert counted["duplicate"] >= 1
     assert "helix_fence_housekeeping_lag_seconds" in text
     assert key not in text
 
@@ -110,7 +110,7 @@ def doubted(database, lab):
 
 def resolve(database, row, token, role="service"):
     call = fences.resolve_by_token(
-        tokens.hash_token(token), row.key, row.version, fences.Times(), reason="looked", answer=None
+        tokens.hash_token(token), row.key, row.version, fences.Times(), reason="looked", result=None
     )
     with Lab(database, role) as desk:
         return desk.run(call).decision

@@ -43,9 +43,9 @@ def kind_of(response):
     return response.json()["type"].removeprefix(PREFIX)
 
 
-async def fences_of(door):
-    name = door.middleware.policy.routes[0].name
-    return [*(await door.helix.fences.run(calls.list_fences(name=name))).rows]
+async def fences_of(fenced):
+    name = fenced.middleware.policy.routes[0].name
+    return [*(await fenced.helix.fences.run(calls.list_fences(name=name))).rows]
 
 
 class Shop:
@@ -108,7 +108,7 @@ class Shop:
         return app
 
 
-class Door:
+class FencedShop:
     """A client of the shop behind the middleware."""
 
     def __init__(self, client, shop, helix, middleware):
@@ -137,4 +137,4 @@ async def open_shop(
         middleware = IdempotencyMiddleware(inner, helix=helix, policy=policy, **options)
         transport = httpx.ASGITransport(middleware, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-            yield Door(client, shop, helix, middleware)
+            yield FencedShop(client, shop, helix, middleware)

@@ -14,7 +14,7 @@ from helixqueue.cli.rehearse import rehearse
 from helixqueue.engine.fences import Times
 from helixqueue.errors import Refused
 from helixqueue.fence.receipt import fence_key, receipt_of
-from helixqueue.fence.resolution import answer_of
+from helixqueue.fence.resolution import resolved_result
 from helixqueue.identity import (
     PART_SEPARATOR,
     canonical_text,
@@ -169,6 +169,9 @@ def _explain(
         )
 
 
+CorrectOption = Annotated[
+    bool, typer.Option("--correct", help="Replace an earlier resolution.", show_default=False)
+]
 HttpStatusOption = Annotated[
     int | None,
     typer.Option(
@@ -176,7 +179,7 @@ HttpStatusOption = Annotated[
         metavar="CODE",
         min=200,
         max=499,
-        help="HTTP status for repeated requests.",
+        help="HTTP status for repeated requests; 200 unless set.",
         show_default=False,
     ),
 ]
@@ -233,6 +236,7 @@ def _resolve(
         ),
     ] = None,
     http_status: HttpStatusOption = None,
+    correct: CorrectOption = False,
     name: Name = None,
     tenant: options.Tenant = None,
     dsn: options.Dsn = None,
@@ -242,8 +246,9 @@ def _resolve(
     """Resolve a fence in doubt; name and reason are recorded.
 
     First look into the external system. With --applied the fence is sealed, and repeated calls get
-    --result; with --not-applied the next call runs the effect. Needs an operator's login or a token
-    with the scope operate. Exit code 1: the fence is not in doubt.
+    --result; with --not-applied the next call runs the effect. With --correct an earlier resolution
+    is replaced, while it is the last step of the fence. Needs an operator's login or a token with
+    the scope operate. Exit code 1: the fence is not in doubt.
     """
     if not applied and (effect or result or http_status):
         raise typer.BadParameter("--effect, --result and --http-status require --applied")
@@ -257,25 +262,43 @@ def _resolve(
     outcome: dict[str, Any] = {"effect": effect, "result": text, "http_status": http_status}
     with connection.open_target(dsn, data, as_owner=True) as target:
         row = _find(target, fence, name, tenant)
-        if target.is_service:
-            call = target.fences.resolve(
-                row.key, row.version, reason=reason, applied=applied, **outcome
-            )
-            resolved = target.run(call)
-        else:
-            answer = answer_of(**outcome) if applied else None
-            call = target.fences.resolve(
-                row.key, row.version, Times(), actor=actor, reason=reason, answer=answer
-            )
-            resolved = target.run(call).decision != "stale"
+        decision = {"reason": reason, "applied": applied, "correct": correct}
+        resolved = _send_resolution(target, row, actor, decision, outcome)
         now = _find(target, fence, name, tenant)
     if as_json:
         show.as_json({"resolved": resolved, **_facts(now)})
     elif resolved:
         show.line(f"{now.state}; the next call {_NEXT[now.state]}")
     else:
-        show.line(f"not in doubt: the fence is {now.state}; nothing changed")
+        wanted = "expected a resolution as its last step" if correct else "expected IN_DOUBT"
+        show.line(f"not in doubt: {wanted}, got {now.state} ({now.reason})")
     raise typer.Exit(Exit.OK if resolved else Exit.NO)
+
+
+def _send_resolution(
+    target: connection.Target,
+    row: FenceRow,
+    actor: str | None,
+    decision: dict[str, Any],
+    outcome: dict[str, Any],
+) -> bool:
+    """Whether the fence was in doubt, or had a resolution to correct."""
+    if target.is_service:
+        resolved: bool = target.run(
+            target.fences.resolve(row.key, row.version, **decision, **outcome)
+        )
+        return resolved
+    stored = resolved_result(row.name, **outcome) if decision["applied"] else None
+    call = target.fences.resolve(
+        row.key,
+        row.version,
+        Times(),
+        actor=actor,
+        reason=decision["reason"],
+        result=stored,
+        correct=decision["correct"],
+    )
+    return bool(target.run(call).decision != "stale")
 
 
 def _find(target: connection.Target, ref: str, name: str | None, tenant: str | None) -> FenceRow:

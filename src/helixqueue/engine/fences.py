@@ -1,10 +1,11 @@
 """The calls of fences, described once for sync and async; nothing here does I/O.
 
-A `Call` is one statement: one commit with autocommit, or part of a caller's transaction.
+A `Call` is one statement: alone it is one commit, inside a caller's transaction it is part of that.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _SQL = sql_texts("helixqueue.engine", "fences.sql")
 
-# How many rows a page scans for those that pass its filters.
+# How many rows one page scans for those that match its filters.
 ROWS_SCANNED = 2_000
 
 DecisionWord = Literal[
@@ -35,9 +36,9 @@ Finding = Literal["applied", "not_applied", "unknown"]
 
 
 class FenceDecision(NamedTuple):
-    """The database's answer about one fence; fields that do not apply are None.
+    """The reply of every call on one fence; fields that do not apply are None.
 
-    A tuple, because every call builds one from a row: a dataclass took three times as long.
+    A tuple, because every call makes one from a row: a dataclass took three times as long.
     """
 
     decision: DecisionWord
@@ -64,14 +65,14 @@ class FenceDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FenceLease:
-    """A fence held by this caller: its key and the token of every write."""
+    """A fence that this caller holds: its key, and the token that every write carries."""
 
     key: bytes
     token: Token
 
 
 _CENTURY = 36_525 * 86_400.0
-_CLOCKS = {
+_BOUNDS = {
     "lease": (0.05, 86_400.0),
     "quiet": (0.0, 604_800.0),
     "answer": (0.001, _CENTURY),
@@ -85,19 +86,18 @@ class Times:
     """The durations of a fence, in seconds."""
 
     lease: float = 30.0  # without a heartbeat, until the holder counts as lost
-    quiet: float = 90.0  # after the lease, in which a frozen holder may still act
-    answer: float = 86_400.0  # how long the answer can be repeated
-    tombstone: float = 30 * 86_400.0  # how long the key is kept after its end
-    # How long heartbeats renew the lease. A call that hangs longer is in doubt for other callers;
-    # if it ends before the doubt is resolved, its seal still counts.
+    quiet: float = 90.0  # after the lease, while a frozen holder may still act
+    answer: float = 86_400.0  # how long repeats get the answer
+    tombstone: float = 30 * 86_400.0  # how long the key is remembered after its end
+    # How long heartbeats renew the lease. A call that runs longer is in doubt for other callers;
+    # its late seal still counts if no probe or operator has decided.
     limit: float = 86_400.0
 
     def __post_init__(self) -> None:
-        # Checked here too: the database sees answer and tombstone only with the seal, when the
-        # effect has already happened.
-        for name, (least, most) in _CLOCKS.items():
+        # The database checks answer and tombstone only at the seal, when it is too late to refuse.
+        for name, (least, most) in _BOUNDS.items():
             seconds = getattr(self, name)
-            if not least <= seconds <= most:  # NaN, too
+            if not least <= seconds <= most:  # also false for NaN
                 raise Refused(
                     f"Times: expected {least:g} to {most:g} seconds for {name}, got {seconds!r}"
                 )
@@ -105,12 +105,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """The result of an effect: bytes, and the form in which they are encoded."""
+    """The outcome of an effect: bytes, and the form that tells how to read them."""
 
     form: str
     data: bytes
     omitted: bool = False  # only the digest is kept
-    effect: str | None = None  # its id in the system where it happened
+    effect: str | None = None  # the id of the effect in the system where it happened
 
 
 def claim(
@@ -128,7 +128,7 @@ def claim(
     keep_request: bool = True,
     alone: bool = True,
 ) -> Call[FenceDecision]:
-    """Claim the effect; repeating the call with the same `nonce` returns the same answer."""
+    """Claim the fence; a repeat with the same `nonce` gets the same reply."""
     return Call(
         _SQL["claim"],
         (
@@ -140,15 +140,11 @@ def claim(
 
 
 def seal(
-    lease: FenceLease, answer: FenceResult, times: Times, *, actor: str | None
+    lease: FenceLease, result: FenceResult, times: Times, *, actor: str | None
 ) -> Call[FenceDecision]:
     return Call(
         _SQL["seal"],
-        (
-            *_token(lease),
-            *(actor, *_answer(answer)),
-            *(times.answer, times.tombstone),
-        ),
+        (*_token(lease), actor, *_result(result), times.answer, times.tombstone),
         _read_decision,
     )
 
@@ -174,28 +170,20 @@ def _step(
 
 
 def probe(
-    doubted: FenceDecision,
+    doubt: FenceDecision,
     finding: Finding,
     times: Times,
     *,
     actor: str | None,
     nonce: int,
-    answer: FenceResult | None = None,
+    result: FenceResult | None = None,
 ) -> Call[FenceDecision]:
-    """Report the finding of a probe about the fence as it was in `doubted`."""
+    """Record the finding of a probe about the fence as `doubt` showed it."""
     return Call(
         _SQL["probe"],
         (
-            *(
-                _bytes(doubted.key),
-                doubted.version,
-                finding,
-                actor,
-                nonce,
-                times.lease,
-                times.quiet,
-            ),
-            *_answer(answer),
+            *(_bytes(doubt.key), doubt.version, finding, actor, nonce, times.lease, times.quiet),
+            *_result(result),
             *(times.answer, times.tombstone),
         ),
         _read_decision,
@@ -203,15 +191,25 @@ def probe(
 
 
 def resolve(
-    key: bytes, version: int, times: Times, *, actor: str, reason: str, answer: FenceResult | None
+    key: bytes,
+    version: int,
+    times: Times,
+    *,
+    actor: str,
+    reason: str,
+    result: FenceResult | None,
+    correct: bool = False,
 ) -> Call[FenceDecision]:
-    """Resolve a doubt: with an answer it happened, without one it did not. For operators."""
+    """Decide a doubt as an operator; `result` is None where the effect did not happen.
+
+    With `correct`, replace an earlier resolution that is still the last step of the fence.
+    """
     return Call(
         _SQL["resolve"],
         (
-            *(_bytes(key), version, answer is not None, actor, reason),
-            *_answer(answer),
-            *(times.answer, times.tombstone),
+            *(_bytes(key), version, result is not None, actor, reason),
+            *_result(result),
+            *(times.answer, times.tombstone, correct),
         ),
         _read_decision,
     )
@@ -224,22 +222,23 @@ def resolve_by_token(
     times: Times,
     *,
     reason: str,
-    answer: FenceResult | None,
+    result: FenceResult | None,
+    correct: bool = False,
 ) -> Call[FenceDecision]:
-    """Resolve a doubt with an API token of scope operate; its name is recorded as the actor."""
+    """The same with a token of the scope operate; the name of the token is the actor."""
     return Call(
         _SQL["resolve_by_token"],
         (
-            *(_bytes(token_hash), _bytes(key), version, answer is not None, reason),
-            *_answer(answer),
-            *(times.answer, times.tombstone),
+            *(_bytes(token_hash), _bytes(key), version, result is not None, reason),
+            *_result(result),
+            *(times.answer, times.tombstone, correct),
         ),
         _read_decision,
     )
 
 
 def renew(leases: Sequence[FenceLease]) -> Call[list[bytes]]:
-    """Send the heartbeats of many fences; returns the keys that were lost."""
+    """Renew many leases; returns the keys that this caller no longer holds."""
     return Call(
         _SQL["renew"],
         (
@@ -263,19 +262,19 @@ class FenceSweep:
 
 
 def sweep(*, actor: str | None = None, limit: int = 1_000) -> Call[FenceSweep]:
-    """Apply what is due by time; one claim in a thousand also does it."""
+    """End expired leases, answers and tombstones; one claim in a thousand does this as well."""
     return Call(_SQL["sweep"], (actor, limit), lambda rows: FenceSweep(*rows[0]))
 
 
 def find_holder(key: bytes) -> Call[tuple[int, bool] | None]:
-    """Read the fence's version and whether a holder is live; None if it is unknown or invisible."""
+    """The version of the fence and whether it has a live holder; None for no visible fence."""
     return Call(
         _SQL["find_holder"], (_bytes(key),), lambda rows: (rows[0][0], rows[0][1]) if rows else None
     )
 
 
 def find_fence(key: bytes) -> Call[FenceRow | None]:
-    """Read the fence with this key; None if it is unknown or invisible."""
+    """The fence with this key; None for no visible fence."""
     return Call(
         _SQL["find_fence"], (_bytes(key),), lambda rows: _read_row(rows[0]) if rows else None
     )
@@ -292,21 +291,22 @@ def list_fences(
     """Read a page of fences, newest first."""
     demand_page(limit)
     scan = "doubt" if state is FenceState.IN_DOUBT else "age" if name is None else "name"
-    # For one tenant every scanned row is returned, unless a filter remains.
-    filtered = tenant is None or (name if scan == "doubt" else state) is not None
+    # The scan of one tenant shows every row it reads, unless it leaves a filter to apply.
+    filters = name is not None if scan == "doubt" else state is not None
+    bounded = tenant is None or filters
     args = {
         "tenant": tenant,
         "name": name,
         "state": state and state.value,
         "scan": scan,
-        "limit": limit + 1,  # the extra row shows whether there is another page
-        "look": max(ROWS_SCANNED if filtered else 0, limit + 1),
+        "limit": limit + 1,  # one more row shows whether there is a next page
+        "look": max(ROWS_SCANNED if bounded else 0, limit + 1),
     }
     return Call(_SQL["list_fences"], args | after_life(after), lambda rows: _read_page(rows, limit))
 
 
 def fence_history(key: bytes) -> Call[list[FenceEventRow]]:
-    """Read the steps and decisions of one fence in order; the first thousand."""
+    """The first thousand steps and decisions of one fence, in order."""
     return Call(
         _SQL["fence_history"], (_bytes(key),), lambda rows: [FenceEventRow(*row) for row in rows]
     )
@@ -315,7 +315,7 @@ def fence_history(key: bytes) -> Call[list[FenceEventRow]]:
 def preview(
     *, tenant: str, calls: Sequence[FencePreview]
 ) -> Call[list[tuple[bytes, DecisionWord]]]:
-    """Return the key of each call and the decision its claim would get; claims nothing."""
+    """Key and decision that each claim would get now; nothing is claimed."""
     return Call(
         _SQL["preview"],
         (
@@ -333,11 +333,11 @@ class FenceCount:
     name: str
     state: FenceState
     number: int
-    seconds: float  # since the oldest of them entered the state
+    seconds: float  # age of the oldest
 
 
 def count_open() -> Call[list[FenceCount]]:
-    """Count the fences that have not ended, by name and state, for gauges."""
+    """The number of fences that have not ended, by name and state, for gauges."""
     return Call(
         _SQL["count_open"],
         (),
@@ -347,7 +347,7 @@ def count_open() -> Call[list[FenceCount]]:
 
 @dataclass(frozen=True, slots=True)
 class SweepLag:
-    """Seconds by which the sweep is late. Claims do not depend on it: they compare the clock."""
+    """Seconds by which `sweep` is behind. Every claim checks the clock itself."""
 
     leases: float
     answers: float
@@ -362,36 +362,36 @@ def _token(lease: FenceLease) -> tuple[str, int, int, int]:
     return (_bytes(lease.key), lease.token.epoch, lease.token.nonce, lease.token.number)
 
 
-def _answer(answer: FenceResult | None) -> tuple[str | None, str | None, str | None, bool]:
-    if answer is None:
+def _result(result: FenceResult | None) -> tuple[str | None, str | None, str | None, bool]:
+    if result is None:
         return (None, None, None, False)
-    return (answer.effect, answer.form, _bytes(answer.data), answer.omitted)
+    # An omitted result travels as its digest: it may be larger than a statement can be.
+    data = hashlib.sha256(result.data).digest() if result.omitted else result.data
+    return (result.effect, result.form, _bytes(data), result.omitted)
 
 
 def _bytes(data: bytes) -> str:
-    """Encode as PostgreSQL's text form: every argument is passed as text, for any driver."""
+    """In PostgreSQL's text form: every driver can send text."""
     return rf"\x{data.hex()}"
 
 
 def _read_decision(rows: list[Row]) -> FenceDecision:
     [row] = rows
-    decision = FenceDecision._make(row)
-    if decision.state is None:
-        return decision
-    return decision._replace(state=FenceState(decision.state))
+    reply = FenceDecision._make(row)
+    return reply if reply.state is None else reply._replace(state=FenceState(reply.state))
 
 
 def _read_page(rows: list[Row], limit: int) -> FencePage:
-    """Each row has the end of the scan, its own position and its columns; nulls if none matched."""
-    matches = [row[1:] for row in rows if row[1] is not None]
-    cursor = matches[limit - 1][0] if len(matches) > limit else rows[0][0]
+    """Each row has the end of the scan, its position and the fence; nulls for no fence."""
+    fences = [row[1:] for row in rows if row[1] is not None]
+    following = fences[limit - 1][0] if len(fences) > limit else rows[0][0]
     return FencePage(
-        tuple(_read_row(row[1:]) for row in matches[:limit]),
-        None if cursor is None else str(cursor),
+        tuple(_read_row(row[1:]) for row in fences[:limit]),
+        None if following is None else str(following),
     )
 
 
 def _read_row(row: Row) -> FenceRow:
-    values = dict(zip(FenceRow.__slots__, row, strict=True))
-    values["state"] = FenceState(values["state"])
-    return FenceRow(**values)
+    fields = dict(zip(FenceRow.__slots__, row, strict=True))
+    fields["state"] = FenceState(fields["state"])
+    return FenceRow(**fields)

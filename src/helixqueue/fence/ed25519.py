@@ -1,4 +1,4 @@
-"""Ed25519 signatures of receipts: one signs, everybody verifies. Needs `helixqueue[sign]`."""
+"""Ed25519 signatures of receipts, which anyone can verify. Needs `helixqueue[sign]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helixqueue.errors import Refused
 
 
 class Ed25519Signer:
-    """With a private key it signs and verifies, with a public one it verifies."""
+    """Signs and verifies with a private key, verifies with a public key."""
 
     algorithm = "Ed25519"
 

@@ -1,4 +1,9 @@
-"""What a fenced function is called with, as the database wants it: identity, request, result."""
+"""Keys, arguments and results of a fenced function as the text and bytes that are stored.
+
+The first caller gets a result as it reads back from its bytes, so that first call and repeats
+cannot differ. With a return annotation pydantic writes and reads it; without one, whatever JSON
+keeps exactly, and bytes. Never pickle: a stored result is data, not code.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,15 @@ import logging
 import typing
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from helixqueue.engine.fences import FenceDecision, FenceResult, Times
-from helixqueue.errors import InvalidIdentity, InvalidPayload, ResultGone
-from helixqueue.fence.answer import UNTYPED, Codec, NotKept
-from helixqueue.fence.protocol import Found
+from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused, ResultGone
+from helixqueue.fence.protocol import ProbeFinding
 from helixqueue.identity import canonical_text, canonicalize
 
 if TYPE_CHECKING:
@@ -23,26 +28,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helixqueue.fence")
 
-KeyPart = str | int | UUID
-Key = KeyPart | tuple[KeyPart, ...] | None
+BYTES: Final = "bytes"
+JSON: Final = "json"
+UNTYPED: Final = object()
+
 Unknown = Literal["refuse", "accept"]
-# What systems write where they have no id. Merging on it would make one effect of many.
+# Placeholders that systems write for a missing id. As a key they would merge unrelated calls.
 UNKNOWN_WORDS = frozenset({"", "unknown", "none", "null", "n/a"})
-ANSWER_BYTES_MAX = 1024 * 1024
+RESULT_BYTES_MAX = 1024 * 1024
 EFFECT_BYTES_MAX = 1024
 DETAIL_CHARS_MAX = 2_000
 
 
 class NotApplied(Exception):
-    """Raise it inside a fence to say that nothing happened, for certain: the fence is released.
+    """Raise it inside a fence when the effect certainly did not happen: the fence is released.
 
-    Any other exception after the effect began leaves the fence in doubt.
+    Any other exception after the effect started leaves the fence in doubt.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A probe's yes: the effect took place, with this result."""
+    """A probe returns it when the effect happened, with this result."""
 
     result: Any = None
     effect: str | None = None
@@ -56,21 +63,24 @@ class _Word:
         return self._name
 
 
-# A probe's no (believed after the quiet period), and its "cannot tell".
-NOT_APPLIED: typing.Final = _Word("NOT_APPLIED")
-UNKNOWN: typing.Final = _Word("UNKNOWN")
+# Returned by probes: the effect did not happen (counts after the quiet period), or not known.
+NOT_APPLIED: Final = _Word("NOT_APPLIED")
+UNKNOWN: Final = _Word("UNKNOWN")
+
+
+# Keys and requests.
 
 
 def identity_text(key: object, name: str, unknown: Unknown) -> str | None:
-    """The key's parts in their one spelling; None for a call that cannot be recognised."""
+    """The parts of the key in canonical form; None for a call without a key."""
     parts = key if isinstance(key, tuple) else (key,)
-    words = [part if isinstance(part, str) else _word(part, name) for part in parts]
+    words = [part if isinstance(part, str) else _key_part(part, name) for part in parts]
     if not words or any(word is None or word.strip().lower() in UNKNOWN_WORDS for word in words):
         if unknown == "refuse":
             raise InvalidIdentity(
-                f"fence {name}: expected a key from business fields, got {key!r}: a call without "
-                'one cannot be recognised when it comes again. Pass unknown="accept" to run it '
-                "each time",
+                f"fence {name}: expected a key from business fields, got {key!r}; repeats of a "
+                'call without a key cannot be recognised. Pass unknown="accept" to execute every '
+                "such call",
                 code="unknown",
             )
         log.warning("fence %s: call without a key (%r): stored, never merged", name, key)
@@ -78,10 +88,10 @@ def identity_text(key: object, name: str, unknown: Unknown) -> str | None:
     return canonicalize(tuple(word for word in words if word is not None)).text
 
 
-def _word(part: object, name: str) -> str | None:
+def _key_part(part: object, name: str) -> str | None:
     if part is None:
         return None
-    # Not floats (two spellings of one number), not booleans (a field was mixed up), no clocks.
+    # Not floats (two spellings of one number), booleans (a mixed-up field) or times.
     if isinstance(part, UUID) or (isinstance(part, int) and not isinstance(part, bool)):
         return str(part)
     raise InvalidIdentity(
@@ -92,30 +102,30 @@ def _word(part: object, name: str) -> str | None:
 
 
 def request_text(value: object) -> str:
-    """What the key stands for, as RFC 8785 text."""
+    """The request that the key belongs to, as RFC 8785 text."""
     try:
         return canonical_text(to_jsonable_python(value, bytes_mode="base64"))
     except PydanticSerializationError as error:
         raise InvalidPayload(
-            f"expected arguments that can be written as JSON; {error}. Give payload= to say which "
-            "of them the key stands for",
+            f"expected arguments that can be written as JSON; {error}. Pass payload= to select "
+            "the arguments that the key belongs to",
             code="type",
         ) from error
 
 
 def times(ttl: Times | timedelta | float | None) -> Times:
-    """The clocks; a bare duration is how long the answer is kept."""
+    """All durations; a bare one is how long the result is kept."""
     if ttl is None:
         return Times()
     if isinstance(ttl, Times):
         return ttl
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else float(ttl)
-    # The key is remembered at least twice as long as the answer: late retries must meet it.
+    # The key is remembered at least twice as long as the result, for late retries.
     return Times(answer=seconds, tombstone=max(Times().tombstone, 2 * seconds))
 
 
 class Signature:
-    """One fenced function: its parameters, its result, its key and what the key stands for."""
+    """The parameters, key, payload and result type of one fenced function."""
 
     def __init__(
         self,
@@ -126,8 +136,7 @@ class Signature:
         self._parameters = inspect.signature(function)
         self._key = key
         self._payload = payload
-        hints = _hints(function)
-        self.codec = Codec(hints.get("return", UNTYPED))
+        self.codec = Codec(_type_hints(function).get("return", UNTYPED))
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         return self._key(*args, **kwargs) if callable(self._key) else self._key
@@ -142,28 +151,116 @@ class Signature:
         return request_text(bound.arguments)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
     except NameError as error:
         raise TypeError(
-            f"fence: the annotations of {function.__qualname__} name something unknown ({error}); "
-            "its result could not be read back"
+            f"fence: an annotation of {function.__qualname__} is not defined ({error}); its "
+            "result could not be read back"
         ) from error
 
 
-def told_of(error: BaseException) -> str:
-    """An error as it is kept with its fence: bounded, and of characters that a database takes."""
+# Results.
+
+
+class NotKept(Refused):
+    """This result has no bytes that read back as the same value."""
+
+
+class Codec:
+    """Writes and reads the results of one function."""
+
+    def __init__(self, kind: Any = UNTYPED) -> None:  # noqa: ANN401 - any annotation
+        self._adapter: TypeAdapter[Any] | None = None
+        if kind is not UNTYPED and kind is not Any:
+            # The annotation of `-> None` is None itself.
+            self._adapter = TypeAdapter(type(None) if kind is None else kind)
+
+    def write(self, value: object) -> tuple[str, bytes]:
+        """The form and the bytes; raises `NotKept`."""
+        if type(value) is bytes:
+            return BYTES, value
+        try:
+            data = to_json(value) if self._adapter is None else self._adapter.dump_json(value)
+            same = _equal(self.read(JSON, data), value)
+        except Exception as error:  # any serializer's; the effect happened, so its seal must follow
+            raise NotKept(_not_kept(value, (str(error).splitlines() or [""])[0])) from error
+        if not same:
+            raise NotKept(_not_kept(value, "it reads back as another value"))
+        return JSON, data
+
+    def read(self, form: str, data: bytes) -> Any:  # noqa: ANN401 - whatever was written
+        """Raises `ValueError` for bytes that are not of this form, and for unknown forms."""
+        if form == BYTES:
+            return data
+        if form != JSON:
+            raise ValueError(f"expected the form {JSON} or {BYTES}, got {form}")
+        return from_json(data) if self._adapter is None else self._adapter.validate_json(data)
+
+
+def _not_kept(value: object, why: str) -> str:
+    return (
+        f"expected a result that can be written and read back, got {type(value).__name__}: {why}; "
+        "annotate the return type with a pydantic model or a standard type"
+    )
+
+
+def _equal(left: object, right: object) -> bool:
+    """Equal, with equal types inside: a tuple is not a list, True is not 1."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(v, right[k]) for k, v in left.items())
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return bool(left == right) or (left != left and right != right)  # noqa: PLR0124 - NaN
+
+
+def encode_result(codec: Codec, value: object, effect: str | None, name: str) -> FenceResult:
+    """The result as it is stored; only the digest of one that cannot be kept or is too large."""
     try:
-        said = str(error)
-    except Exception:  # noqa: BLE001 - an error that cannot even say what it is
-        said = "(it cannot be shown)"
-    text = f"{type(error).__name__}: {said[:DETAIL_CHARS_MAX]}"
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        form, data = codec.write(value)
+    except NotKept as not_kept:
+        log.warning("fence %s: sealed without its result: %s", name, not_kept)
+        return FenceResult("omitted", str(not_kept).encode(), omitted=True, effect=effect)
+    omitted = len(data) > RESULT_BYTES_MAX
+    if omitted:
+        log.warning(
+            "fence %s: sealed without its result: expected at most %d bytes, got %d",
+            *(name, RESULT_BYTES_MAX, len(data)),
+        )
+    return FenceResult(form, data, omitted=omitted, effect=effect)
+
+
+def decode_result(codec: Codec, reply: FenceDecision, name: str) -> Any:  # noqa: ANN401 - any result
+    """The stored result; raises `ResultGone` where there is none."""
+    receipt = receipt_text(reply) or ""
+    if reply.answer is None or reply.form is None:
+        why = "too large, or not serializable" if reply.omitted else "its retention is over"
+        raise ResultGone(
+            f"fence {name}: the effect took place once (receipt {receipt}), but its result is not "
+            f"kept: {why}",
+            receipt=receipt,
+        )
+    try:
+        return codec.read(reply.form, reply.answer)
+    except ValueError as error:  # pydantic's errors are ValueErrors, too
+        log.exception("fence %s: a stored result cannot be read (receipt %s)", name, receipt)
+        raise ResultGone(
+            f"fence {name}: the effect took place once (receipt {receipt}), but its stored result "
+            "does not match the return type; nothing was executed again. Read it with the type it "
+            "was written with",
+            receipt=receipt,
+        ) from error
+
+
+def receipt_text(reply: FenceDecision) -> str | None:
+    return None if reply.receipt is None else f"r1:{reply.receipt.hex()}"
 
 
 def effect_id(effect: str | None, name: str) -> str | None:
-    """The effect's id, if it can be kept. One that cannot must not cost the seal."""
+    """The id of the effect if it can be stored; an invalid id must not prevent the seal."""
     if not effect:
         return None
     try:
@@ -173,64 +270,37 @@ def effect_id(effect: str | None, name: str) -> str | None:
     if fits:
         return effect
     log.error(
-        "fence %s: expected an effect's id of at most %d bytes of text, got %d characters; it is "
-        "sealed without",
-        name,
-        EFFECT_BYTES_MAX,
-        len(effect),
+        "fence %s: expected an effect id of at most %d bytes of text, got %d characters; sealed "
+        "without it",
+        *(name, EFFECT_BYTES_MAX, len(effect)),
     )
     return None
 
 
-def written(codec: Codec, value: object, effect: str | None) -> FenceResult:
-    """The result as it is kept; what cannot be kept, or is too large, is sealed by its digest."""
+def error_text(error: BaseException) -> str:
+    """An exception as it is stored with its fence: bounded, and valid text for PostgreSQL."""
     try:
-        form, data = codec.write(value)
-    except NotKept as lost:
-        return FenceResult("omitted", str(lost).encode(), omitted=True, effect=effect)
-    return FenceResult(form, data, omitted=len(data) > ANSWER_BYTES_MAX, effect=effect)
+        message = str(error)
+    except Exception:  # noqa: BLE001 - an exception whose __str__ fails
+        message = "(no message)"
+    text = f"{type(error).__name__}: {message[:DETAIL_CHARS_MAX]}"
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
-def read(codec: Codec, told: FenceDecision, name: str) -> Any:  # noqa: ANN401 - what was written
-    """The kept result; raises `ResultGone` where there is none."""
-    if told.answer is None or told.form is None:
-        receipt = receipt_text(told) or ""
-        why = "too large, or of a kind that cannot be kept" if told.omitted else "past its time"
-        raise ResultGone(
-            f"fence {name}: it took effect once (receipt {receipt}), but its result is not kept: "
-            f"{why}",
-            receipt=receipt,
-        )
-    try:
-        return codec.read(told.form, told.answer)
-    except ValueError as error:  # pydantic's are, too
-        receipt = receipt_text(told) or ""
-        log.exception("fence %s: a kept result cannot be read (receipt %s)", name, receipt)
-        raise ResultGone(
-            f"fence {name}: it took effect once (receipt {receipt}), but its kept result does not "
-            "fit the return type any more; nothing was run again. Read it with the type it was "
-            "written with",
-            receipt=receipt,
-        ) from error
-
-
-def receipt_text(told: FenceDecision) -> str | None:
-    return None if told.receipt is None else f"r1:{told.receipt.hex()}"
-
-
-def found(looked: object, write: Callable[[Any, str | None], FenceResult], name: str) -> Found:
-    """A probe's answer in the words of the database; `write` makes bytes of result and effect."""
-    if isinstance(looked, Applied):
-        return Found("applied", write(looked.result, effect_id(looked.effect, name)))
-    if looked is NOT_APPLIED:
-        return Found("not_applied")
-    if isinstance(looked, Exception):
-        log.error("fence %s: the probe failed", name, exc_info=looked)
-    elif looked is not UNKNOWN:
-        # Not a guess: a probe that forgot to return would otherwise run the effect again.
+def probe_finding(
+    returned: object, encode: Callable[[Any, str | None], FenceResult], name: str
+) -> ProbeFinding:
+    """What a probe returned or raised, as a finding; `encode` makes bytes of result and effect."""
+    if isinstance(returned, Applied):
+        return ProbeFinding("applied", encode(returned.result, effect_id(returned.effect, name)))
+    if returned is NOT_APPLIED:
+        return ProbeFinding("not_applied")
+    if isinstance(returned, Exception):
+        log.error("fence %s: the probe failed", name, exc_info=returned)
+    elif returned is not UNKNOWN:
+        # No guess: a probe without a return statement would execute the effect again.
         log.error(
             "fence %s: expected the probe to return Applied(...), NOT_APPLIED or UNKNOWN; got %s",
-            name,
-            type(looked).__name__,
+            *(name, type(returned).__name__),
         )
-    return Found("unknown")
+    return ProbeFinding("unknown")

@@ -1,12 +1,12 @@
-"""`helix.fence(...)`: around a function or a block, so that it takes effect once.
+"""`helix.fence(...)`: surrounds a function or a block, so that it takes effect once.
 
 ```python
 @helix.fence("refund", key=lambda order: (order.id, order.revision), probe=find_refund)
 def refund(order: Order) -> Refund: ...
 ```
 
-In one line the triple defence: a repeat returns the kept result before the expensive call, the
-first result wins, and the primary key of `helix.fence` is the net under those who race.
+A repeat returns the kept result before the expensive call, the first result wins, and the primary
+key of `helix.fence` decides between concurrent callers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
 from helixqueue.engine import fences
 from helixqueue.errors import Refused
 from helixqueue.fence import encoding
-from helixqueue.fence.answer import UNTYPED, Codec
-from helixqueue.fence.counters import Counters
-from helixqueue.fence.exposition import exposition
+from helixqueue.fence.encoding import UNTYPED, Codec
 from helixqueue.fence.guarded_call import GuardedCall, HeldFence
 from helixqueue.fence.heartbeat import AsyncFenceHeartbeat, FenceHeartbeat
-from helixqueue.fence.protocol import FenceSteps
-from helixqueue.fence.runner import AsyncRun, AsyncStepRunner, Run, StepRunner, to_its_end
+from helixqueue.fence.metrics import Counters, prometheus_text
+from helixqueue.fence.protocol import FenceSpec
+from helixqueue.fence.runner import AsyncRun, AsyncStepRunner, Run, StepRunner, shielded
 from helixqueue.operations.steps import run_steps, run_steps_async
 
 if TYPE_CHECKING:
@@ -43,31 +42,37 @@ R = TypeVar("R")
 
 
 class FenceOptions(TypedDict, total=False):
-    """How a fence is told what it guards; only name and key are needed."""
+    """The options of a fence; only name and key are required."""
 
-    # What the key stands for: a value, or a function of the arguments. All arguments unless said.
+    # The request that the key belongs to: a value, or a function of the arguments. Default: all
+    # arguments.
     payload: Any
-    # Looks whether an effect took place: Applied(...), NOT_APPLIED or UNKNOWN. Same arguments.
+    # Finds out whether the effect took place: Applied(...), NOT_APPLIED or UNKNOWN. Gets the
+    # arguments of the function.
     probe: Callable[..., Any] | None
-    # The next system honours `current().downstream_key`: doubt is driven again, within bounds.
+    # The next system honours `current().downstream_key`: a doubt is executed again, within
+    # max_attempts.
     replayable: bool
     max_attempts: int
-    # How long the answer is kept, or all clocks.
+    # How long the result is kept, or all durations.
     ttl: Times | timedelta | float | None
-    # Seconds to wait for somebody else who is at it, before `InProgress`.
+    # Seconds to wait for another call that holds the fence, before `InProgress`.
     wait: float
-    # What to do with a call that has no key: refuse it, or run it each time and say so.
+    # A call without a key is refused, or executed every time with a warning.
     unknown: encoding.Unknown
-    # A connection in a transaction, or a function of the arguments that gives it: then the effect
-    # is local, and commits or vanishes with its fence.
+    # A connection in a transaction, or a function of the arguments that returns one: the effect is
+    # local, and commits or rolls back with its fence.
     within: Any
-    # The type of the result, for a `with` block; functions have their annotation.
+    # The type of the result of a `with` block; functions have their annotation.
     result: Any
+    # (type, id) of the delivery behind the call, for the decision log: a value, or a function of
+    # the arguments.
+    source: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """A fenced call in full: its result, its receipt, and whether it was a repeat."""
+    """The result of a fenced call with its receipt, and whether the call was a repeat."""
 
     result: R
     receipt: str
@@ -75,17 +80,12 @@ class Outcome(Generic[R]):
     effect: str | None
 
 
-class _Site:
-    """Where fences stand: a client's tenant, its name for the record, its counts."""
-
-    def __init__(self, tenant: str, actor: str | None, counters: Counters | None) -> None:
-        self.tenant = tenant
-        self.actor = actor or f"{socket.gethostname()}:{os.getpid()}"[:255]
-        self.counters = counters or Counters()
+def _default_actor() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"[:255]
 
 
-class Fences(_Site):
-    """Makes fences that run on one client."""
+class Fences:
+    """Makes the fences of one client."""
 
     def __init__(
         self,
@@ -94,21 +94,23 @@ class Fences(_Site):
         actor: str | None = None,
         counters: Counters | None = None,
     ) -> None:
-        super().__init__(tenant, actor, counters)
         self.run = run
-        self.pulse = FenceHeartbeat(run)
+        self.tenant = tenant
+        self.actor = actor or _default_actor()
+        self.counters = counters or Counters()
+        self.heartbeat = FenceHeartbeat(run)
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> Fence:
         """A decorator, and a context manager where `key` and `payload` are values."""
         return Fence(self, name, key, options)
 
     def metrics(self) -> str:
-        """This client's counts and the state of the fences it may see, for Prometheus."""
-        standing, behind = self.run(fences.count_open()), self.run(fences.sweep_lag())
-        return exposition(self.counters.snapshot(), standing, behind)
+        """The counters of this client and gauges of the fences it can read, for Prometheus."""
+        open_fences, lag = self.run(fences.count_open()), self.run(fences.sweep_lag())
+        return prometheus_text(self.counters.snapshot(), open_fences, lag)
 
 
-class AsyncFences(_Site):
+class AsyncFences:
     """The same for an event loop."""
 
     def __init__(
@@ -118,21 +120,23 @@ class AsyncFences(_Site):
         actor: str | None = None,
         counters: Counters | None = None,
     ) -> None:
-        super().__init__(tenant, actor, counters)
         self.run = run
-        self.pulse = AsyncFenceHeartbeat(run)
+        self.tenant = tenant
+        self.actor = actor or _default_actor()
+        self.counters = counters or Counters()
+        self.heartbeat = AsyncFenceHeartbeat(run)
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> AsyncFence:
         """A decorator of async functions, and an async context manager."""
         return AsyncFence(self, name, key, options)
 
     async def metrics(self) -> str:
-        standing, behind = await self.run(fences.count_open()), await self.run(fences.sweep_lag())
-        return exposition(self.counters.snapshot(), standing, behind)
+        open_fences, lag = await self.run(fences.count_open()), await self.run(fences.sweep_lag())
+        return prometheus_text(self.counters.snapshot(), open_fences, lag)
 
 
-def _known(name: str, options: FenceOptions) -> None:
-    """A misspelt `within` would make a foreign effect of a local one."""
+def _check_options(name: str, options: FenceOptions) -> None:
+    """A misspelled `within` would turn a local effect into a foreign one."""
     for option in options.keys() - FenceOptions.__annotations__.keys():
         near = get_close_matches(option, FenceOptions.__annotations__, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -143,21 +147,21 @@ def _known(name: str, options: FenceOptions) -> None:
 
 
 class _Fence:
-    """One fence as it was asked for; the same for both clients."""
+    """Name, key and options of one fence; the same for both clients."""
 
     def __init__(
-        self, site: Fences | AsyncFences, name: str, key: object, options: FenceOptions
+        self, client: Fences | AsyncFences, name: str, key: object, options: FenceOptions
     ) -> None:
-        _known(name, options)
-        self._site = site
+        _check_options(name, options)
+        self._client = client
         self._key = key
         self._options = options
         self._unknown: encoding.Unknown = options.get("unknown", "refuse")
         local = options.get("within") is not None
-        self._plan = FenceSteps(
-            tenant=site.tenant,
+        self._spec = FenceSpec(
+            tenant=client.tenant,
             name=name,
-            actor=site.actor,
+            actor=client.actor,
             times=encoding.times(options.get("ttl")),
             start=not local,
             replayable=options.get("replayable", False),
@@ -166,29 +170,44 @@ class _Fence:
             alone=not local,
         )
 
-    def _block(self, codec: Codec, key: object, request: str) -> GuardedCall:
+    def _guarded_call(
+        self, codec: Codec, key: object, request: str, source: tuple[str, str] | None
+    ) -> GuardedCall:
         return GuardedCall(
-            self._plan,
+            self._spec,
             codec,
-            encoding.identity_text(key, self._plan.name, self._unknown),
+            encoding.identity_text(key, self._spec.name, self._unknown),
             request,
-            probes=self._options.get("probe") is not None,
-            pulse=self._site.pulse,
-            counters=self._site.counters,
+            source=source,
+            has_probe=self._options.get("probe") is not None,
+            heartbeat=self._client.heartbeat,
+            counters=self._client.counters,
         )
 
-    def _own_block(self) -> GuardedCall:
-        """For a `with`, where key and payload are values."""
+    def _block(self) -> GuardedCall:
+        """The call of a `with` block, where key and payload are values."""
         if callable(self._key) or callable(self._options.get("payload")):
             raise TypeError(
-                f"fence {self._plan.name}: expected values for key and payload of a `with` block, "
+                f"fence {self._spec.name}: expected values for key and payload of a `with` block, "
                 "got a function; functions of the arguments are for decorators"
             )
         codec = Codec(self._options.get("result", UNTYPED))
-        return self._block(codec, self._key, encoding.request_text(self._options.get("payload")))
+        request = encoding.request_text(self._options.get("payload"))
+        return self._guarded_call(codec, self._key, request, self._options.get("source"))
+
+    def _call(
+        self, signature: encoding.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GuardedCall:
+        source = self._options.get("source")
+        return self._guarded_call(
+            signature.codec,
+            signature.key(args, kwargs),
+            signature.request(args, kwargs),
+            source(*args, **kwargs) if callable(source) else source,
+        )
 
     def _within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """The connection; a scoped session is callable, too, and is one."""
+        """The connection. A scoped session is callable as well, so only functions are called."""
         within = self._options.get("within")
         if inspect.isfunction(within) or isinstance(within, partial):
             return within(*args, **kwargs)
@@ -198,46 +217,50 @@ class _Fence:
         probe = self._options.get("probe")
         return None if probe is None else partial(probe, *args, **kwargs)
 
-    def _demand(self, function: Callable[..., Any], *, is_async: bool) -> None:
+    def _check_function(self, function: Callable[..., Any], *, is_async: bool) -> None:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"fence {self._plan.name}: {function.__qualname__} is a generator, which would be "
-                "sealed before it began; return what it makes, as a list"
+                f"fence {self._spec.name}: expected a function that returns its result, got the "
+                f"generator {function.__qualname__}, which would be sealed before it starts; "
+                "return a list"
             )
         if inspect.iscoroutinefunction(function) is not is_async:
-            wanted = "a function" if is_async else "an async function"
-            other = "HelixQueue" if is_async else "AsyncHelixQueue"
+            got, client = ("a function", "HelixQueue") if is_async else (
+                "an async function", "AsyncHelixQueue")  # fmt: skip
             raise TypeError(
-                f"fence {self._plan.name}: {function.__qualname__} is {wanted}; it needs the fence "
-                f"of {other}"
+                f"fence {self._spec.name}: {function.__qualname__} is {got}; use the fence of "
+                f"{client}"
             )
+
+    def _entered_twice(self) -> Refused:
+        return Refused(
+            f"fence {self._spec.name}: expected a new fence for each block, got one that was "
+            "entered before"
+        )
 
 
 class Fence(_Fence):
     """One fence: decorate a function with it, or enter it."""
 
-    _site: Fences
+    _client: Fences
     _entered: tuple[GuardedCall, StepRunner] | None = None
 
     def __call__(self, function: F) -> F:
-        self._demand(function, is_async=False)
+        self._check_function(function, is_async=False)
         signature = encoding.Signature(function, self._key, self._options.get("payload"))
 
         def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401 - the function's
-            block = self._block(
-                signature.codec, signature.key(args, kwargs), signature.request(args, kwargs)
-            )
-            hands = StepRunner(
-                self._site.run, self._within(args, kwargs), self._probe(args, kwargs)
-            )
-            held = _enter(block, hands)
+            call = self._call(signature, args, kwargs)
+            within, probe = self._within(args, kwargs), self._probe(args, kwargs)
+            runner = StepRunner(self._client.run, call.read_probe, within, probe)
+            held = run_steps(call.enter(), runner)
             try:
                 if held.first:
                     held.seal(function(*args, **kwargs))
             except BaseException as error:
-                _leave(block, hands, error)
+                _leave(call, runner, error)
                 raise
-            _leave(block, hands, None)
+            _leave(call, runner, None)
             return Outcome(held.result, held.receipt or "", not held.first, held.effect)
 
         @wraps(function)
@@ -249,13 +272,13 @@ class Fence(_Fence):
 
     def __enter__(self) -> HeldFence:
         if self._entered is not None:
-            raise Refused(f"fence {self._plan.name}: entered twice; make a new one for each block")
-        block, hands = (
-            self._own_block(),
-            StepRunner(self._site.run, self._options.get("within"), self._options.get("probe")),
+            raise self._entered_twice()
+        call, options = self._block(), self._options
+        runner = StepRunner(
+            self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
-        held = _enter(block, hands)
-        self._entered = block, hands
+        held = run_steps(call.enter(), runner)
+        self._entered = call, runner
         return held
 
     def __exit__(
@@ -268,40 +291,33 @@ class Fence(_Fence):
         _leave(*self._entered, error)
 
 
-def _enter(block: GuardedCall, hands: StepRunner) -> HeldFence:
-    hands.found = block.found
-    return run_steps(block.entering(), hands)
-
-
-def _leave(block: GuardedCall, hands: StepRunner, error: BaseException | None) -> None:
-    block.leave()
-    run_steps(block.leaving(error), hands)
+def _leave(call: GuardedCall, runner: StepRunner, error: BaseException | None) -> None:
+    call.reset_context()
+    run_steps(call.leave(error), runner)
 
 
 class AsyncFence(_Fence):
     """The same for async functions and blocks."""
 
-    _site: AsyncFences
+    _client: AsyncFences
     _entered: tuple[GuardedCall, AsyncStepRunner] | None = None
 
     def __call__(self, function: F) -> F:
-        self._demand(function, is_async=True)
+        self._check_function(function, is_async=True)
         signature = encoding.Signature(function, self._key, self._options.get("payload"))
 
         async def outcome(*args: Any, **kwargs: Any) -> Outcome[Any]:  # noqa: ANN401
-            block = self._block(
-                signature.codec, signature.key(args, kwargs), signature.request(args, kwargs)
-            )
+            call = self._call(signature, args, kwargs)
             within, probe = self._within(args, kwargs), self._probe(args, kwargs)
-            hands = AsyncStepRunner(self._site.run, within, probe)
-            held = await _enter_async(block, hands)
+            runner = AsyncStepRunner(self._client.run, call.read_probe, within, probe)
+            held = await run_steps_async(call.enter(), runner)
             try:
                 if held.first:
                     held.seal(await function(*args, **kwargs))
             except BaseException as error:
-                await _leave_async(block, hands, error)
+                await _leave_async(call, runner, error)
                 raise
-            await _leave_async(block, hands, None)
+            await _leave_async(call, runner, None)
             return Outcome(held.result, held.receipt or "", not held.first, held.effect)
 
         @wraps(function)
@@ -313,15 +329,13 @@ class AsyncFence(_Fence):
 
     async def __aenter__(self) -> HeldFence:
         if self._entered is not None:
-            raise Refused(f"fence {self._plan.name}: entered twice; make a new one for each block")
-        block, hands = (
-            self._own_block(),
-            AsyncStepRunner(
-                self._site.run, self._options.get("within"), self._options.get("probe")
-            ),
+            raise self._entered_twice()
+        call, options = self._block(), self._options
+        runner = AsyncStepRunner(
+            self._client.run, call.read_probe, options.get("within"), options.get("probe")
         )
-        held = await _enter_async(block, hands)
-        self._entered = block, hands
+        held = await run_steps_async(call.enter(), runner)
+        self._entered = call, runner
         return held
 
     async def __aexit__(
@@ -334,13 +348,8 @@ class AsyncFence(_Fence):
         await _leave_async(*self._entered, error)
 
 
-async def _enter_async(block: GuardedCall, hands: AsyncStepRunner) -> HeldFence:
-    hands.found = block.found
-    return await run_steps_async(block.entering(), hands)
-
-
 async def _leave_async(
-    block: GuardedCall, hands: AsyncStepRunner, error: BaseException | None
+    call: GuardedCall, runner: AsyncStepRunner, error: BaseException | None
 ) -> None:
-    block.leave()
-    await to_its_end(run_steps_async(block.leaving(error), hands))
+    call.reset_context()
+    await shielded(run_steps_async(call.leave(error), runner))

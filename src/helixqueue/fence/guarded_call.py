@@ -1,33 +1,31 @@
-"""One fenced block from claim to seal, as steps: what `with helix.fence(...)` does."""
+"""One fenced call from claim to seal, as steps: what `with helix.fence(...)` does."""
 
 from __future__ import annotations
 
-import time
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence import encoding, protocol
-from helixqueue.fence.counters import word_of
-from helixqueue.fence.protocol import Nest
+from helixqueue.fence.decision_log import DecisionLog
+from helixqueue.fence.protocol import Savepoint
 from helixqueue.fence.receipt import downstream_key
-from helixqueue.identity import key_text
+from helixqueue.identity import PART_SEPARATOR, key_text
 
 if TYPE_CHECKING:
     from contextvars import Token as ContextToken
 
     from helixqueue.engine.fences import FenceDecision, FenceLease, FenceResult
-    from helixqueue.fence.answer import Codec
-    from helixqueue.fence.counters import Counters
-    from helixqueue.fence.heartbeat import AsyncFenceHeartbeat, Beat, FenceHeartbeat
-    from helixqueue.fence.protocol import FenceClaim, FenceSteps, Found, Steps
+    from helixqueue.fence.encoding import Codec
+    from helixqueue.fence.heartbeat import AsyncFenceHeartbeat, FenceHeartbeat, TrackedLease
+    from helixqueue.fence.metrics import Counters
+    from helixqueue.fence.protocol import FenceClaim, FenceSpec, ProbeFinding, Steps
 
 _current: ContextVar[HeldFence | None] = ContextVar("helix_fence", default=None)
 
 
 def current() -> HeldFence:
-    """The fence that this code runs inside of."""
+    """The fence that surrounds the calling code."""
     held = _current.get()
     if held is None:
         raise Refused("expected to run inside a fence, got none; see helix.fence(...)")
@@ -35,148 +33,154 @@ def current() -> HeldFence:
 
 
 class HeldFence:
-    """A fence from the inside. `first` says whether the effect is this call's to do."""
+    """A fence from the inside. `first` is whether this call executes the effect."""
 
-    def __init__(self, claimed: FenceClaim, codec: Codec, name: str) -> None:
-        told = claimed.told
-        self.first = claimed.held is not None
-        self.attempt = told.attempt or 1
-        self.key = key_text(told.key)
-        # For the next system, as its own idempotency key: the same in every attempt.
-        self.downstream_key = downstream_key(told.key)
-        self.effect: str | None = told.effect
-        self.receipt: str | None = encoding.receipt_text(told)
-        self.beat: Beat | None = None
+    def __init__(self, claim: FenceClaim, codec: Codec, name: str) -> None:
+        reply = claim.reply
+        self.first = claim.lease is not None
+        self.attempt = reply.attempt or 1
+        self.key = key_text(reply.key)
+        # The idempotency key for the next system: the same in every attempt.
+        self.downstream_key = downstream_key(reply.key)
+        self.effect: str | None = reply.effect
+        self.receipt: str | None = encoding.receipt_text(reply)
+        self.tracked: TrackedLease | None = None
         self._name = name
         self._codec = codec
-        self._told = told
+        self._reply = reply
         self._value: Any = None
 
     def seal(self, result: object = None, *, effect: str | None = None) -> None:
-        """Say what came of it; it is written when the block ends."""
+        """Set the result; it is stored when the block ends."""
         if not self.first:
-            raise Refused(f"fence {self._name}: it was done before; the first result stays")
+            raise Refused(
+                f"fence {self._name}: the effect took place before; the first result stays"
+            )
         self._value = result
         self.effect = effect or self.effect
 
     @property
     def result(self) -> Any:  # noqa: ANN401 - what the effect returned
-        """What came of it, the first time; raises `ResultGone` when it is not kept."""
-        if self.receipt is None:
-            return self._value
-        return encoding.read(self._codec, self._told, self._name)
+        """The result of the first call; raises `ResultGone` for a repeat when it is not kept."""
+        if self.first and (self.receipt is None or self._reply.answer is None):
+            return self._value  # this call's own, also where it could not be stored
+        return encoding.decode_result(self._codec, self._reply, self._name)
 
     @property
     def lost(self) -> bool:
         """Whether a heartbeat was refused: the result of this call will not count."""
-        return self.beat is not None and self.beat.lost
+        return self.tracked is not None and self.tracked.lost
 
-    def _answer(self) -> FenceResult:
+    def _encoded(self) -> FenceResult:
         self.effect = encoding.effect_id(self.effect, self._name)
-        return encoding.written(self._codec, self._value, self.effect)
+        return encoding.encode_result(self._codec, self._value, self.effect, self._name)
 
-    def _sealed(self, told: FenceDecision) -> None:
-        self._told = told
-        self.receipt = encoding.receipt_text(told)
+    def _sealed(self, reply: FenceDecision) -> None:
+        self._reply = reply
+        self.receipt = encoding.receipt_text(reply)
 
 
 class GuardedCall:
-    """Claim, effect, seal: one call of a fenced function, or one `with`."""
+    """Claim, effect, seal: one call of a fenced function, or one `with` block."""
 
     def __init__(
         self,
-        made: FenceSteps,
+        spec: FenceSpec,
         codec: Codec,
         identity: str | None,
         request: str,
         *,
-        probes: bool,
-        pulse: FenceHeartbeat | AsyncFenceHeartbeat,
+        source: tuple[str, str] | None,
+        has_probe: bool,
+        heartbeat: FenceHeartbeat | AsyncFenceHeartbeat,
         counters: Counters,
     ) -> None:
-        self._plan = made
+        self._spec = spec
         self._codec = codec
         self._identity = identity
         self._request = request
-        self._probes = probes
-        self._pulse = pulse
-        self._counters = counters
+        self._has_probe = has_probe
+        self._heartbeat = heartbeat
         self._token: ContextToken[HeldFence | None] | None = None
+        self._log = DecisionLog(counters, encoding.log, "function", spec.name)
+        key = None if identity is None else identity.replace(PART_SEPARATOR, "/")
+        source_type, source_id = source or ("function", key)
+        self._log.add(key=key, source_type=source_type, source_id=source_id)
 
-    def found(self, looked: object) -> Found:
-        return encoding.found(looked, partial(encoding.written, self._codec), self._plan.name)
+    def read_probe(self, returned: object) -> ProbeFinding:
+        return encoding.probe_finding(
+            returned,
+            lambda result, effect: encoding.encode_result(
+                self._codec, result, effect, self._spec.name
+            ),
+            self._spec.name,
+        )
 
-    def entering(self) -> Steps[HeldFence]:
-        self._began = time.monotonic()
+    def enter(self) -> Steps[HeldFence]:
         try:
-            self._claimed = yield from protocol.claim(
-                self._plan, self._identity, self._request, probes=self._probes
+            self._claim = yield from protocol.claim(
+                self._spec, self._identity, self._request, has_probe=self._has_probe
             )
-        except HelixError as refused:
-            self._count(word_of(refused))
+        except HelixError as error:
+            self._log.record_error(error)
             raise
-        self._held = HeldFence(self._claimed, self._codec, self._plan.name)
-        self._count("executed" if self._held.first else self._claimed.told.decision)
-        if self._claimed.waited:
-            self._counters.took("function", self._plan.name, "waited", self._claimed.waited)
+        held = self._held = HeldFence(self._claim, self._codec, self._spec.name)
+        self._log.claimed(held.attempt, self._claim.waited, executes=held.first)
+        if not held.first:
+            self._log.record("duplicate", effect_id=held.effect)
         if self._identity is None:
-            self._count("unknown")
-        if self._claimed.held is not None:
-            if self._held.attempt > 1:
-                self._counters.retook("function", self._plan.name)
-            if self._plan.alone:
-                self._held.beat = self._pulse.hold(self._claimed.held, self._plan.times)
+            self._log.count("unknown")
+        if self._claim.lease is not None:
+            if self._spec.alone:
+                held.tracked = self._heartbeat.track(self._claim.lease, self._spec.times)
             else:
-                yield Nest("open")
-        self._token = _current.set(self._held)
-        return self._held
+                yield Savepoint("open")
+        self._token = _current.set(held)
+        return held
 
-    def leave(self) -> None:
-        """Not a step of the plan: a context is left by the task that entered it."""
+    def reset_context(self) -> None:
+        """Not a step: a context variable is reset by the task that set it."""
         if self._token is not None:
             _current.reset(self._token)
 
-    def leaving(self, error: BaseException | None) -> Steps[None]:
-        if self._claimed.held is None:
+    def leave(self, error: BaseException | None) -> Steps[None]:
+        if self._claim.lease is None:
             return
         try:
             if error is None:
-                yield from self._seal(self._claimed.held)
+                yield from self._seal(self._claim.lease)
             else:
-                yield from self._give_up(self._claimed.held, error)
+                yield from self._give_up(self._claim.lease, error)
         finally:
-            if self._held.beat is not None:
-                self._pulse.drop(self._held.beat)
+            if self._held.tracked is not None:
+                self._heartbeat.untrack(self._held.tracked)
 
-    def _seal(self, held: FenceLease) -> Steps[None]:
-        if not self._plan.alone:
-            yield Nest("keep")
+    def _seal(self, lease: FenceLease) -> Steps[None]:
+        if not self._spec.alone:
+            yield Savepoint("keep")
+        result = self._held._encoded()  # noqa: SLF001 - the two sides of one fence
         try:
-            told = yield from protocol.seal(self._plan, held, self._held._answer())  # noqa: SLF001
-        except HelixError as refused:
-            self._count(word_of(refused))
+            reply = yield from protocol.seal(self._spec, lease, result)
+        except HelixError as error:
+            self._log.record_error(error)
             raise
-        self._held._sealed(told)  # noqa: SLF001 - the two sides of one fence
-        seconds = time.monotonic() - self._began
-        self._counters.took("function", self._plan.name, "sealed", seconds)
+        self._held._sealed(reply)  # noqa: SLF001
+        self._log.record("new", effect_id=reply.effect)
 
-    def _give_up(self, held: FenceLease, error: BaseException) -> Steps[None]:
-        said = encoding.told_of(error)
+    def _give_up(self, lease: FenceLease, error: BaseException) -> Steps[None]:
+        detail = encoding.error_text(error)
         try:
-            if not self._plan.alone:
-                # The effect is undone; the fence goes with the transaction, or is free in it.
-                if (yield Nest("undo")):
-                    yield from protocol.release(self._plan, held, said)
-                self._count("released")
+            if not self._spec.alone:
+                # The effect is undone. The fence goes with the transaction, or is free within it.
+                if (yield Savepoint("undo")):
+                    yield from protocol.release(self._spec, lease, detail)
+                self._log.record("released")
             elif isinstance(error, encoding.NotApplied):
-                yield from protocol.release(self._plan, held, said)
-                self._count("released")
+                yield from protocol.release(self._spec, lease, detail)
+                self._log.record("released")
             else:
-                yield from protocol.doubt(self._plan, held, said)
-                self._count("doubted")
+                yield from protocol.doubt(self._spec, lease, detail)
+                self._log.record("doubted")
         except HelixError:
-            # The lease will run out, and that is the same doubt. The caller hears of its own error.
-            encoding.log.exception("fence %s: could not be put in doubt", self._plan.name)
-
-    def _count(self, decision: str) -> None:
-        self._counters.decided("function", self._plan.name, decision)
+            # The caller gets its own error. The lease expires, and that is the same doubt.
+            encoding.log.exception("fence %s: could not be put in doubt", self._spec.name)

@@ -1,9 +1,9 @@
-"""Heartbeats: while this process lives, the leases of the fences it holds do not run out.
+"""Heartbeats: renew the leases of held fences while this process lives.
 
-All fences of a client share one beat, and a beat renews all that are due in one call. A process
-that dies or freezes stops beating, and that is the point. A call that hangs past its limit is
-renewed no more either: otherwise the others would be told for ever that somebody is at it, and no
-probe or person could decide.
+All fences of a client share one timer; a heartbeat renews every due lease in one call. A process
+that dies or freezes stops renewing, which is what shows that it is gone. A call that runs past its
+limit is not renewed any more: otherwise other callers would wait for ever, and neither a probe nor
+an operator could decide.
 """
 
 from __future__ import annotations
@@ -26,57 +26,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helixqueue.fence")
 BEATS_PER_LEASE = 3
-_FAILED = "fence: a heartbeat failed (%s); the next one tries again, a lease has room for two"
+_FAILED = "fence: a heartbeat failed (%s); the next one retries, and a lease outlasts two failures"
 
 
 @dataclass(slots=True)
-class Beat:
-    """One held fence: when it is due, when it ends (by our clock), and whether it was lost."""
+class TrackedLease:
+    """One held fence: when its renewal is due, when renewals end, and whether it was lost."""
 
-    held: FenceLease
+    lease: FenceLease
     every: float
     due: float
     ends: float
     lost: bool = False
 
 
-class _Board:
-    """What is held, and what of it is due."""
+class _LeaseTable:
+    """The held leases, and which of them are due."""
 
     def __init__(self) -> None:
-        self.beats: dict[int, Beat] = {}
+        self.leases: dict[int, TrackedLease] = {}
 
-    def add(self, held: FenceLease, times: Times) -> Beat:
+    def add(self, lease: FenceLease, times: Times) -> TrackedLease:
         now = time.monotonic()
         every = times.lease / BEATS_PER_LEASE
-        beat = Beat(held, every, now + every, now + times.limit)
-        self.beats[id(beat)] = beat
-        return beat
+        tracked = TrackedLease(lease, every, now + every, now + times.limit)
+        self.leases[id(tracked)] = tracked
+        return tracked
 
-    def remove(self, beat: Beat) -> None:
-        self.beats.pop(id(beat), None)
+    def remove(self, tracked: TrackedLease) -> None:
+        self.leases.pop(id(tracked), None)
 
     def next_due(self) -> float | None:
-        return min((beat.due for beat in self.beats.values()), default=None)
+        return min((tracked.due for tracked in self.leases.values()), default=None)
 
-    def due(self) -> list[Beat]:
+    def due(self) -> list[TrackedLease]:
         now = time.monotonic()
-        for beat in [beat for beat in self.beats.values() if beat.ends <= now]:
-            self.remove(beat)
+        for tracked in [tracked for tracked in self.leases.values() if tracked.ends <= now]:
+            self.remove(tracked)
             log.error(
-                "fence %s: its call is past its limit and is renewed no more; it will be in doubt. "
-                "If it is slow and does not hang, give it a longer Times(limit=...)",
-                key_text(beat.held.key),
+                "fence %s: the call ran past its limit; its lease is not renewed any more, and the "
+                "fence will be in doubt. Set a longer Times(limit=...) if the call is only slow",
+                key_text(tracked.lease.key),
             )
-        # A little ahead: what is due soon goes with what is due now.
-        found = [beat for beat in self.beats.values() if beat.due <= now + beat.every / 4]
-        for beat in found:
-            beat.due = now + beat.every
-        return found
+        # Leases that are due soon are renewed in the same call.
+        due = [
+            tracked for tracked in self.leases.values() if tracked.due <= now + tracked.every / 4
+        ]
+        for tracked in due:
+            tracked.due = now + tracked.every
+        return due
 
 
 class FenceHeartbeat:
-    """Beats in one thread, which ends when nothing is held."""
+    """Renews in one thread, which ends when no lease is held."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -84,110 +86,114 @@ class FenceHeartbeat:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._board = _Board()
+        self._table = _LeaseTable()
         self._changed = threading.Condition()
         self._wakes_at: float | None = None  # None: no thread
 
-    def hold(self, held: FenceLease, times: Times) -> Beat:
+    def track(self, lease: FenceLease, times: Times) -> TrackedLease:
         if self._process != os.getpid():
-            self._begin()  # a fork takes no threads along, and its parent beats for itself
+            self._begin()  # a fork has none of the parent's threads, and the parent renews its own
         with self._changed:
-            beat = self._board.add(held, times)
+            tracked = self._table.add(lease, times)
             if self._wakes_at is None:
-                self._wakes_at = beat.due
-                threading.Thread(target=self._beat, name="helix-fence-pulse", daemon=True).start()
-            elif beat.due < self._wakes_at:
+                self._wakes_at = tracked.due
+                threading.Thread(
+                    target=self._beat, name="helix-fence-heartbeat", daemon=True
+                ).start()
+            elif tracked.due < self._wakes_at:
                 self._changed.notify()
-        return beat
+        return tracked
 
-    def drop(self, beat: Beat) -> None:
+    def untrack(self, tracked: TrackedLease) -> None:
         with self._changed:
-            self._board.remove(beat)
+            self._table.remove(tracked)
 
     def _beat(self) -> None:
         while True:
             with self._changed:
-                self._wakes_at = self._board.next_due()
+                self._wakes_at = self._table.next_due()
                 if self._wakes_at is None:
                     return
                 self._changed.wait(max(0.0, self._wakes_at - time.monotonic()))
-                due = self._board.due()
+                due = self._table.due()
             if due:
                 self._renew(due)
 
-    def _renew(self, due: list[Beat]) -> None:
+    def _renew(self, due: list[TrackedLease]) -> None:
         try:
-            lost = self._run(fences.renew([beat.held for beat in due]))
-        except Exception as error:  # noqa: BLE001 - one beat that fails must not be the last
+            lost = self._run(fences.renew([tracked.lease for tracked in due]))
+        except Exception as error:  # noqa: BLE001 - a failed heartbeat must not be the last
             log.warning(_FAILED, error)
             return
-        for beat in due:
-            beat.lost = beat.held.key in lost
+        for tracked in due:
+            tracked.lost = tracked.lease.key in lost
 
 
 class AsyncFenceHeartbeat:
-    """The same for event loops, each with a timer of its own: one loop cannot ring for another."""
+    """The same for event loops, each with its own timer: a loop cannot schedule for another."""
 
     def __init__(self, run: AsyncRun) -> None:
         self._run = run
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPulse] = WeakKeyDictionary()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopHeartbeat] = (
+            WeakKeyDictionary()
+        )
 
-    def hold(self, held: FenceLease, times: Times) -> Beat:
+    def track(self, lease: FenceLease, times: Times) -> TrackedLease:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            self._loops[loop] = _LoopPulse(self._run)
-        return self._loops[loop].hold(held, times)
+            self._loops[loop] = _LoopHeartbeat(self._run)
+        return self._loops[loop].track(lease, times)
 
-    def drop(self, beat: Beat) -> None:
-        self._loops[asyncio.get_running_loop()].drop(beat)
+    def untrack(self, tracked: TrackedLease) -> None:
+        self._loops[asyncio.get_running_loop()].untrack(tracked)
 
 
-class _LoopPulse:
-    """Beats of one loop, by its timer; no task outlives what it renews."""
+class _LoopHeartbeat:
+    """Renews the leases of one loop by its timer; no task outlives its leases."""
 
     def __init__(self, run: AsyncRun) -> None:
         self._run = run
-        self._board = _Board()
+        self._table = _LeaseTable()
         self._timer: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[None]] = set()
 
-    def hold(self, held: FenceLease, times: Times) -> Beat:
-        beat = self._board.add(held, times)
-        if self._timer is None or self._timer.when() > self._when(beat):
+    def track(self, lease: FenceLease, times: Times) -> TrackedLease:
+        tracked = self._table.add(lease, times)
+        if self._timer is None or self._timer.when() > self._when(tracked):
             self._set_timer()
-        return beat
+        return tracked
 
-    def drop(self, beat: Beat) -> None:
-        self._board.remove(beat)
-        if not self._board.beats and self._timer is not None:
+    def untrack(self, tracked: TrackedLease) -> None:
+        self._table.remove(tracked)
+        if not self._table.leases and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     @staticmethod
-    def _when(beat: Beat) -> float:
-        return asyncio.get_running_loop().time() + beat.due - time.monotonic()
+    def _when(tracked: TrackedLease) -> float:
+        return asyncio.get_running_loop().time() + tracked.due - time.monotonic()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due = self._board.next_due()
+        due = self._table.next_due()
         self._timer = None
         if due is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, due - time.monotonic()), self._beat)
 
     def _beat(self) -> None:
-        if due := self._board.due():
+        if due := self._table.due():
             task = asyncio.get_running_loop().create_task(self._renew(due))
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
         self._set_timer()
 
-    async def _renew(self, due: list[Beat]) -> None:
+    async def _renew(self, due: list[TrackedLease]) -> None:
         try:
-            lost = await self._run(fences.renew([beat.held for beat in due]))
+            lost = await self._run(fences.renew([tracked.lease for tracked in due]))
         except Exception as error:  # noqa: BLE001 - as above
             log.warning(_FAILED, error)
             return
-        for beat in due:
-            beat.lost = beat.held.key in lost
+        for tracked in due:
+            tracked.lost = tracked.lease.key in lost

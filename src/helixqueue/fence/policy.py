@@ -1,39 +1,110 @@
-"""What `idempotency.yml` says: which routes are fenced, how long, and what a conflict looks like.
+"""The policy of the HTTP middleware: fenced routes, durations, and the response to a conflict.
 
-Everything has a default, so an empty file is a policy. `policy_file.py` reads it.
+Every field has a default. `policy_file.py` reads a policy from idempotency.yml; the same checks
+apply to a policy that is made in Python, so that no rule can silently fence nothing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
-from typing import Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from helixqueue.engine.fences import Times
+from helixqueue.fence.decision_log import DEFAULT_FIELDS
 
+HTTP_PREFIX: Final = "http "  # of the names of fences that guard HTTP routes
 DAY: Final = 86_400.0
+MIB: Final = 1024 * 1024
+# Statuses that routers, authentication and limits answer before a handler runs: no effect.
+BEFORE_THE_EFFECT: Final = frozenset({401, 403, 405, 413, 415, 429})
+_PATH_BYTES_MAX = 240  # the path becomes the name of a fence
+_PARAMETER = re.compile(r"\{\w+\}")
+_PATH = re.compile(r"\*|(?:/(?:[^/\s{}*?#]|\{\w+\})*)+")
+_CONFIG = ConfigDict(extra="forbid")
+
+
+class Between:
+    """A number within bounds; every error names them."""
+
+    def __init__(self, low: float, high: float, unit: str) -> None:
+        self._low, self._high, self._unit = low, high, unit
+
+    def __get_pydantic_core_schema__(self, source: type, _: object) -> CoreSchema:
+        bounds: Any = {"ge": self._low, "le": self._high}
+        whole = source is int
+        number = core_schema.int_schema(**bounds) if whole else core_schema.float_schema(**bounds)
+        text = f"a {'whole ' if whole else ''}number of {self._unit} from {self._low:g} to "
+        return _with_error(number, f"{text}{self._high:g}")
+
+
+class Matching:
+    """A text that fits a pattern; every error says what was expected."""
+
+    def __init__(self, pattern: str, expected: str) -> None:
+        self._pattern, self._text = rf"^(?:{pattern})$", expected
+
+    def __get_pydantic_core_schema__(self, source: type, _: object) -> CoreSchema:
+        return _with_error(core_schema.str_schema(pattern=self._pattern), self._text)
+
+
+def _with_error(schema: CoreSchema, expected: str) -> CoreSchema:
+    return core_schema.custom_error_schema(schema, "expected", custom_error_message=expected)
+
+
+Pointer = Annotated[str, Matching(r"(/[^/\s]*)+", "a JSON Pointer such as /card/number")]
+HeaderName = Annotated[str, Matching(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", "the name of a header")]
+Method = Annotated[str, Matching("POST|PATCH|PUT|DELETE", "POST, PATCH, PUT or DELETE")]
 Kind = Literal["api", "webhook", "batch"]
 DiffMode = Literal["none", "paths", "values"]
-LOG_FIELDS: Final = (
-    "key", "decision", "effect_id", "source_type", "source_id", "tenant", "route", "receipt",
-    "attempt", "status", "seconds", "diff_ops",
-)  # fmt: skip
-# Answers that routers, authentication and limits give before a handler runs: nothing happened.
-BEFORE_THE_EFFECT: Final = frozenset({401, 403, 405, 413, 415, 429})
+LogField = Annotated[
+    Literal[
+        "key", "decision", "effect_id", "source_type", "source_id", "tenant", "route", "receipt",
+        "attempt", "status", "seconds", "diff_ops",
+    ],
+    # Names of other systems for the same fields.
+    BeforeValidator(
+        lambda name: {"idempotency_key": "key", "tenant_id": "tenant", "endpoint": "route"}.get(
+            name, name
+        )
+        if isinstance(name, str)
+        else name
+    ),
+]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+def _check_path(path: str) -> str:
+    if len(path.encode()) > _PATH_BYTES_MAX:
+        raise PydanticCustomError("expected", f"a path of at most {_PATH_BYTES_MAX} bytes")
+    if _PATH.fullmatch(path) is None:
+        # A `*` or a `{` inside a path would be compared literally, and fence nothing.
+        raise PydanticCustomError(
+            "expected",
+            "a path such as /orders/{id}, where {id} is one segment, or * for every path",
+        )
+    return path
+
+
+@dataclass(frozen=True, config=_CONFIG)
 class Ttl:
-    """How long answers can be repeated, by what kind of caller; and the clocks around that."""
+    """How long answers are kept, by kind of caller, and the other durations of a fence.
 
-    webhook_days: float = 14
-    api_hours: float = 24
-    batch_days: float = 8
-    tombstone_days: float = 30
-    lease_seconds: float = 30
-    quiet_seconds: float = 90
-    limit_seconds: float = 3600  # a handler that hangs longer is in doubt
+    The lower bounds are the retry horizons: a shorter retention would execute late retries again.
+    """
+
+    webhook_days: Annotated[float, Between(7, 3650, "days")] = 14
+    api_hours: Annotated[float, Between(24, 87_600, "hours")] = 24
+    batch_days: Annotated[float, Between(1, 3650, "days")] = 8
+    tombstone_days: Annotated[float, Between(1, 36_500, "days")] = 30
+    lease_seconds: Annotated[float, Between(0.05, 86_400, "seconds")] = 30
+    quiet_seconds: Annotated[float, Between(0, 604_800, "seconds")] = 90
+    # A handler that runs longer is in doubt.
+    limit_seconds: Annotated[float, Between(0.05, 604_800, "seconds")] = 3600
 
     def times(self, kind: Kind) -> Times:
         answer = {
@@ -41,76 +112,110 @@ class Ttl:
             "api": self.api_hours * 3600,
             "batch": self.batch_days * DAY,
         }[kind]
-        # The key outlives the answer: a retry at the end of the horizon must still meet it.
+        # The key outlives the answer, for retries at the end of the horizon.
         tombstone = max(self.tombstone_days * DAY, 2 * answer)
         return Times(self.lease_seconds, self.quiet_seconds, answer, tombstone, self.limit_seconds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_CONFIG)
 class Route:
-    """One kind of request that is fenced."""
+    """One fenced route."""
 
-    path: str = "*"  # a template such as /orders/{id}/refunds, or * for any
-    methods: frozenset[str] = frozenset({"POST", "PATCH"})
+    # A template such as /orders/{id}/refunds, or * for every path.
+    path: Annotated[str, AfterValidator(_check_path)] = "*"
+    methods: Annotated[frozenset[Method], Field(min_length=1)] = frozenset({"POST", "PATCH"})
     required: bool = True
     kind: Kind = "api"
     strict: bool = False  # the header must be a structured field: a quoted string
-    min_key_chars: int = 16
-    wait_ms: int = 2_000
-    ignore: tuple[str, ...] = ()  # JSON Pointers that may differ between two tries
-    only: tuple[str, ...] = ()  # or: what alone must be the same
-    keep_headers: tuple[str, ...] = ()  # besides those that are always repeated
-    max_body_bytes: int = 1024 * 1024
-    max_answer_bytes: int = 1024 * 1024
+    min_key_chars: Annotated[int, Between(1, 255, "characters")] = 16
+    wait_ms: Annotated[int, Between(0, 60_000, "milliseconds")] = 2_000
+    ignore: tuple[Pointer, ...] = ()  # members that may differ between two attempts
+    only: tuple[Pointer, ...] = ()  # or: the only members that must be equal
+    keep_headers: tuple[HeaderName, ...] = ()  # repeated in addition to the standard ones
+    max_body_bytes: Annotated[int, Between(0, 64 * MIB, "bytes")] = MIB
+    max_answer_bytes: Annotated[int, Between(0, 15 * MIB, "bytes")] = MIB
     replayable: bool = False
-    max_attempts: int = 5
-    before_the_effect: frozenset[int] = BEFORE_THE_EFFECT
+    max_attempts: Annotated[int, Between(1, 100, "attempts")] = 5
+    before_the_effect: frozenset[Annotated[int, Field(ge=400, le=499)]] = BEFORE_THE_EFFECT
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> Self:
+        if self.ignore and self.only:
+            raise PydanticCustomError("expected", "ignore or only, not both")
+        return self
 
     @property
     def name(self) -> str:
-        """The fence's name: what a key is unique within.
+        """The name of the fence, within which a key is unique.
 
-        Not the methods: to fence one more must not make all keys new.
+        Without the methods: fencing one more method must not make existing keys new.
         """
-        return f"http {self.path}"
+        return f"{HTTP_PREFIX}{self.path}"
 
     def fits(self, method: str, path: str) -> bool:
         return method in self.methods and self._pattern.fullmatch(path) is not None
+
+    def covers(self, other: Route) -> bool:
+        """Whether every path of `other` is a path of this route."""
+        return self._pattern.fullmatch(_PARAMETER.sub("\ue000", other.path)) is not None
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         if self.path == "*":
             return re.compile(".*", re.DOTALL)
-        parts = re.split(r"(\{[^{}/]+\})", self.path)
-        return re.compile(
-            "".join("[^/]+" if part.startswith("{") else re.escape(part) for part in parts)
-        )
+        literals = map(re.escape, _PARAMETER.split(self.path))
+        return re.compile("[^/]+".join(literals))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=_CONFIG)
 class OnConflict:
-    status: int = 409
-    include_diff: DiffMode = "paths"
-    mask: tuple[str, ...] = ()  # JSON Pointers whose values are never shown
+    status: Literal[409, 422] = 409
+    # true and false are the names of other systems for paths and none.
+    include_diff: Annotated[
+        DiffMode,
+        BeforeValidator(
+            lambda mode: ("paths" if mode else "none") if isinstance(mode, bool) else mode
+        ),
+    ] = "paths"
+    mask: tuple[Pointer, ...] = ()  # members whose values are never shown
 
 
-@dataclass(frozen=True)
+def unreachable(routes: tuple[Route, ...]) -> dict[int, str]:
+    """The routes that earlier ones hide, by index: the first match decides."""
+    found = {}
+    for index, route in enumerate(routes):
+        for earlier in routes[:index]:
+            hidden = route.methods & earlier.methods
+            if hidden and earlier.covers(route):
+                methods = ", ".join(sorted(hidden))
+                found[index] = f"{methods} {route.path}, which {earlier.path} above matches first"
+                break
+    return found
+
+
+@dataclass(frozen=True, config=_CONFIG)
 class Policy:
-    header: str = "Idempotency-Key"
-    routes: tuple[Route, ...] = (Route(),)
+    header: HeaderName = "Idempotency-Key"
+    routes: Annotated[tuple[Route, ...], Field(min_length=1)] = (Route(),)
     ttl: Ttl = field(default_factory=Ttl)
     on_conflict: OnConflict = field(default_factory=OnConflict)
-    log_fields: tuple[str, ...] = ("key", "decision", "effect_id", "source_type", "source_id")
-    keep_requests: bool = True  # the first body, for the difference
+    log_fields: tuple[LogField, ...] = DEFAULT_FIELDS
+    keep_requests: bool = True  # the first body, for the diff of a conflict
     documentation: str | None = None  # where the rules are published, for clients
-    # Where clients ask how a request stands: GET {status_path}/{fence}. None: nowhere.
+    # Where clients read the state of a request: GET {status_path}/{fence}. None: nowhere.
     status_path: str | None = None
+
+    @model_validator(mode="after")
+    def _check_routes(self) -> Self:
+        for hidden in unreachable(self.routes).values():
+            raise ValueError(f"expected routes that can match, got {hidden}")
+        return self
 
     @cached_property
     def clocks(self) -> dict[Kind, Times]:
-        """The clocks of each kind of caller; every request needs them."""
+        """The durations of each kind of caller; every request needs them."""
         return {kind: self.ttl.times(kind) for kind in get_args(Kind)}
 
     def route(self, method: str, path: str) -> Route | None:
-        """The first that fits; None: not fenced."""
+        """The first route that matches; None: not fenced."""
         return next((route for route in self.routes if route.fits(method, path)), None)

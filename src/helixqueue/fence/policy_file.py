@@ -1,31 +1,113 @@
-"""Reads `idempotency.yml` and tells of every fault in it at once: line, place, expected, got."""
+"""Reads idempotency.yml. Reports all faults at once: line, place, expected, got."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError, to_json
 
 from helixqueue.errors import Refused
+from helixqueue.fence.decision_log import DEFAULT_FIELDS
 from helixqueue.fence.policy import (
-    BEFORE_THE_EFFECT,
-    LOG_FIELDS,
+    HeaderName,
+    LogField,
+    Matching,
     OnConflict,
     Policy,
     Route,
     Ttl,
+    unreachable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator
 
-T = TypeVar("T")
-_PATH_BYTES_MAX = 240  # it becomes the name of a fence
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+    from pydantic_core import ErrorDetails
+
+log = logging.getLogger("helixqueue.fence")
+_MAX_NODES: Final = 10_000  # aliases can multiply a small file
+_Loc = tuple[int | str, ...]
+_CONFIG = ConfigDict(extra="forbid")
+_Store = Literal["postgresql", "postgres", "redis", "valkey"]
+
+
+def _must_be_true(value: bool) -> bool:  # noqa: FBT001 - pydantic's
+    if not value:
+        raise PydanticCustomError(
+            "expected", "true: another body under the same key is never applied nor answered"
+        )
+    return value
+
+
+class _Stores(BaseModel):
+    model_config = _CONFIG
+    fence: _Store = "postgresql"
+    seal: _Store = "postgresql"
+
+
+class _Logging(BaseModel):
+    model_config = _CONFIG
+    include_fields: tuple[LogField, ...] = DEFAULT_FIELDS
+
+
+class _PolicyFile(BaseModel):
+    model_config = _CONFIG
+    version: Literal[1] = 1
+    require_headers: Annotated[tuple[HeaderName, ...], Field(min_length=1, max_length=1)] = (
+        "Idempotency-Key",
+    )
+    reject_on_body_mismatch: Annotated[bool, AfterValidator(_must_be_true)] = True
+    stores: _Stores = _Stores()
+    ttl: Ttl = Ttl()
+    logging: _Logging = _Logging()
+    on_conflict: OnConflict = OnConflict()
+    keep_requests: bool = True
+    documentation: Annotated[str, Matching(r"https?://\S+|/\S*", "a URL")] | None = None
+    status_path: (
+        Annotated[str, Matching(r"(/[^/\s{}]+)+", "a path such as /idempotency")] | None
+    ) = None
+    routes: Annotated[tuple[Route, ...], Field(min_length=1)] = (Route(),)
+
+    def policy(self) -> Policy:
+        return Policy(
+            header=self.require_headers[0],
+            routes=self.routes,
+            ttl=self.ttl,
+            on_conflict=self.on_conflict,
+            log_fields=self.logging.include_fields,
+            keep_requests=self.keep_requests,
+            documentation=self.documentation,
+            status_path=self.status_path,
+        )
+
+
+# The names that each mapping may have; the key is the member of the file that it is.
+_NAMES: Final[dict[int | str | None, list[str]]] = {
+    None: list(_PolicyFile.model_fields),
+    "stores": list(_Stores.model_fields),
+    "logging": list(_Logging.model_fields),
+    **{
+        member: [field.name for field in fields(kind)]
+        for member, kind in (("ttl", Ttl), ("on_conflict", OnConflict), ("routes", Route))
+    },
+}
+# What pydantic's error types expected, where its own words name Python types.
+_EXPECTED: Final = {
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "frozen_set_type": "a list",
+    "dataclass_type": "a mapping",
+    "model_type": "a mapping",
+    "string_type": "a text",
+    "too_short": "at least one",
+    "too_long": "one header, which carries the key",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +122,12 @@ class Fault:
 
 
 class InvalidPolicy(Refused):
-    """The policy file says what makes no sense; `faults` has every place."""
+    """The policy file is invalid; `faults` has every place."""
 
     def __init__(self, source: str, faults: list[Fault]) -> None:
-        super().__init__("\n".join([f"{source}: {len(faults)} faults", *map(str, faults)]))
+        faults = sorted(faults, key=lambda fault: fault.line)
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        super().__init__("\n".join([f"{source}: {count}", *map(str, faults)]))
         self.faults = faults
 
 
@@ -68,225 +152,107 @@ def parse_policy(text: str, source: str = "idempotency.yml") -> Policy:
         raise InvalidPolicy(source, [Fault(line, "(file)", "YAML", str(got))]) from error
     if node is None:
         return Policy()
-    faults: list[Fault] = []
-    policy = _policy(_Place(node, "", faults))
-    if faults:
-        raise InvalidPolicy(source, sorted(faults, key=lambda fault: fault.line))
-    return policy
+    document = _Document(node)
+    try:
+        # JSON, because its strict mode has exact scalars and still takes lists for tuples and sets.
+        file = _PolicyFile.model_validate_json(to_json(document.data, fallback=str), strict=True)
+    except ValidationError as error:
+        document.add_errors(error.errors())
+        raise InvalidPolicy(source, document.faults) from None
+    for index, hidden in unreachable(file.routes).items():
+        document.add(("routes", index), "a route that can match", hidden)
+    if document.faults:
+        raise InvalidPolicy(source, document.faults)
+    _explain_stores(file, document, source)
+    return file.policy()
 
 
-class _Place:
-    """One node of the file, and where it stands."""
+def _explain_stores(file: _PolicyFile, document: _Document, source: str) -> None:
+    for name, store in file.stores:
+        if store in {"redis", "valkey"}:
+            log.warning(
+                "%s: line %d: stores.%s: %s is read as postgresql: only PostgreSQL grants and "
+                "seals fences. Pass hint=SealedCache(url, secret) to the middleware to repeat "
+                "sealed answers from %s",
+                *(source, document.line(("stores", name)), name, store, store.capitalize()),
+            )
 
-    def __init__(self, node: yaml.Node, path: str, faults: list[Fault]) -> None:
-        self.node = node
-        self.path = path
-        self._faults = faults
 
-    @property
-    def value(self) -> Any:  # noqa: ANN401 - whatever YAML makes of it
-        loader = yaml.SafeLoader("")
+class _Document:
+    """The data of a YAML tree, with the line of every value and every key."""
+
+    def __init__(self, root: yaml.Node) -> None:
+        self.faults: list[Fault] = []
+        self._lines: dict[_Loc, int] = {}
+        self._key_lines: dict[_Loc, int] = {}
+        self._loader = yaml.SafeLoader("")
+        self._open: list[yaml.Node] = []
+        self.data = self._read(root, ())
+
+    def line(self, loc: _Loc) -> int:
+        return next(self._lines[part] for part in _prefixes(loc) if part in self._lines)
+
+    def add(self, loc: _Loc, expected: str, got: str) -> None:
+        # Validators add parts of their own to a place; the longest known part is the place.
+        known = next(part for part in _prefixes(loc) if part in self._lines)
+        self.faults.append(Fault(self._lines[known], _shown(known), expected, got))
+
+    def add_errors(self, errors: list[ErrorDetails]) -> None:
+        places = {detail["loc"] for detail in errors}
+        for detail in errors:
+            loc = detail["loc"]
+            # A list whose items are invalid also counts as too short.
+            inside = any(len(place) > len(loc) and place[: len(loc)] == loc for place in places)
+            if detail["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+                self._add_unknown_name(loc)
+            elif detail["type"] != "too_short" or not inside:
+                expected = detail["msg"].removeprefix("Input should be ")
+                self.add(loc, _EXPECTED.get(detail["type"], expected), ascii(detail["input"])[:60])
+
+    def _add_unknown_name(self, loc: _Loc) -> None:
+        names = _NAMES[loc[0] if len(loc) > 1 else None]
+        near = get_close_matches(str(loc[-1]), names, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        expected = f"one of {', '.join(names)}{hint}"
+        got = f"the name {loc[-1]!r}"
+        self.faults.append(Fault(self._key_lines[loc], _shown(loc), expected, got))
+
+    def _read(self, node: yaml.Node, loc: _Loc) -> Any:  # noqa: ANN401 - whatever YAML makes of it
+        self._lines[loc] = node.start_mark.line + 1
+        if node in self._open or len(self._lines) > _MAX_NODES:
+            self.add(loc, f"at most {_MAX_NODES} values and none inside itself", "more")
+            return None
+        self._open.append(node)
         try:
-            return loader.construct_object(self.node, deep=True)
+            if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
+                return self._read_mapping(node, loc)
+            if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
+                return [self._read(item, (*loc, index)) for index, item in enumerate(node.value)]
+            return self._loader.construct_object(node)
         except yaml.YAMLError:
-            return self.node.tag  # a tag that nobody here makes an object of
+            self.add(loc, "a plain value", node.tag)
+            return None
         finally:
-            loader.dispose()
+            self._open.pop()
 
-    def fault(self, expected: str, got: str | None = None) -> None:
-        shown = ascii(self.value)[:60] if got is None else got
-        line = self.node.start_mark.line + 1
-        self._faults.append(Fault(line, self.path or "(file)", expected, shown))
-
-    def members(self, readers: Mapping[str, Callable[[_Place], Any]]) -> dict[str, Any]:
-        """Each member by its reader; unknown names, doubled ones and bad values are faults."""
-        if not isinstance(self.node, yaml.MappingNode) or not self.node.tag.endswith(":map"):
-            self.fault("a mapping")
-            return {}
-        found: dict[str, Any] = {}
-        for name_node, node in self.node.value:
-            name = str(name_node.value)
-            place = _Place(node, f"{self.path}.{name}".lstrip("."), self._faults)
-            if name not in readers:
-                near = get_close_matches(name, readers, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                where = _Place(name_node, place.path, self._faults)
-                where.fault(f"one of {', '.join(readers)}{hint}", f"the name {name!r}")
-            elif name in found:
-                _Place(name_node, place.path, self._faults).fault("each name once", "it again")
-            else:
-                found[name] = readers[name](place)
-        return {name: value for name, value in found.items() if value is not None}
-
-    def items(self) -> list[_Place] | None:
-        if not isinstance(self.node, yaml.SequenceNode):
-            self.fault("a list")
-            return None
-        return [
-            _Place(node, f"{self.path}[{index}]", self._faults)
-            for index, node in enumerate(self.node.value)
-        ]
+    def _read_mapping(self, node: yaml.MappingNode, loc: _Loc) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            place = (*loc, name)
+            if name in data:
+                line = key.start_mark.line + 1
+                self.faults.append(Fault(line, _shown(place), "each name once", "it again"))
+                continue
+            self._key_lines[place] = key.start_mark.line + 1
+            data[name] = self._read(value, place)
+        return data
 
 
-def _number(low: float, high: float, unit: str) -> Callable[[_Place], float | None]:
-    def read(place: _Place) -> float | None:
-        value = place.value
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        place.fault(f"a number of {unit} from {low:g} to {high:g}")
-        return None
-
-    return read
+def _prefixes(loc: _Loc) -> Iterator[_Loc]:
+    return (loc[:length] for length in range(len(loc), -1, -1))
 
 
-def _whole(low: int, high: int, unit: str) -> Callable[[_Place], int | None]:
-    def read(place: _Place) -> int | None:
-        value = place.value
-        if type(value) is int and low <= value <= high:
-            return value
-        place.fault(f"a whole number of {unit} from {low} to {high}")
-        return None
-
-    return read
-
-
-def _choice(*words: object) -> Callable[[_Place], Any]:
-    def read(place: _Place) -> Any:  # noqa: ANN401 - one of the words
-        value = place.value
-        if any(type(value) is type(word) and value == word for word in words):
-            return value
-        place.fault(f"one of {', '.join(map(str, words))}")
-        return None
-
-    return read
-
-
-def _flag(place: _Place) -> bool | None:
-    flag: bool | None = _choice(True, False)(place)  # noqa: FBT003 - the words themselves
-    return flag
-
-
-def _matching(pattern: str, expected: str) -> Callable[[_Place], str | None]:
-    def read(place: _Place) -> str | None:
-        value = place.value
-        if isinstance(value, str) and re.fullmatch(pattern, value) is not None:
-            return value
-        place.fault(expected)
-        return None
-
-    return read
-
-
-def _list(one: Callable[[_Place], T | None]) -> Callable[[_Place], tuple[T, ...] | None]:
-    def read(place: _Place) -> tuple[T, ...] | None:
-        places = place.items()
-        if places is None:
-            return None
-        return tuple(value for each in places if (value := one(each)) is not None)
-
-    return read
-
-
-_pointer = _matching(r"(/[^/\s]*)+", "a JSON Pointer such as /card/number")
-_header = _matching(_TOKEN.pattern, "the name of a header")
-
-
-def _path(place: _Place) -> str | None:
-    path = _matching(r"\*|/\S*", "a path such as /orders/{id}/refunds, or *")(place)
-    if path is not None and len(path.encode()) > _PATH_BYTES_MAX:
-        place.fault(f"a path of at most {_PATH_BYTES_MAX} bytes", f"{len(path.encode())}")
-    return path
-
-
-def _always(place: _Place) -> bool | None:
-    if place.value is not True:
-        place.fault("true: another body under the same key is never applied nor answered")
-    return True
-
-
-def _required_headers(place: _Place) -> str | None:
-    names = _list(_header)(place)
-    if names is not None and len(names) != 1:
-        place.fault("one header, which carries the key")
-    return names[0] if names else None
-
-
-def _diff_mode(place: _Place) -> str | None:
-    if type(place.value) is bool:
-        return "paths" if place.value else "none"
-    mode: str | None = _choice("none", "paths", "values")(place)
-    return mode
-
-
-def _ttl(place: _Place) -> Ttl:
-    # The lower bounds are the retry horizons: a shorter memory would run late retries again.
-    readers = {
-        "webhook_days": _number(7, 3650, "days"),
-        "api_hours": _number(24, 87_600, "hours"),
-        "batch_days": _number(1, 3650, "days"),
-        "tombstone_days": _number(1, 36_500, "days"),
-        "lease_seconds": _number(1, 86_400, "seconds"),
-        "quiet_seconds": _number(0, 604_800, "seconds"),
-        "limit_seconds": _number(1, 604_800, "seconds"),
-    }
-    return Ttl(**place.members(readers))
-
-
-def _on_conflict(place: _Place) -> OnConflict:
-    readers: dict[str, Callable[[_Place], Any]] = {
-        "status": _choice(409, 422),
-        "include_diff": _diff_mode,
-        "mask": _list(_pointer),
-    }
-    return OnConflict(**place.members(readers))
-
-
-def _route(place: _Place) -> Route | None:
-    readers: dict[str, Callable[[_Place], Any]] = {
-        "path": _path,
-        "methods": _list(_choice("POST", "PATCH", "PUT", "DELETE")),
-        "required": _flag,
-        "kind": _choice("api", "webhook", "batch"),
-        "strict": _flag,
-        "min_key_chars": _whole(1, 255, "characters"),
-        "wait_ms": _whole(0, 60_000, "milliseconds"),
-        "ignore": _list(_pointer),
-        "only": _list(_pointer),
-        "keep_headers": _list(_header),
-        "max_body_bytes": _whole(0, 64 * 1024 * 1024, "bytes"),
-        "max_answer_bytes": _whole(0, 15 * 1024 * 1024, "bytes"),
-        "replayable": _flag,
-        "max_attempts": _whole(1, 100, "tries"),
-        "before_the_effect": _list(_whole(400, 499, "a status")),
-    }
-    found = place.members(readers)
-    if found.get("ignore") and found.get("only"):
-        place.fault("ignore or only", "both")
-    found["methods"] = frozenset(found.get("methods", ("POST", "PATCH")))
-    found["before_the_effect"] = frozenset(found.get("before_the_effect", BEFORE_THE_EFFECT))
-    return Route(**found)
-
-
-def _policy(place: _Place) -> Policy:
-    stores: dict[str, Callable[[_Place], Any]] = {"fence": _choice("postgresql")}
-    logging: dict[str, Callable[[_Place], Any]] = {"include_fields": _list(_choice(*LOG_FIELDS))}
-    found = place.members(
-        {
-            "version": _choice(1),
-            "require_headers": _required_headers,
-            "reject_on_body_mismatch": _always,
-            "stores": lambda here: here.members(stores),
-            "ttl": _ttl,
-            "logging": lambda here: here.members(logging).get("include_fields"),
-            "on_conflict": _on_conflict,
-            "keep_requests": _flag,
-            "documentation": _matching(r"https?://\S+|/\S*", "a URL"),
-            "status_path": _matching(r"(/[^/\s{}]+)+", "a path such as /idempotency"),
-            "routes": _list(_route),
-        }
-    )
-    names = {"require_headers": "header", "logging": "log_fields"}
-    known = {names.get(name, name): value for name, value in found.items()}
-    for unused in ("version", "reject_on_body_mismatch", "stores"):
-        known.pop(unused, None)
-    return Policy(**known)
+def _shown(loc: _Loc) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.lstrip(".") or "(file)"

@@ -1,7 +1,7 @@
-"""What a fenced call does, step by step, without doing any of it.
+"""The steps of a fenced call, without I/O.
 
-Each function yields steps as in `operations/steps.py`, and two more: `Look` calls the caller's
-probe, `Nest` opens a savepoint. `runner.py` performs them, in a thread or in an event loop.
+Each function yields the steps of `operations/steps.py`, and two more: `RunProbe` calls the caller's
+probe, `Savepoint` surrounds a local effect. `runner.py` performs them in a thread or an event loop.
 """
 
 from __future__ import annotations
@@ -24,241 +24,228 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A claim is asked again for a second while the database is away: nothing has happened yet.
+# How long a claim is retried while the database is unreachable: nothing has happened yet.
 CLAIM_SECONDS = 1.0
-# A seal for longer: the effect has happened, and only this process knows what came of it.
+# A seal is retried longer: the effect has happened, and only this process knows its result.
 SEAL_SECONDS = 6.0
-FIRST_WAIT, LONGEST_WAIT = 0.01, 0.25
-PLACES_SHOWN = 3  # of a difference, in a message
+FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.01, 0.25
+PATHS_IN_MESSAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a probe came back with, in the words of the database."""
+class ProbeFinding:
+    """What a probe found, in the words of the database."""
 
     finding: Finding
-    answer: FenceResult | None = None
+    result: FenceResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Performed by the caller's probe; answered with `Found`."""
-
-    doubted: FenceDecision
+class RunProbe:
+    """Call the caller's probe; the reply is a `ProbeFinding`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nest:
-    """A savepoint around a local effect; undoing tells whether the transaction can go on."""
+class Savepoint:
+    """Around a local effect; the reply to "undo" is whether the transaction is still usable."""
 
-    what: Literal["open", "keep", "undo"]
+    action: Literal["open", "keep", "undo"]
 
 
-Step = Execute | Sleep | Look | Nest
+Step = Execute | Sleep | RunProbe | Savepoint
 Steps = Generator[Step, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
-class FenceSteps:
-    """What is fenced, and how."""
+class FenceSpec:
+    """The fenced operation and the options of its fence."""
 
     tenant: str
     name: str
     actor: str
     times: Times = field(default_factory=Times)
-    start: bool = True  # a foreign effect: claim and marker in one commit
-    replayable: bool = False  # the downstream honours its key: doubt is driven again
+    start: bool = True  # an effect outside the database: claim and marker in one commit
+    replayable: bool = False  # the next system honours its key: a doubt is executed again
     max_attempts: int = 5
     keep_request: bool = True
-    wait_seconds: float = 2.0  # for somebody else who is at it
+    wait_seconds: float = 2.0  # for another call that holds the fence
     alone: bool = True  # not inside a caller's transaction
 
 
 @dataclass(frozen=True, slots=True)
 class FenceClaim:
-    """The end of a claim: ours to do (`held`), or done before."""
+    """The end of a claim: this call executes (`lease`), or the effect happened before."""
 
-    told: FenceDecision
-    held: FenceLease | None
-    waited: float = 0.0  # seconds, for somebody else who was at it
+    reply: FenceDecision
+    lease: FenceLease | None
+    waited: float = 0.0  # seconds, for another holder
 
 
 def claim(
-    plan: FenceSteps, identity: str | None, request: str, *, probes: bool = False
+    spec: FenceSpec, identity: str | None, request: str, *, has_probe: bool = False
 ) -> Steps[FenceClaim]:
-    """Find out whether it is ours to do; raises `Conflict`, `InProgress` or `InDoubt`."""
+    """Find out whether this call executes; raises `Conflict`, `InProgress` or `InDoubt`."""
     nonce = secrets.randbits(63)
-    waited, pause = 0.0, FIRST_WAIT
+    waited, poll = 0.0, FIRST_POLL_SECONDS
     failpoint("fence.claim.before")
     while True:
-        told: FenceDecision = yield from _claim_once(plan, identity, request, nonce)
-        if told.decision == "in_doubt" and probes:
-            told = yield from _probe(plan, told, nonce)
-        if told.decision == "granted":
+        reply: FenceDecision = yield from _claim_once(spec, identity, request, nonce)
+        if reply.decision == "in_doubt" and has_probe:
+            reply = yield from _probe(spec, reply, nonce)
+        if reply.decision == "granted":
             failpoint("fence.claim.after")
-            return FenceClaim(told, held(told, nonce), waited)
-        if told.decision in {"repeated", "expired", "sealed"}:
-            return FenceClaim(told, None, waited)
-        if told.decision == "mismatch":
-            raise conflict(plan, told, request)
-        if told.decision == "in_doubt":
-            raise doubtful(plan, told)
-        if told.decision == "in_progress":
-            if waited >= plan.wait_seconds:
-                raise in_progress(plan, told)
-            waited, pause = yield from _wait(plan, told, waited, pause)
+            return FenceClaim(reply, _lease(reply, nonce), waited)
+        if reply.decision in {"repeated", "expired", "sealed"}:
+            return FenceClaim(reply, None, waited)
+        if reply.decision == "mismatch":
+            raise _conflict(spec, reply, request)
+        if reply.decision == "in_doubt":
+            raise _in_doubt(spec, reply)
+        if reply.decision == "in_progress":
+            if waited >= spec.wait_seconds:
+                raise _in_progress(spec, reply)
+            waited, poll = yield from _wait(spec, reply, waited, poll)
 
 
 def _claim_once(
-    plan: FenceSteps, identity: str | None, request: str, nonce: int
+    spec: FenceSpec, identity: str | None, request: str, nonce: int
 ) -> Steps[FenceDecision]:
     call = fences.claim(
-        tenant=plan.tenant,
-        name=plan.name,
+        tenant=spec.tenant,
+        name=spec.name,
         identity=identity,
         request=request,
-        actor=plan.actor,
+        actor=spec.actor,
         nonce=nonce,
-        start=plan.start,
-        times=plan.times,
-        replayable=plan.replayable,
-        max_attempts=plan.max_attempts,
-        keep_request=plan.keep_request,
-        alone=plan.alone,
+        start=spec.start,
+        times=spec.times,
+        replayable=spec.replayable,
+        max_attempts=spec.max_attempts,
+        keep_request=spec.keep_request,
+        alone=spec.alone,
     )
-    return (yield from _surely(plan, call, CLAIM_SECONDS))
+    return (yield from _execute(spec, call, CLAIM_SECONDS))
 
 
 def _wait(
-    plan: FenceSteps, told: FenceDecision, waited: float, pause: float
+    spec: FenceSpec, reply: FenceDecision, waited: float, poll: float
 ) -> Steps[tuple[float, float]]:
-    """Look at the fence now and then, without a connection in between, until it is free.
+    """Poll until the fence has no live holder, without a connection in between.
 
-    Gives the seconds waited, and the next pause: who has to come back looks less often.
+    Returns the seconds waited and the next polling interval, which grows.
     """
-    while waited < plan.wait_seconds:
-        yield Sleep(pause)
-        waited += pause
-        pause = min(pause * 2, LONGEST_WAIT)
-        seen: tuple[int, bool] | None = yield from _surely(
-            plan, fences.find_holder(told.key), CLAIM_SECONDS
+    while waited < spec.wait_seconds:
+        yield Sleep(poll)
+        waited += poll
+        poll = min(poll * 2, LONGEST_POLL_SECONDS)
+        holder: tuple[int, bool] | None = yield from _execute(
+            spec, fences.find_holder(reply.key), CLAIM_SECONDS
         )
-        # Unseen: the holder's transaction has not committed. The next claim finds out.
-        if seen is None or not seen[1]:
+        # None: the transaction of the holder has not committed. The next claim finds out.
+        if holder is None or not holder[1]:
             break
-    return waited, pause
+    return waited, poll
 
 
-def _probe(plan: FenceSteps, doubted: FenceDecision, nonce: int) -> Steps[FenceDecision]:
-    found: Found = yield Look(doubted)
+def _probe(spec: FenceSpec, doubt: FenceDecision, nonce: int) -> Steps[FenceDecision]:
+    found: ProbeFinding = yield RunProbe()
     call = fences.probe(
-        doubted,
-        found.finding,
-        plan.times,
-        actor=plan.actor,
-        nonce=nonce,
-        answer=found.answer,
+        doubt, found.finding, spec.times, actor=spec.actor, nonce=nonce, result=found.result
     )
-    return (yield from _surely(plan, call, CLAIM_SECONDS))
+    return (yield from _execute(spec, call, CLAIM_SECONDS))
 
 
-def held(told: FenceDecision, nonce: int) -> FenceLease:
-    assert told.epoch is not None  # noqa: S101 - a granted fence has its token
-    assert told.number is not None  # noqa: S101
-    return FenceLease(told.key, Token(told.epoch, nonce, told.number))
+def _lease(reply: FenceDecision, nonce: int) -> FenceLease:
+    assert reply.epoch is not None  # noqa: S101 - a granted fence has its token
+    assert reply.number is not None  # noqa: S101
+    return FenceLease(reply.key, Token(reply.epoch, nonce, reply.number))
 
 
-def start(plan: FenceSteps, held: FenceLease) -> Steps[FenceDecision]:
-    """Write the marker: from here on it may have happened."""
-    told = yield from _surely(plan, fences.start(held, actor=plan.actor), CLAIM_SECONDS)
-    return _owned(plan, told)
-
-
-def seal(plan: FenceSteps, held: FenceLease, answer: FenceResult) -> Steps[FenceDecision]:
-    """Keep what came of it; raises `LeaseLost` when somebody else decided meanwhile."""
-    call = fences.seal(held, answer, plan.times, actor=plan.actor)
+def seal(spec: FenceSpec, lease: FenceLease, result: FenceResult) -> Steps[FenceDecision]:
+    """Keep the result; raises `LeaseLost` when the fence was decided otherwise meanwhile."""
+    call = fences.seal(lease, result, spec.times, actor=spec.actor)
     failpoint("fence.seal.before")
     try:
-        told = yield from _surely(plan, call, SEAL_SECONDS)
+        reply = yield from _execute(spec, call, SEAL_SECONDS)
     except HelixError as failure:
-        if not plan.alone:
-            raise  # the effect went with the caller's transaction
-        # Whatever it was (away, read-only, a bound): the effect took place, and is not on record.
+        if not spec.alone:
+            raise  # the caller's transaction rolls the effect back
+        # Whatever the cause (unreachable, read-only, a bound): the effect happened, unrecorded.
         raise InDoubt(
-            f"{plan.name}: the effect took place, but its answer could not be kept: {failure}",
-            key=key_text(held.key),
+            f"{spec.name}: the effect took place, but its result could not be stored: {failure}",
+            key=key_text(lease.key),
         ) from failure
     failpoint("fence.seal.after")
-    return _owned(plan, told)
+    if reply.decision == "fenced_out":
+        raise LeaseLost(
+            f"{spec.name}: {reply.holder or 'no other call'} holds this fence now; the result of "
+            "this call is kept as evidence in helix.fence_decision and is not returned to repeats",
+            owner=reply.holder,
+        )
+    return reply
 
 
-def release(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[FenceDecision]:
-    """Nothing happened, and that is certain: the next call may do it."""
-    call = fences.release(held, plan.times, actor=plan.actor, detail=detail)
+def release(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecision]:
+    """Report that nothing happened: the next call executes."""
+    call = fences.release(lease, spec.times, actor=spec.actor, detail=detail)
     failpoint("fence.release.before")
-    told = yield from _surely(plan, call, CLAIM_SECONDS)
+    reply = yield from _execute(spec, call, CLAIM_SECONDS)
     failpoint("fence.release.after")
-    return told
+    return reply
 
 
-def doubt(plan: FenceSteps, held: FenceLease, detail: str) -> Steps[FenceDecision]:
-    """It may have happened."""
-    call = fences.doubt(held, actor=plan.actor, detail=detail)
+def doubt(spec: FenceSpec, lease: FenceLease, detail: str) -> Steps[FenceDecision]:
+    """Report that the effect may have happened."""
+    call = fences.doubt(lease, actor=spec.actor, detail=detail)
     failpoint("fence.doubt.before")
-    told = yield from _surely(plan, call, CLAIM_SECONDS)
+    reply = yield from _execute(spec, call, CLAIM_SECONDS)
     failpoint("fence.doubt.after")
-    return told
+    return reply
 
 
-def _surely(plan: FenceSteps, call: Call[T], seconds: float) -> Steps[T]:
-    """Ask again when the answer was lost; every call here is answered the same the second time.
+def _execute(spec: FenceSpec, call: Call[T], seconds: float) -> Steps[T]:
+    """Retry a call whose reply was lost; every call here gets the same reply again.
 
-    Not inside a caller's transaction: that is over, and the caller begins it again.
+    Not inside a caller's transaction: that has failed, and the caller starts it again.
     """
-    if plan.alone:
+    if spec.alone:
         return (yield from retried(call, seconds=seconds))
-    told: T = yield Execute(call)
-    return told
+    reply: T = yield Execute(call)
+    return reply
 
 
-def _owned(plan: FenceSteps, told: FenceDecision) -> FenceDecision:
-    if told.decision != "fenced_out":
-        return told
-    raise LeaseLost(
-        f"{plan.name}: this fence was given to {told.holder or 'nobody'} meanwhile; the result of "
-        "this call is kept as evidence in helix.fence_decision and is not served",
-        owner=told.holder,
+def _conflict(spec: FenceSpec, reply: FenceDecision, request: str) -> Conflict:
+    received = loads(request)
+    # Without the first request, all that is known is that the two differ.
+    whole = [{"op": "replace", "path": "", "value": received}]
+    changes = whole if reply.request is None else diff(loads(reply.request), received)
+    paths = ", ".join(
+        str(change["path"] or "the whole document") for change in changes[:PATHS_IN_MESSAGE]
     )
-
-
-def conflict(plan: FenceSteps, told: FenceDecision, request: str) -> Conflict:
-    got = loads(request)
-    # The first request is not kept any more, or never was: all that is known is that they differ.
-    unknown = [{"op": "replace", "path": "", "value": got}]
-    changes = unknown if told.request is None else diff(loads(told.request), got)
-    places = ", ".join(str(change["path"] or "the whole") for change in changes[:PLACES_SHOWN])
-    more = f" and {len(changes) - PLACES_SHOWN} more" if len(changes) > PLACES_SHOWN else ""
+    more = len(changes) - PATHS_IN_MESSAGE
     return Conflict(
-        f"{plan.name}: this key stands for another request; they differ at {places}{more}; "
-        "use a new key for new work",
+        f"{spec.name}: this key belongs to another request; they differ at {paths}"
+        f"{f' and {more} more' if more > 0 else ''}; use a new key for new work",
         diff=changes,
+        effect=reply.effect,
     )
 
 
-def in_progress(plan: FenceSteps, told: FenceDecision) -> InProgress:
-    after = min(max(told.retry_after or 1.0, 1.0), 30.0)
+def _in_progress(spec: FenceSpec, reply: FenceDecision) -> InProgress:
+    after = min(max(reply.retry_after or 1.0, 1.0), 30.0)
     return InProgress(
-        f"{plan.name}: {told.holder or 'somebody'} is at it; ask again in {after:.0f} s",
+        f"{spec.name}: {reply.holder or 'another call'} holds this fence; retry in {after:.0f} s",
         retry_after=after,
-        key=key_text(told.key),
+        key=key_text(reply.key),
     )
 
 
-def doubtful(plan: FenceSteps, told: FenceDecision) -> InDoubt:
-    why = told.note or "a probe or `helixq fence resolve` decides"
-    key = key_text(told.key)
+def _in_doubt(spec: FenceSpec, reply: FenceDecision) -> InDoubt:
+    key = key_text(reply.key)
+    cause = f" ({reply.note})" if reply.note else ""
     return InDoubt(
-        f"{plan.name}: it was begun and nobody knows how it ended; {why} (fence {key})",
+        f"{spec.name}: the effect started and its outcome is unknown{cause}; a probe or "
+        f"`helixq fence resolve {key}` decides",
         key=key,
-        retry_after=told.retry_after,
+        retry_after=reply.retry_after,
     )

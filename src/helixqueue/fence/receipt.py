@@ -1,4 +1,4 @@
-"""Receipts of effects: the same on every repeat, and verifiable by whoever holds the parts.
+"""Receipts of effects: the same on every repeat, and verifiable without a database.
 
 ```
 key  = "v1:" + hex SHA-256( "fence" field(tenant) field(name) parts(identity) )
@@ -6,8 +6,8 @@ id   = "r1:" + hex SHA-256( 01 "receipt" key fingerprint field(effect) field(for
 ```
 
 `field` and `parts` are those of `identity/keys.py`, `digest` is the SHA-256 of the answer. The
-database derives the same bytes; a test compares the two. No clock and no chance go in. A signature
-says who vouches for it: HMAC-SHA256 for those who share a secret, Ed25519 for everybody.
+database derives the same bytes; a test compares the two. Neither a clock nor a random number is
+part of it. A signature is HMAC-SHA256, for parties that share a secret, or Ed25519, for everyone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMBERS = ("tenant", "name", "key", "fingerprint", "form", "digest", "id")
 
 
 class Signer(Protocol):
-    """Signs receipt ids; `algorithm` and `key_id` tell a verifier which key to take."""
+    """Signs receipt ids; `algorithm` and `key_id` identify the key for a verifier."""
 
     algorithm: str
     key_id: str
@@ -43,7 +43,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EffectReceipt:
-    """What was asked and what came of it, by their digests."""
+    """A request and its outcome, by their digests."""
 
     tenant: str
     name: str
@@ -65,8 +65,8 @@ class EffectReceipt:
         )
 
     def document(self, signer: Signer | None = None) -> dict[str, Any]:
-        """As JSON, to be kept by whoever got the answer."""
-        found: dict[str, Any] = {
+        """As JSON, for the client that got the answer."""
+        document: dict[str, Any] = {
             "tenant": self.tenant,
             "name": self.name,
             "identity": None if self.identity is None else list(self.identity),
@@ -78,18 +78,20 @@ class EffectReceipt:
             "id": self.id,
         }
         if signer is not None:
-            found["signature"] = {
+            document["signature"] = {
                 "algorithm": signer.algorithm,
                 "key_id": signer.key_id,
                 "value": base64.b64encode(signer.sign(self.id.encode())).decode(),
             }
-        return found
+        return document
 
 
 def receipt_of(row: FenceRow) -> EffectReceipt:
     """The receipt of a sealed fence."""
     if row.digest is None or row.form is None:
-        raise Refused(f"fence {row.name}: expected a sealed one, got {row.state}; nothing to prove")
+        raise Refused(
+            f"fence {row.name}: expected a sealed fence, got {row.state}; it has no receipt"
+        )
     parts = None if row.identity is None else tuple(row.identity.split(PART_SEPARATOR))
     return EffectReceipt(
         tenant=row.tenant,
@@ -115,20 +117,20 @@ def receipt_id(key: bytes, fingerprint: bytes, effect: str | None, form: str, di
 
 
 def downstream_key(key: bytes) -> str:
-    """What to hand to the next system as its idempotency key: ours, and never the client's."""
+    """The idempotency key for the next system: derived, never the client's own."""
     return "hx1-" + hashlib.sha256(b"\x01downstream" + key).hexdigest()[:48]
 
 
 def verify(
     document: Mapping[str, Any], *, signer: Signer | None = None, answer: bytes | None = None
 ) -> list[str]:
-    """What is wrong with a receipt; empty when it proves what it says. Needs no database.
+    """The faults of a receipt; empty for a valid one. Needs no database.
 
-    With `answer`, whether these bytes are what was sealed; with `signer`, whether it vouches.
+    `answer` is compared with the digest, `signer` verifies the signature.
     """
     missing = [name for name in _MEMBERS if not isinstance(document.get(name), str)]
     if missing:
-        return [f"expected the texts {', '.join(_MEMBERS)}; {', '.join(missing)} missing"]
+        return [f"expected the members {', '.join(_MEMBERS)} as texts, got no {', '.join(missing)}"]
     faults = []
     try:
         key = key_bytes(document["key"])
@@ -142,14 +144,14 @@ def verify(
     except ValueError:
         return ["expected hexadecimal key, fingerprint and digest; got something else"]
     if derived != document["id"]:
-        faults.append("the id does not follow from the other members: one of them was changed")
+        faults.append("the id is not derived from the other members: one of them was changed")
     identity = document.get("identity")
     if identity is not None:
         parts = tuple(map(str, identity))
         if fence_key(document["tenant"], document["name"], parts) != key:
-            faults.append("the key does not follow from tenant, name and identity")
+            faults.append("the key is not derived from tenant, name and identity")
     if answer is not None and hashlib.sha256(answer).hexdigest() != document["digest"]:
-        faults.append("the answer is not the one that was sealed")
+        faults.append("the answer is not the answer that was sealed")
     if signer is not None:
         faults += _signature_faults(document, signer)
     return faults
@@ -172,13 +174,13 @@ def _signature_faults(document: Mapping[str, Any], signer: Signer) -> list[str]:
 
 
 class HmacSigner:
-    """For those who share a secret of 16 bytes or more."""
+    """For parties that share a secret of at least 16 bytes."""
 
     algorithm = "HMAC-SHA256"
 
     def __init__(self, secret: bytes, key_id: str = "1") -> None:
         if len(secret) < 16:
-            raise Refused(f"expected a secret of 16 bytes or more, got {len(secret)}")
+            raise Refused(f"expected a secret of at least 16 bytes, got {len(secret)}")
         self._secret = secret
         self.key_id = key_id
 

@@ -1,4 +1,4 @@
-"""What would happen if calls came again: how a call is told of, and what the answers mean."""
+"""Previews of calls: how a call is written in JSON, and what each decision means."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from helixqueue.engine.fences import DecisionWord
 
 MEANS: Final = {
-    "repeats": "it was done, and its kept answer is given again",
-    "done": "it was done; its answer is no longer kept, its receipt is",
-    "runs": "nothing is known of it: it takes effect",
-    "in progress": "somebody is at it",
-    "in doubt": "nobody knows whether it was done: a probe or a person decides",
-    "refused": "the key stands for another request",
-    "unreadable": "the line is no call",
+    "repeats": "the effect happened; the kept answer is returned",
+    "done": "the effect happened; only its receipt is kept",
+    "runs": "no effect is known for this key: the call executes",
+    "in progress": "another call holds this fence",
+    "in doubt": "the outcome is unknown: a probe or an operator decides",
+    "refused": "the key belongs to another request",
+    "unreadable": "the line is not a call",
 }
 WORDS: Final[dict[DecisionWord, str]] = {
     "granted": "runs", "repeated": "repeats", "expired": "done", "in_progress": "in progress",
@@ -28,18 +28,22 @@ WORDS: Final[dict[DecisionWord, str]] = {
 _MEMBERS: Final = {"name", "key", "payload"}
 
 
-def call_of(told: object) -> FencePreview:
-    """One call, from JSON; raises `Refused`. Without `payload`, none is compared."""
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or "key" not in told:
+def call_of(document: object) -> FencePreview:
+    """One call, from JSON; raises `Refused`. A call without `payload` compares none."""
+    if (
+        not isinstance(document, dict)
+        or not isinstance(document.get("name"), str)
+        or "key" not in document
+    ):
         raise Refused('expected {"name": "refund", "key": "order-7", "payload": ...}')
-    if told.keys() - _MEMBERS:
-        unknown = ", ".join(sorted(told.keys() - _MEMBERS))
+    if document.keys() - _MEMBERS:
+        unknown = ", ".join(sorted(document.keys() - _MEMBERS))
         raise Refused(f"expected the members name, key and payload, got {unknown}")
-    key = tuple(told["key"]) if isinstance(told["key"], list) else told["key"]
+    key = tuple(document["key"]) if isinstance(document["key"], list) else document["key"]
     try:
-        identity = identity_text(key, told["name"], "refuse")
+        identity = identity_text(key, document["name"], "refuse")
     except (InvalidIdentity, InvalidPayload) as error:
         raise Refused(str(error)) from error
     assert identity is not None  # noqa: S101 - refused above
-    request = canonical_text(told["payload"]) if "payload" in told else None
-    return FencePreview(told["name"], identity, request)
+    request = canonical_text(document["payload"]) if "payload" in document else None
+    return FencePreview(document["name"], identity, request)

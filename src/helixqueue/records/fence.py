@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FenceRow:
-    """A fence as people look at it."""
+    """A fence as lists and detail pages show it."""
 
     key: bytes
     tenant: str
@@ -46,7 +46,7 @@ class FencePage:
 
 
 class FencePreview(NamedTuple):
-    """A call whose fate is asked for; without `request`, none is compared."""
+    """A call whose decision is previewed; a `request` of None is not compared."""
 
     name: str
     identity: str  # canonical, as text
@@ -55,7 +55,7 @@ class FencePreview(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FenceEventRow:
-    """One line of a fence's story."""
+    """One step or decision in the history of a fence."""
 
     at: datetime
     what: str

@@ -30,8 +30,15 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 
 from helixqueue.fence.http import IdempotencyMiddleware
-from helixqueue.fence.http.asgi import App, Disconnected, Message, Receive, Scope, Send
-from helixqueue.fence.http.header import values
+from helixqueue.fence.http.asgi import (
+    App,
+    Disconnected,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_values,
+)
 from helixqueue.fence.http.recorder import EFFECT_HEADER
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
@@ -141,7 +148,9 @@ class AdmissionMiddleware:
 
     async def _authenticate(self, scope: Scope) -> Principal:
         try:
-            return await self._service.principals.get(values(scope["headers"], "authorization"))
+            return await self._service.principals.get(
+                header_values(scope["headers"], "authorization")
+            )
         except Problem:
             self._service.anonymous_limit.count(scope)  # 429 in place of 401
             raise
@@ -215,7 +224,7 @@ class OperationRoute(APIRoute):
         """Whether the request has an idempotency key, or must have one."""
         return self.fenced and (
             self.operation in service.key_required
-            or bool(values(scope["headers"], service.policy.header))
+            or bool(header_values(scope["headers"], service.policy.header))
         )
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -306,7 +315,7 @@ def _method_not_allowed(scope: Scope) -> Problem:
 
 def _request_id(scope: Scope) -> str:
     """The client's X-Request-Id if it is valid, else a new one."""
-    header = values(scope["headers"], "x-request-id")
+    header = header_values(scope["headers"], "x-request-id")
     if len(header) == 1 and _REQUEST_ID.fullmatch(header[0]):
         return masked(header[0].decode("ascii"))
     return uuid.uuid4().hex
@@ -314,7 +323,7 @@ def _request_id(scope: Scope) -> str:
 
 def _trace_id(scope: Scope) -> str | None:
     """The trace id of W3C Trace Context."""
-    header = values(scope["headers"], "traceparent")
+    header = header_values(scope["headers"], "traceparent")
     match = _TRACEPARENT.fullmatch(header[0]) if len(header) == 1 else None
     return match[1].decode("ascii") if match else None
 

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from helixqueue import __version__
-from helixqueue.errors import HelixError
+from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.policy import BEFORE_THE_EFFECT, Policy, Route
 from helixqueue.service.admission import AdmissionMiddleware, OperationRoute
 from helixqueue.service.errors import handle_error
@@ -118,4 +118,10 @@ def idempotency_policy(policy: Policy | None, routes: list[OperationRoute]) -> P
                     before_the_effect=match.before_the_effect | _NOTHING_DONE,
                 )
             )
+    if not fenced:
+        paths = ", ".join(route.path for route in policy.routes)
+        raise Refused(
+            f"policy: expected a route that matches an operation of this service, got {paths}; the "
+            "OpenAPI document lists the operations that can be fenced (x-fenced)"
+        )
     return replace(policy, routes=tuple(fenced), status_path=fences.STATUS_PATH)

@@ -23,7 +23,7 @@ from helixqueue.service.submit_coalescer import BACKEND, SingleSubmit, SubmitCoa
 
 if TYPE_CHECKING:
     from helixqueue.engine.tokens import Grant
-    from helixqueue.fence.counters import Counters
+    from helixqueue.fence.metrics import Counters
     from helixqueue.postgres.call import Call
     from helixqueue.postgres.tenant_sessions import TenantSessions
     from helixqueue.service.settings import ServiceSettings

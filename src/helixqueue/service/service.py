@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from helixqueue.engine import duties, reads, revision, service_calls
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
-from helixqueue.fence.counters import Counters
+from helixqueue.fence.metrics import Counters
 from helixqueue.fence.policy import Policy
 from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.fair_semaphore import FairSemaphore

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from helixqueue.errors import InvalidPayload
-from helixqueue.fence.http.asgi import text_of, whole_body
-from helixqueue.fence.http.header import values
+from helixqueue.fence.http.asgi import header_text, header_values, whole_body
 from helixqueue.identity import loads
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import masked
@@ -60,7 +59,7 @@ def _invalid_query(detail: str, expected: str, got: str) -> Problem:
 
 def check_content_type(scope: Scope) -> None:
     """Accept JSON, and a body without a Content-Type, which is read as JSON."""
-    encoding = text_of(scope["headers"], "content-encoding").lower()
+    encoding = header_text(scope["headers"], "content-encoding").lower()
     if encoding not in {"", "identity"}:
         raise Problem(
             "unsupported-media-type",
@@ -69,7 +68,7 @@ def check_content_type(scope: Scope) -> None:
             got=masked(encoding)[:60],
             remedy="send it uncompressed; one request can carry many submissions",
         )
-    header = values(scope["headers"], "content-type")
+    header = header_values(scope["headers"], "content-type")
     if not header:
         scope["headers"] = [*scope["headers"], (b"content-type", JSON)]
         return
@@ -80,7 +79,7 @@ def check_content_type(scope: Scope) -> None:
 
 
 async def read_body(scope: Scope, receive: Receive, seconds: float) -> bytes:
-    length = text_of(scope["headers"], "content-length")
+    length = header_text(scope["headers"], "content-length")
     if length.isdecimal() and int(length[:19]) > MAX_BODY_BYTES:
         raise _too_large()  # a client that waits for 100-continue does not send it at all
     try:

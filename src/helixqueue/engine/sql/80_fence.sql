@@ -1,40 +1,43 @@
--- Fences: each guards one effect. A batch is work that the engine assigns; a fence protects work that a
--- caller began (a request, a message, a function call), so that it takes effect once.
+-- A fence guards one effect. A batch is work that the engine assigns; a fence surrounds work that a
+-- caller starts (a request, a message, a function call) and lets it take effect once.
 --
---   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, started, done: the result is stored
+--   (new) > CLAIMED > EFFECT_STARTED > SEALED            claimed, started, done: the answer is kept
 --                     EFFECT_STARTED > IN_DOUBT          started, outcome unknown
---           CLAIMED, EFFECT_STARTED  > RELEASED          proven not to have happened: may run again
+--           CLAIMED, EFFECT_STARTED  > RELEASED          the effect did not happen: the key is free
 --
 -- An effect inside the database goes CLAIMED > SEALED in the transaction of the effect itself, so a
--- rollback erases the fence. An effect outside commits EFFECT_STARTED before it begins: a caller that finds
--- this state without a live holder knows that the effect may have happened, and does not repeat it.
+-- rollback erases the fence. An effect outside the database commits EFFECT_STARTED before it starts. A
+-- fence in that state without a live holder may have taken effect and is not executed again.
 
 create type helix.fence_state as enum (
-  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: a holder has it and has not started
+  'CLAIMED',         -- (new), CLAIMED, RELEASED -> CLAIMED: held, the effect has not started
   'EFFECT_STARTED',  -- (new), CLAIMED, RELEASED, IN_DOUBT -> EFFECT_STARTED: it may have happened
-  'SEALED',          -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED: it happened, once; final
-  'RELEASED',        -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> RELEASED: it did not happen
-  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: only a probe or an operator can tell
+  'SEALED',          -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED: it happened once; final but for corrections
+  'RELEASED',        -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> RELEASED: it did not happen; the key is free
+  'IN_DOUBT'         -- EFFECT_STARTED -> IN_DOUBT: the outcome is unknown until a probe or an operator decides
 );
 
 create type helix.fence_reason as enum (
   'claimed',    -- (new), RELEASED -> CLAIMED, EFFECT_STARTED
   'started',    -- CLAIMED -> EFFECT_STARTED
-  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: its holder's lease expired before the start
+  'reclaimed',  -- CLAIMED -> CLAIMED, EFFECT_STARTED: the holder's lease expired before the effect started
   'sealed',     -- CLAIMED, EFFECT_STARTED, IN_DOUBT -> SEALED by the holder
-  'released',   -- -> RELEASED: the holder proved that nothing happened
-  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after the start
-  'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease ran out
-  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: by the finding of a probe
-  'rerun',   -- IN_DOUBT -> EFFECT_STARTED: an effect that was declared replayable
-  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: by an operator
+  'released',   -- -> RELEASED: the holder reports that nothing happened
+  'failed',     -- EFFECT_STARTED -> IN_DOUBT: the holder failed after the effect had started
+  'lapsed',     -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: the lease expired
+  'probed',     -- IN_DOUBT -> SEALED, EFFECT_STARTED: a probe decided
+  'rerun',   -- IN_DOUBT -> EFFECT_STARTED: an effect that is declared replayable
+  'resolved',   -- IN_DOUBT -> SEALED, RELEASED: an operator decided
+  'corrected',  -- SEALED -> SEALED, RELEASED and RELEASED -> SEALED: an operator corrected a resolution
   'recovered'   -- EFFECT_STARTED -> IN_DOUBT, CLAIMED -> RELEASED: `helixq recover`
 );
 
--- The legal arrows; the trigger `record_fence_step` lets no other pass.
+-- The legal arrows; the trigger `record_fence_step` rejects every other step.
 create table helix.fence_arrow (
   from_state helix.fence_state,          -- null: there was no fence
   to_state   helix.fence_state not null,
+  -- Only an operator takes this arrow, and only to correct the resolution that was the last step.
+  correction boolean not null default false,
   unique nulls not distinct (from_state, to_state)
 );
 insert into helix.fence_arrow (from_state, to_state) values
@@ -52,6 +55,10 @@ insert into helix.fence_arrow (from_state, to_state) values
   ('IN_DOUBT',       'EFFECT_STARTED'),
   ('RELEASED',       'CLAIMED'),
   ('RELEASED',       'EFFECT_STARTED');
+insert into helix.fence_arrow (from_state, to_state, correction) values
+  ('SEALED',         'SEALED',   true),
+  ('SEALED',         'RELEASED', true),
+  ('RELEASED',       'SEALED',   true);
 
 -- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 11_vocabulary.
 create domain helix.fence_name as text check (octet_length(value) between 1 and 255);
@@ -62,25 +69,26 @@ create domain helix.effect_id as text check (octet_length(value) between 1 and 1
 create domain helix.kept_answer as bytea check (octet_length(value) <= 16777216);
 create domain helix.evidence as bytea check (octet_length(value) <= 65536);
 
-create sequence helix.fence_number;  -- of the leases of fences
+create sequence helix.fence_number;  -- numbers the leases of fences
 
--- THE ARBITER: of concurrent claims the primary key admits one. The row outlives the effect until its
--- tombstone is deleted, so that a late repeat finds it.
+-- The primary key decides which of many concurrent claims gets the fence. The row outlives the effect
+-- until its tombstone expires, so that a late repeat finds it.
 create table helix.fence (
   key           helix.key primary key,
   tenant        helix.tenant_name not null,
-  name          helix.fence_name not null,  -- what is fenced
-  -- The key's parts joined by U+001F. Null: the caller had no key, so no other call can match it.
+  name          helix.fence_name not null,  -- the operation that is fenced
+  -- The parts of the key joined by U+001F. Null: a call without a key, never merged with another.
   identity      helix.fence_identity,
-  life          bigint not null,  -- number of its life: from the first claim to the end of its tombstone
+  life          bigint not null,  -- from its first claim until its tombstone expires
   state         helix.fence_state not null,
   version       integer not null,
   attempt       integer not null,
-  -- HMAC-SHA256 of the request's canonical text and the number of the key that made it.
+  -- HMAC-SHA256 of the request's canonical text, and the secret it was made with. A claim of a RELEASED
+  -- fence replaces both: nothing happened, so a corrected request may use the key.
   fingerprint   bytea not null,
   secret        smallint not null,
   request       helix.document,  -- for the diff; null: not kept
-  -- The token. Nulls: no further write is expected.
+  -- The token. Null: no holder may write any more.
   epoch         integer,
   nonce         bigint,
   number        bigint,
@@ -88,21 +96,20 @@ create table helix.fence (
   reason        helix.fence_reason not null,
   detail        helix.long_text,
   lease_seconds helix.lease_seconds not null,
-  -- How long after the lease a frozen holder may still act: until then, the finding not_applied of a
-  -- probe proves nothing.
+  -- How long after its lease a frozen holder may still act. A probe's "not applied" counts only after it.
   quiet_seconds helix.quiet_seconds not null,
   deadline      timestamptz not null,   -- of the lease
   first_at      timestamptz not null default clock_timestamp(),
   changed_at    timestamptz not null default clock_timestamp(),
-  -- The result.
+  -- The outcome.
   effect        helix.effect_id,        -- its id in the system where it happened
   form          helix.fence_name,       -- the encoding of `answer`
   digest        helix.sha256,           -- of the answer
   answer        helix.kept_answer,
   omitted       boolean not null default false,  -- the answer was too large to store, or not storable
   sealed_at     timestamptz,
-  answer_until  timestamptz,            -- when the answer is deleted; the fence stays
-  until         timestamptz,            -- end of the tombstone: then the key is new again
+  answer_until  timestamptz,            -- then the answer is deleted, the fence stays
+  until         timestamptz,            -- the tombstone: then the key is new again
   check ((state = 'SEALED') = (digest is not null)),
   check ((state = 'SEALED') = (sealed_at is not null)),
   check ((state in ('SEALED', 'RELEASED')) = (until is not null)),
@@ -110,20 +117,20 @@ create table helix.fence (
 ) with (fillfactor = 70);
 -- Finds expired leases.
 create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
--- Lists fences in doubt, newest first.
+-- Lists fences that wait for a probe or an operator, newest first.
 create index fence_doubt on helix.fence (tenant, life) where state = 'IN_DOUBT';
--- Housekeeping: answers past their time with the requests they belong to, and tombstones past theirs.
+-- Housekeeping: expired answers with their requests, and expired tombstones.
 create index fence_answer_until on helix.fence (answer_until)
   where sealed_at is not null and (answer is not null or request is not null);
 create index fence_until on helix.fence (until) where until is not null;
--- List one tenant's fences, newest first: all, and those of a name. A fence has an entry in each of its
--- indexes for every step it takes, so there is none by life alone: the trigger that writes events and
--- their primary key make lives unique.
+-- List one tenant's fences, newest first: all, and those of a name. Every step of a fence costs an entry
+-- in each index, so there is none on life alone: the trigger that writes events, and their primary key,
+-- keep lives unique.
 create unique index fence_age on helix.fence (tenant, life);
 create index fence_listed on helix.fence (tenant, name, life);
 
--- Every step of every fence, append-only, written by the trigger below in the statement that made
--- the step. The primary key lets one successor follow each version.
+-- Every step of every fence, append-only. The trigger below writes it in the statement that makes the
+-- step. The primary key admits one successor per version.
 create table helix.fence_event (
   life       bigint not null,
   version    integer not null,
@@ -142,18 +149,18 @@ create table helix.fence_event (
 );
 
 create type helix.fence_decision_kind as enum (
-  'repeated',      -- the stored answer was returned again
-  'expired',       -- it happened, but the answer is no longer stored
-  'in_progress',   -- another call held it
+  'repeated',      -- the kept answer was returned
+  'expired',       -- it happened, but the answer is no longer kept
+  'in_progress',   -- another call holds the fence
   'mismatch',      -- the key belongs to another request
-  'in_doubt',      -- it is unknown whether it happened
-  'probe_unknown', -- a probe found nothing conclusive, or ran too early
-  'unknown',       -- the call had no key: stored, never matched
+  'in_doubt',      -- the outcome is unknown
+  'probe_unknown', -- a probe found nothing, or was too early
+  'unknown',       -- a call without a key: stored, never merged
   'fenced_out'     -- a write with a token that is not the holder's
 );
 
--- Decisions that changed no state: repeats, refusals, and results of holders that lost their fence. One index
--- only: this row is most of the cost of a repeat.
+-- Decisions that changed no state: repeats, refusals, and late writes of holders that lost their fence.
+-- One index only: this insert is most of the cost of a repeat.
 create table helix.fence_decision (
   life     bigint not null,
   id       bigint generated always as identity,
@@ -163,7 +170,7 @@ create table helix.fence_decision (
   kind     helix.fence_decision_kind not null,
   actor    helix.fence_name not null,
   detail   helix.long_text,
-  evidence helix.evidence,  -- the result of a late holder
+  evidence helix.evidence,  -- the answer of a late holder
   hash     helix.sha256 not null,
   primary key (life, id)
 );
@@ -172,15 +179,15 @@ create trigger hash_row before insert or update on helix.fence_event
 create trigger hash_row before insert or update on helix.fence_decision
   for each row execute function helix.hash_row();
 
--- The key of a fence: tenant, name and key parts, each with its length in front, like a batch's.
+-- The key of a fence: tenant, name and key parts, each prefixed with its length, like a batch's key.
 create function helix.derive_fence_key(p_tenant text, p_name text, p_identity text)
 returns bytea language sql stable parallel safe as $$
   select '\x01'::bytea || sha256('\x66656e6365'::bytea || helix.framed(p_tenant)
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
 $$;
 
--- The receipt: derived from request and result, without clock or randomness, so it is the same on every repeat
--- and can be verified by any holder of its parts.
+-- The receipt is derived from the request and the outcome, not from a clock or a random number. So it is
+-- the same on every repeat, and anyone who has the parts can verify it.
 create function helix.fence_receipt(
   p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea
 ) returns bytea language sql stable parallel safe as $$
@@ -188,7 +195,7 @@ create function helix.fence_receipt(
                 || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
 $$;
 
--- Writes the event of every step; refuses the statement if a step has no legal arrow.
+-- Writes the event of every step; rejects the statement that takes an illegal one.
 create function helix.record_fence_step() returns trigger
 language plpgsql as $$
 begin
@@ -197,20 +204,21 @@ begin
   select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
          n.number, n.actor, n.reason, n.detail
   from arrived n
-  left join lateral (select e.version, e.to_state from helix.fence_event e
+  left join lateral (select e.version, e.to_state, e.reason from helix.fence_event e
                      where e.life = n.life order by e.version desc limit 1) head on true
   left join helix.fence_arrow a on a.from_state is not distinct from head.to_state
                                and a.to_state = n.state
   where case
-    -- Not for an insert: a row with its life would belong to another fence.
+    -- An update without a step. An insert is always a step: an event of its life belongs to another fence.
     when tg_op = 'UPDATE' and head.version = n.version and head.to_state = n.state then false
-    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null then true
+    when n.version = coalesce(head.version, 0) + 1 and a.to_state is not null
+      and (not a.correction or (n.reason = 'corrected' and head.reason in ('resolved', 'corrected'))) then true
     else helix.refuse_fence_step(n.life, head.to_state, head.version, n.state, n.version) end;
   return null;
 end
 $$;
 
--- Raises the error for a step without a legal arrow.
+-- Rejects a statement whose step is not a legal arrow.
 create function helix.refuse_fence_step(
   p_life bigint, p_from helix.fence_state, p_from_version integer, p_to helix.fence_state,
   p_to_version integer
@@ -221,11 +229,10 @@ begin
     message = format('fence %s: no arrow %s (version %s) -> %s (version %s)', p_life,
                      coalesce(p_from::text, '(new)'), coalesce(p_from_version, 0), p_to,
                      p_to_version),
-    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one.';
+    hint = 'The table helix.fence_arrow lists the legal arrows; each step raises the version by one. Only a resolution can be corrected.';
 end
 $$;
 
--- Every way for a fence to change.
 create trigger record after insert on helix.fence
   referencing new table as arrived for each statement execute function helix.record_fence_step();
 create trigger record_update after update on helix.fence

@@ -1,11 +1,11 @@
--- The answers about fences, the record of decisions that change no state, and previews of claims.
+-- The reply of every fence call, the record of decisions, and the preview of a claim.
 
--- The one type of every answer; fields that do not apply are null.
+-- One shape for every reply; fields that do not apply are null.
 create type helix.fence_result as (
-  -- granted: the caller holds the fence and runs the effect. repeated, expired: it was sealed before.
-  -- in_progress: another call holds it. mismatch: the key belongs to another request. in_doubt: the outcome is
-  -- unknown. sealed, done: the write was applied. fenced_out: the token is not the holder's. stale: the fence
-  -- has changed, read it again.
+  -- granted: the caller holds the fence and executes. repeated, expired: the effect happened before.
+  -- in_progress: another call holds it. mismatch: the key belongs to another request. in_doubt: the
+  -- outcome is unknown. sealed, done: the write was accepted. fenced_out: the token is not the holder's.
+  -- stale: the fence changed meanwhile; read it again.
   decision    text,
   key         bytea,
   life        bigint,
@@ -17,7 +17,7 @@ create type helix.fence_result as (
   fingerprint bytea,
   holder      text,
   retry_after real,
-  request     text,         -- mismatch: the request of this key
+  request     text,         -- mismatch: the request that the key belongs to
   effect      text,
   form        text,
   answer      bytea,
@@ -25,10 +25,10 @@ create type helix.fence_result as (
   digest      bytea,
   receipt     bytea,
   sealed_at   timestamptz,
-  note        text
+  note        text          -- in_doubt: the cause; SEALED by an operator: how; fenced_out: the write
 );
 
--- Builds the answer about a fence. Results and requests are included only in the answers that need them.
+-- The reply about one fence. Answers and requests are returned only with the decisions that need them.
 create function helix.fence_answer(
   p_fence helix.fence, p_decision text, p_retry_after real default null, p_note text default null
 ) returns helix.fence_result
@@ -43,11 +43,15 @@ language sql stable as $$
           case when p_fence.state = 'SEALED'
                then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
                                         p_fence.form, p_fence.digest) end,
-          p_fence.sealed_at, p_note)::helix.fence_result
+          p_fence.sealed_at,
+          -- An operator can correct a resolution, so no cache may keep its answer.
+          coalesce(p_note, case when p_fence.state = 'SEALED' and p_fence.reason in ('resolved', 'corrected')
+                                then p_fence.reason::text end))::helix.fence_result
 $$;
 
--- Records a decision that changed no state. If the caller's statement is the whole transaction (p_alone), its
--- commit does not wait for the disk: a crash may lose the record of a repeat, never the sealed result.
+-- Records a decision that changed no state. Where the caller's statement is the whole transaction
+-- (p_alone), its commit does not wait for the disk: a crash may lose the record of a repeat, never the
+-- record of an effect.
 create function helix.record_fence_decision(
   p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean,
   p_detail text default null, p_evidence bytea default null
@@ -63,16 +67,17 @@ begin
 end
 $$;
 
--- Whether the key belongs to another request, by the secret of the stored fingerprint, so that rotation causes
--- no mismatch. A fingerprint never changes, so no lock is needed to compare it.
+-- Whether the key belongs to another request. Compared with the secret that made the stored fingerprint,
+-- so rotation causes no mismatch. A RELEASED fence belongs to no request: nothing happened, and a client
+-- whose request was refused may correct it and use the same key.
 create function helix.fence_differs(p_fence helix.fence, p_request text) returns boolean
 language sql stable as $$
-  select p_fence.fingerprint <> helix.fingerprint(s, p_request)
+  select p_fence.state <> 'RELEASED' and p_fence.fingerprint <> helix.fingerprint(s, p_request)
   from helix.secret s where s.id = p_fence.secret
 $$;
 
--- The decision that a claim would get now; writes nothing and locks nothing. Without a request, none is
--- compared.
+-- The decision that a claim would get now, for callers that check a backlog before they send it again.
+-- Writes nothing and locks nothing. A null request is not compared.
 create function helix.preview_fence_v1(
   p_tenant text, p_name text, p_identity text, p_request text default null
 ) returns helix.fence_result

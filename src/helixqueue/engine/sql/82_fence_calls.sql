@@ -1,5 +1,5 @@
--- The calls of a fence: claim, start, renew, seal, release, doubt. Every write carries the token of its claim;
--- only the database's clock counts.
+-- The calls of a holder: claim, start, renew, seal, release, doubt.
+-- Every write carries the token of its claim. Every deadline uses the clock of the database.
 
 -- Deletes fences with their events and decisions: their keys are new again.
 create function helix.delete_fences(p_keys bytea[]) returns void
@@ -13,29 +13,41 @@ begin
 end
 $$;
 
--- Grants the fence to a new holder. The caller has locked its row and checked that it has no live holder.
+-- Gives the fence to a new holder. The caller has locked its row and knows that it has no live holder.
+-- With `p_request` the fence takes a new request: only of a RELEASED fence.
 create function helix.grant_fence(
   p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text,
-  p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text default null
+  p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text default null,
+  p_request text default null, p_keep_request boolean default true
 ) returns helix.fence_result
 language plpgsql as $$
 declare
-  v_now   timestamptz := clock_timestamp();
-  v_fence helix.fence;
+  v_now    timestamptz := clock_timestamp();
+  v_fence  helix.fence := p_fence;
+  v_secret helix.secret;
 begin
+  if p_request is not null then
+    select * into strict v_secret from helix.secret s where s.id = v_fence.secret;
+    if v_fence.fingerprint <> helix.fingerprint(v_secret, p_request) then
+      p_detail := 'a corrected request takes the released key';
+      v_fence.fingerprint := helix.fingerprint(v_secret, p_request);
+    end if;
+    v_fence.request := case when p_keep_request then p_request::json end;
+  end if;
   update helix.fence f
   set state = p_to, version = f.version + 1, attempt = f.attempt + 1, epoch = helix.current_epoch(),
       nonce = p_nonce, number = helix.next_fence_number(), actor = p_actor, reason = p_reason,
       detail = p_detail, lease_seconds = p_lease_seconds, quiet_seconds = p_quiet_seconds,
-      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null
+      deadline = v_now + make_interval(secs => p_lease_seconds), changed_at = v_now, until = null,
+      fingerprint = v_fence.fingerprint, request = v_fence.request
   where f.key = p_fence.key
   returning * into v_fence;
   return helix.fence_answer(v_fence, 'granted');
 end
 $$;
 
--- Puts a started effect in doubt whose holder is lost. The token stays valid: if the holder returns before the
--- doubt is resolved, it knows the outcome.
+-- Puts a started effect in doubt. The token stays valid: if the holder returns before a probe or an
+-- operator decides, its seal counts.
 create function helix.doubt_fence(
   p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text
 ) returns helix.fence
@@ -53,19 +65,19 @@ begin
 end
 $$;
 
--- When a replayable effect may run again: at once, then after one second more, then three, seven, at most five
--- minutes, each extended by up to a quarter at random so that retries do not coincide.
+-- When a replayable effect may be executed again: at once, then after 1, 3, 7 seconds and so on up to
+-- five minutes. Up to a quarter is added to each delay, so that many fences do not retry at once.
 create function helix.rerun_at(p_fence helix.fence) returns timestamptz
 language sql stable as $$
   select p_fence.deadline + make_interval(
     secs => least(2 ^ (p_fence.attempt - 1) - 1, 300) * (1 + p_fence.number % 100 / 400.0))
 $$;
 
--- Decides a claim of an existing fence. The row is locked, or sealed and therefore unchanging.
+-- Decides a claim of an existing fence. The row is locked or SEALED.
 create function helix.decide_fence(
   p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean,
   p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer,
-  p_alone boolean
+  p_keep_request boolean, p_alone boolean
 ) returns helix.fence_result
 language plpgsql as $$
 declare
@@ -74,7 +86,7 @@ declare
   v_goal  helix.fence_state := case when p_start then 'EFFECT_STARTED' else 'CLAIMED' end;
   v_wait  real;
 begin
-  -- Compared in every state, before anything else.
+  -- First of all, in every state: the key must belong to this request.
   if helix.fence_differs(v_fence, p_request) then
     perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'mismatch');
@@ -87,7 +99,7 @@ begin
     perform helix.record_fence_decision(v_fence, 'expired', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'expired');
   end if;
-  -- The repeat of a claim whose answer was lost.
+  -- The repeat of a claim whose reply was lost.
   if v_fence.state in ('CLAIMED', 'EFFECT_STARTED') and v_fence.nonce = p_nonce then
     return helix.fence_answer(v_fence, 'granted');
   end if;
@@ -95,15 +107,18 @@ begin
     perform helix.record_fence_decision(v_fence, 'in_progress', p_actor, p_alone);
     return helix.fence_answer(v_fence, 'in_progress', extract(epoch from v_fence.deadline - v_now)::real);
   end if;
-  if v_fence.state in ('CLAIMED', 'RELEASED') then
-    return helix.grant_fence(v_fence, v_goal,
-                            case v_fence.state when 'CLAIMED' then 'reclaimed' else 'claimed' end::helix.fence_reason,
-                            p_actor, p_nonce, p_lease_seconds, p_quiet_seconds);
+  if v_fence.state = 'CLAIMED' then
+    return helix.grant_fence(v_fence, v_goal, 'reclaimed', p_actor, p_nonce, p_lease_seconds,
+                             p_quiet_seconds);
+  end if;
+  if v_fence.state = 'RELEASED' then
+    return helix.grant_fence(v_fence, v_goal, 'claimed', p_actor, p_nonce, p_lease_seconds,
+                             p_quiet_seconds, null, p_request, p_keep_request);
   end if;
   if v_fence.state = 'EFFECT_STARTED' then
     v_fence := helix.doubt_fence(v_fence.key, 'lapsed', p_actor,
                                  format('%s did not renew before %s', v_fence.actor, v_fence.deadline));
-    p_alone := false;  -- a step must wait for the disk
+    p_alone := false;  -- the step above must reach the disk
   end if;
   if p_replayable and v_fence.attempt < p_max_attempts and helix.rerun_at(v_fence) <= v_now then
     return helix.grant_fence(v_fence, 'EFFECT_STARTED', 'rerun', p_actor, p_nonce,
@@ -113,14 +128,15 @@ begin
   v_wait := extract(epoch from case when p_replayable then helix.rerun_at(v_fence)
               else v_fence.deadline + make_interval(secs => v_fence.quiet_seconds) end - v_now);
   return helix.fence_answer(v_fence, 'in_doubt', greatest(v_wait, 0)::real,
-                          case when p_replayable and v_fence.attempt >= p_max_attempts
-                               then format('tried %s times: a person must look', v_fence.attempt) end);
+                          concat_ws('; ', v_fence.detail,
+                            case when p_replayable and v_fence.attempt >= p_max_attempts
+                                 then format('no attempts left after %s', v_fence.attempt) end));
 end
 $$;
 
--- Claims an effect: one statement decides which call runs it. `p_start` also marks an effect outside the
--- database as started. `p_nonce` is the caller's secret: it identifies a repeat of the same claim. `p_alone`:
--- this statement is a transaction of its own.
+-- Claims a fence: one statement decides which caller executes the effect. `p_start` commits the marker of an
+-- effect outside the database with the claim. `p_nonce` is the caller's secret, by which a repeat of the
+-- same call is recognised. `p_alone`: this statement is a transaction of its own.
 create function helix.claim_fence_v1(
   p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint,
   p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean default false,
@@ -133,7 +149,7 @@ declare
   v_key    bytea;
   v_secret helix.secret;
   v_fence  helix.fence;
-  v_told   helix.fence_result;
+  v_reply   helix.fence_result;
 begin
   perform helix.enter_for(p_tenant);
   if octet_length(p_request) > 1048576 then
@@ -141,31 +157,31 @@ begin
       message = format('expected a request of at most 1048576 bytes, got %s', octet_length(p_request)),
       hint = 'Fingerprint a digest of it instead.';
   end if;
-  -- Without an identity the key is derived from the caller's nonce: unique, and the same for a repeat.
+  -- Without an identity the key follows from the nonce: unique to this call, and found again by its repeat.
   v_key := case when p_identity is null then '\x00'::bytea || sha256(int8send(p_nonce))
                 else helix.derive_fence_key(p_tenant, p_name, p_identity) end;
   select * into v_fence from helix.fence f where f.key = v_key;
   if v_fence.state = 'SEALED' and v_fence.until > clock_timestamp() then
     return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
-                             p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+                             p_quiet_seconds, p_replayable, p_max_attempts, p_keep_request, p_alone);
   end if;
-  -- A hint, so that a claim does not wait for a transaction that holds the key and has not committed. Two keys
-  -- with the same hash cost one of them a needless wait; the primary key decides.
+  -- A hint, so that no caller blocks on a transaction that holds the key and has not committed. Two keys
+  -- with the same hash cost one caller a needless wait; the primary key decides.
   if not pg_try_advisory_xact_lock(('x' || encode(substr(v_key, 2, 8), 'hex'))::bit(64)::bigint) then
-    if v_fence.key is null then  -- no committed fence to compare with or report
+    if v_fence.key is null then  -- no committed row to compare with or to record a decision for
       v_fence.key := v_key;
       return helix.fence_answer(v_fence, 'in_progress', 1);
     end if;
-    v_told := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
+    v_reply := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
                                              then 'mismatch' else 'in_progress' end, 1);
-    perform helix.record_fence_decision(v_fence, v_told.decision::helix.fence_decision_kind, v_actor, p_alone);
-    return v_told;
+    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone);
+    return v_reply;
   end if;
   loop
     select * into v_fence from helix.fence f where f.key = v_key for update;
     if found and (v_fence.until is null or v_fence.until > clock_timestamp()) then
       return helix.decide_fence(v_fence, p_request, v_actor, p_nonce, p_start, p_lease_seconds,
-                               p_quiet_seconds, p_replayable, p_max_attempts, p_alone);
+                               p_quiet_seconds, p_replayable, p_max_attempts, p_keep_request, p_alone);
     end if;
     if found then
       perform helix.delete_fences(array[v_key]);
@@ -190,16 +206,16 @@ begin
   if p_identity is null then
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
-  v_told := helix.fence_answer(v_fence, 'granted');
-  -- One claim in a thousand also sweeps, unless it runs inside a caller's transaction.
+  v_reply := helix.fence_answer(v_fence, 'granted');
+  -- Housekeeping once in about a thousand claims, never in a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
     perform helix.sweep_fences(v_actor, 100);
   end if;
-  return v_told;
+  return v_reply;
 end
 $$;
 
--- Answers a write whose token is not the holder's, and records it with its result.
+-- Refuses a write whose token is not the holder's, and records it with the answer it carried.
 create function helix.refuse_stale_fence(
   p_key bytea, p_actor text, p_what text, p_evidence bytea default null
 ) returns helix.fence_result
@@ -217,8 +233,9 @@ begin
 end
 $$;
 
--- Seals an effect with its result. A late seal is accepted while no other call holds the fence: the token
--- decides, not the deadline. A repeat of the same seal gets the same answer.
+-- The holder reports the outcome. A late seal counts while the fence has no other holder: the token decides,
+-- not the deadline. A repeat of the same seal gets the same reply. Where the answer is omitted, `p_answer`
+-- is its SHA-256.
 create function helix.seal_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text,
   p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision,
@@ -227,7 +244,7 @@ create function helix.seal_fence_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now    timestamptz := clock_timestamp();
-  v_digest bytea := sha256(p_answer);
+  v_digest bytea := case when p_omitted then p_answer else sha256(p_answer) end;
   v_fence  helix.fence;
 begin
   perform helix.enter();
@@ -254,8 +271,8 @@ begin
 end
 $$;
 
--- The holder starts the effect (EFFECT_STARTED), proves that nothing happened (RELEASED), or failed after the
--- start (IN_DOUBT).
+-- The holder starts the effect (EFFECT_STARTED), reports that nothing happened (RELEASED), or failed after
+-- the start (IN_DOUBT).
 create function helix.step_fence_v1(
   p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state,
   p_actor text, p_detail text default null, p_tombstone_seconds double precision default 2592000
@@ -284,7 +301,7 @@ begin
   if found then
     return helix.fence_answer(v_fence, 'done');
   end if;
-  -- The repeat of a step whose answer was lost.
+  -- The repeat of a step whose reply was lost.
   select * into v_fence from helix.fence f
   where f.key = p_key and (f.epoch, f.nonce, f.number) = (p_epoch, p_nonce, p_number)
     and f.state = p_to;

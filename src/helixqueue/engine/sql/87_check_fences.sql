@@ -1,16 +1,18 @@
--- Invariants of fences, and read_check_v1, which runs every set. Same form as 85_check.sql.
--- An IN_DOUBT fence breaks nothing: it is the truth, and `helixq fence list --state IN_DOUBT` shows it.
+-- Invariants of fences, and read_check_v1, through which all sets are asked. Same form as 85_check.sql.
+-- An IN_DOUBT fence violates nothing; `helixq fence list --state IN_DOUBT` shows it.
 
--- Fences: each row beside its events.
+-- Compares each fence with its events.
 create function helix.read_check_fences() returns setof helix.violation
 language sql stable
 set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
-  with arrow (from_state, to_state) as materialized (
-    values (null, 'CLAIMED'), (null, 'EFFECT_STARTED'), ('CLAIMED', 'CLAIMED'),
-           ('CLAIMED', 'EFFECT_STARTED'), ('CLAIMED', 'SEALED'), ('CLAIMED', 'RELEASED'),
-           ('EFFECT_STARTED', 'SEALED'), ('EFFECT_STARTED', 'RELEASED'), ('EFFECT_STARTED', 'IN_DOUBT'),
-           ('IN_DOUBT', 'SEALED'), ('IN_DOUBT', 'RELEASED'), ('IN_DOUBT', 'EFFECT_STARTED'),
-           ('RELEASED', 'CLAIMED'), ('RELEASED', 'EFFECT_STARTED')
+  with arrow (from_state, to_state, correction) as materialized (
+    values (null, 'CLAIMED', false), (null, 'EFFECT_STARTED', false), ('CLAIMED', 'CLAIMED', false),
+           ('CLAIMED', 'EFFECT_STARTED', false), ('CLAIMED', 'SEALED', false), ('CLAIMED', 'RELEASED', false),
+           ('EFFECT_STARTED', 'SEALED', false), ('EFFECT_STARTED', 'RELEASED', false),
+           ('EFFECT_STARTED', 'IN_DOUBT', false), ('IN_DOUBT', 'SEALED', false),
+           ('IN_DOUBT', 'RELEASED', false), ('IN_DOUBT', 'EFFECT_STARTED', false),
+           ('RELEASED', 'CLAIMED', false), ('RELEASED', 'EFFECT_STARTED', false),
+           ('SEALED', 'SEALED', true), ('SEALED', 'RELEASED', true), ('RELEASED', 'SEALED', true)
   ),
   bad as materialized (
     select c.* from (
@@ -22,22 +24,24 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
              e.life is not null
                and not exists (select from arrow a
                                where a.from_state is not distinct from e.from_state::text
-                                 and a.to_state = e.to_state::text) as illegal,
+                                 and a.to_state = e.to_state::text
+                                 and (not a.correction or (e.reason = 'corrected'
+                                        and e.last_reason in ('resolved', 'corrected')))) as illegal,
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
              e.hash is distinct from e.computed as edited
-      from (select e.*, lag(e.to_state) over story as last_state,
-                   lag(e.version, 1, 0) over story as last_version,
-                   lead(e.version) over story is null as newest, helix.row_hash(to_jsonb(e)) as computed
-            from helix.fence_event e window story as (partition by e.life order by e.version)) e
+      from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
+                   lag(e.version, 1, 0) over history as last_version,
+                   lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
+            from helix.fence_event e window history as (partition by e.life order by e.version)) e
       full join (select f.life, f.tenant, f.name, f.state, f.version from helix.fence f) f
         on f.life = e.life) c
     where c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
-  -- means: The fence is in another state or version than its last event led to.
-  -- action: The event is the record, the row was edited; an effect may be run again or never.
+  -- means: State or version of the fence differ from its last event.
+  -- action: The row was edited; the event is the record. The effect may be executed again, or never.
   select 'fence_not_last_event', jsonb_build_object(
            'life', b.life, 'tenant', b.fence_tenant, 'name', b.name, 'state', b.fence_state,
            'version', b.fence_version, 'last_event', b.to_state, 'last_version', b.version)
@@ -46,14 +50,14 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: fence_event_torn
   -- promise: G8
   -- means: The events of a fence do not follow each other: one was deleted, forged or edited.
-  -- action: Compare with a backup; `helixq fence explain` shows what is left.
+  -- action: Compare with a backup; `helixq fence show` lists the remaining events.
   select 'fence_event_torn', jsonb_build_object('life', b.life, 'version', b.version,
                                                 'from_state', b.from_state, 'state_before', b.last_state)
   from bad b where b.torn
   union all
   -- name: fence_illegal_arrow
   -- promise: G8
-  -- means: A fence took an arrow that does not exist in this release.
+  -- means: A fence took an arrow that this release does not have, or corrected a step that was no resolution.
   -- action: The event was forged, or the trigger that writes events was off; see the invariants of the
   --         schema.
   select 'fence_illegal_arrow', jsonb_build_object('life', b.life, 'version', b.version,
@@ -70,12 +74,12 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            'what', case when t.to_state is null then 'missing' else 'added' end)
   from helix.fence_arrow t
   full join arrow a on coalesce(a.from_state, '') = coalesce(t.from_state::text, '')
-                   and a.to_state = t.to_state::text
+                   and a.to_state = t.to_state::text and a.correction = t.correction
   where t.to_state is null or a.to_state is null
   union all
   -- name: fence_key_not_derived
   -- promise: G8
-  -- means: The key does not follow from tenant, name and identity: a repeat would be taken for new.
+  -- means: The key is not derived from tenant, name and identity: a repeat would be executed as new.
   -- action: Restore the edited column.
   select 'fence_key_not_derived', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f
@@ -83,9 +87,9 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: fence_answer_edited
   -- promise: G8
-  -- means: The kept answer is not the one that was sealed: repeats differ from the first answer, and no
-  --        receipt proves them.
-  -- action: Empty the answer, so that repeats report it as expired, or restore it from a backup.
+  -- means: The kept answer is not the answer that was sealed: repeats differ from the first answer, and the
+  --        receipt does not match them.
+  -- action: Empty the answer, so that repeats get the receipt only, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
   from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
   union all
@@ -102,15 +106,15 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: fence_missing
   -- promise: G8
-  -- means: Events or decisions refer to a fence that does not exist: its row was deleted, and its key would
-  --        be taken for new.
-  -- action: Restore the row from a backup; the last event shows its state.
+  -- means: Events or decisions name a fence that does not exist: its row was deleted, and its key would
+  --        be new again.
+  -- action: Restore the row from a backup; the last event has its state.
   select 'fence_missing', jsonb_build_object('life', b.life, 'steps', count(*))
   from bad b where b.unknown group by b.life
   union all
   -- name: fence_record_edited
   -- promise: G3
-  -- means: An event or a decision of a fence is not what was recorded: its hash does not match.
+  -- means: An event or a decision of a fence was edited: its hash does not match.
   -- action: Restore it from a backup.
   select 'fence_record_edited', jsonb_build_object('table', 'fence_event', 'life', b.life,
                                                    'version', b.version)
@@ -120,8 +124,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   from helix.fence_decision d where d.hash is distinct from helix.row_hash(to_jsonb(d))
 $$;
 
--- Runs one set of invariants and returns those that are violated, with the number of violations and the
--- first of them. Tenants do not see the numbers of entries, which count the calls of all tenants.
+-- Checks one set of invariants; returns the violated ones with their number and the first witnesses.
+-- Tenants do not see entry numbers, which count the calls of all tenants.
 create function helix.read_check_v1(p_set text)
 returns table (invariant text, violations bigint, witnesses jsonb)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp

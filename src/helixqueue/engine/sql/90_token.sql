@@ -182,7 +182,7 @@ create function helix.resolve_by_token_v1(
   p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text,
   p_effect text default null, p_form text default null, p_answer bytea default null,
   p_omitted boolean default false, p_answer_seconds double precision default 86400,
-  p_tombstone_seconds double precision default 2592000
+  p_tombstone_seconds double precision default 2592000, p_correct boolean default false
 ) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -196,6 +196,6 @@ begin
   end if;
   perform set_config('helix.tenant', v_token.tenant, true);
   return helix.resolve_fence_v1(p_key, p_version, p_applied, v_token.name, p_reason, p_effect, p_form,
-                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds);
+                                p_answer, p_omitted, p_answer_seconds, p_tombstone_seconds, p_correct);
 end
 $$;

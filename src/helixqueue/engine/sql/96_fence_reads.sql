@@ -1,6 +1,6 @@
 -- Reads about fences. 92_reads.sql explains how reads are written, 93_scans.sql pages and edges.
 
--- A fence without its secrets.
+-- A fence as lists and detail pages show it.
 create view helix.fence_overview with (security_invoker = true) as
   select f.key::bytea as key, f.tenant::text as tenant, f.name::text as name, f.identity::text as identity,
          f.state::text as state, f.version, f.attempt, f.actor::text as actor, f.reason::text as reason,
@@ -23,7 +23,7 @@ begin
 end
 $$;
 
--- The version of a fence and whether it has a live holder: for callers that wait, between two claims.
+-- The version of a fence and whether it has a live holder: for callers that wait between two claims.
 create function helix.read_fence_holder_v1(p_key bytea) returns table (version integer, held boolean)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
@@ -36,8 +36,8 @@ begin
 end
 $$;
 
--- The tenants whose fences are read: the given one, those of the session, or all that have any,
--- found by one index look-up each. A session for some tenants must not step over the fences of others.
+-- The tenants whose fences are read: the requested tenant, those of the session, or all that have fences,
+-- found by one index look-up each. A session for some tenants must not scan the fences of others.
 create function helix.read_fence_tenants(p_tenant text) returns setof text
 language plpgsql stable rows 10 as $$
 declare

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from helixqueue.fence.http.middleware import IdempotencyMiddleware
 from helixqueue.fence.http.openapi import describe
-from helixqueue.fence.http.stored import Stored
+from helixqueue.fence.http.stored import StoredResponse
 
-__all__ = ["IdempotencyMiddleware", "Stored", "describe"]
+__all__ = ["IdempotencyMiddleware", "StoredResponse", "describe"]

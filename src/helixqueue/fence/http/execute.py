@@ -1,140 +1,150 @@
-"""One keyed request from its claim to its answer."""
+"""One keyed request from its claim to its response."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.engine.fences import FenceResult
-from helixqueue.errors import Conflict, HelixError
+from helixqueue.errors import HelixError
 from helixqueue.fence import protocol
-from helixqueue.fence.counters import word_of
-from helixqueue.fence.encoding import Applied, effect_id, found, receipt_text, told_of
-from helixqueue.fence.http.asgi import Given, Header, Scope, Send, respond, text_of
-from helixqueue.fence.http.problem import FenceProblem
+from helixqueue.fence.encoding import (
+    JSON,
+    Applied,
+    effect_id,
+    error_text,
+    probe_finding,
+    receipt_text,
+)
+from helixqueue.fence.http.asgi import BodyReceiver, Header, Scope, Send, header_text, respond
+from helixqueue.fence.http.problem import FenceProblem, problem_of
 from helixqueue.fence.http.recorder import EFFECT_HEADER, Recorder
-from helixqueue.fence.http.refusal import problem_of
-from helixqueue.fence.http.stored import FORM, Corrupt, Stored
+from helixqueue.fence.http.stored import FORM, CorruptResponse, StoredResponse
 from helixqueue.fence.runner import AsyncStepRunner
 from helixqueue.operations.steps import run_steps_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
     from helixqueue.engine.fences import FenceDecision, FenceLease
-    from helixqueue.fence.http.middleware import IdempotencyMiddleware, RequestJournal
+    from helixqueue.fence.decision_log import DecisionLog
+    from helixqueue.fence.http.middleware import IdempotencyMiddleware
     from helixqueue.fence.http.request_key import RequestKey
 
-# Changes what is kept of a body: status, headers, body > body.
+# Changes the body that is kept: status, headers, body -> body.
 Redact = Callable[[int, list[Header], bytes], bytes]
-# Looks whether the effect of a request took place: scope, body > Applied, NOT_APPLIED or UNKNOWN.
+# Finds out whether the effect of a request took place: scope, body -> Applied, NOT_APPLIED or
+# UNKNOWN.
 Probe = Callable[[Scope, bytes], Any]
 
 log = logging.getLogger("helixqueue.fence.http")
-# A file or a socket handed to the server would leave before it is sealed.
-_UNSEEN = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+# A file or a socket that the server sends itself would leave before the seal.
+_UNRECORDED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
 class KeyedExecution:
-    """Claim, let the application work, seal, answer."""
+    """Claims the fence, calls the application, seals, responds."""
 
     def __init__(
         self,
-        ours: IdempotencyMiddleware,
-        keyed: RequestKey,
-        journal: RequestJournal,
+        middleware: IdempotencyMiddleware,
+        request: RequestKey,
+        decisions: DecisionLog,
         scope: Scope,
         send: Send,
     ) -> None:
-        self._ours = ours
-        self._keyed = keyed
-        self._plan = keyed.plan
-        self._journal = journal
+        self._middleware = middleware
+        self._request = request
+        self._spec = request.spec
+        self._decisions = decisions
         self._scope = scope
         self._send = send
-        look = None if ours.probe is None else partial(ours.probe, scope, keyed.body)
-        self._hands = AsyncStepRunner(ours.fences.run, probe=look)
-        self._hands.found = self._found
-        journal.know(key=keyed.key, source_id=keyed.key, tenant=keyed.plan.tenant)
+        probe = middleware.probe
+        self._runner = AsyncStepRunner(
+            middleware.fences.run,
+            self._read_probe,
+            probe=None if probe is None else partial(probe, scope, request.body),
+        )
+        decisions.add(key=request.key, source_id=request.key, tenant=request.spec.tenant)
 
     async def perform(self) -> None:
-        if await self._hinted():
+        if await self._repeat_from_cache():
             return
-        keyed = self._keyed
+        request = self._request
         try:
-            claimed = await run_steps_async(
+            claim = await run_steps_async(
                 protocol.claim(
-                    keyed.plan,
-                    keyed.identity,
-                    keyed.request,
-                    probes=self._ours.probe is not None,
+                    request.spec,
+                    request.identity,
+                    request.request,
+                    has_probe=self._middleware.probe is not None,
                 ),
-                self._hands,
+                self._runner,
             )
-        except HelixError as refused:
-            await self._refuse(refused)
+        except HelixError as error:
+            await self._refuse(error)
             return
-        self._journal.know(attempt=claimed.told.attempt)
-        if claimed.waited:
-            counters = self._ours.fences.counters
-            counters.took("http", self._plan.name, "waited", claimed.waited)
-        if claimed.held is None:
-            await self._tell_again(claimed.told)
-            return
-        if (claimed.told.attempt or 1) > 1:
-            self._ours.fences.counters.retook("http", self._plan.name)
-        await self._execute(claimed.held)
+        reply, lease = claim.reply, claim.lease
+        self._decisions.claimed(reply.attempt, claim.waited, executes=lease is not None)
+        if lease is None:
+            await self._repeat(reply)
+        else:
+            await self._execute(lease)
 
-    # Perhaps done before.
+    def _read_probe(self, returned: object) -> protocol.ProbeFinding:
+        if isinstance(returned, Applied) and not isinstance(returned.result, StoredResponse):
+            kind = type(returned.result).__name__
+            returned = TypeError(
+                f"expected the probe to return Applied(StoredResponse.of(...)), got {kind}"
+            )
+        return probe_finding(returned, _stored_result, self._spec.name)
 
-    def _found(self, looked: object) -> protocol.Found:
-        if isinstance(looked, Applied) and not isinstance(looked.result, Stored):
-            kind = type(looked.result).__name__
-            looked = TypeError(f"expected the probe to return Applied(Stored.of(...)), got {kind}")
-        return found(looked, _written, self._plan.name)
+    # The effect took place before.
 
-    # Done before.
-
-    async def _hinted(self) -> bool:
-        """A sealed answer from the cache; never a permission to execute."""
-        if self._ours.hint is None:
+    async def _repeat_from_cache(self) -> bool:
+        """Respond with a sealed answer from the cache; it never lets a request execute."""
+        if self._middleware.hint is None:
             return False
-        known = await self._ours.hint.get(self._plan, self._keyed.identity, self._keyed.request)
-        if known is None:
+        request = self._request
+        cached = await self._middleware.hint.get(self._spec, request.identity, request.request)
+        if cached is None:
             return False
         try:
-            stored = Stored.read(known.answer)
-        except Corrupt:
+            stored = StoredResponse.read(cached.answer)
+        except CorruptResponse:
             return False  # PostgreSQL decides
-        await self._repeat(stored, known.receipt, known.sealed_at)
+        self._decisions.add(effect_id=cached.effect)
+        await self._respond_again(stored, cached.receipt, cached.sealed_at)
         return True
 
-    async def _remember(self, told: FenceDecision) -> None:
-        if self._ours.hint is not None and told.answer is not None:
-            await self._ours.hint.put(self._plan, self._keyed.identity, self._keyed.request, told)
+    async def _cache(self, reply: FenceDecision) -> None:
+        if self._middleware.hint is not None:
+            request = self._request
+            await self._middleware.hint.put(self._spec, request.identity, request.request, reply)
 
-    async def _tell_again(self, told: FenceDecision) -> None:
-        receipt = receipt_text(told) or ""
-        sealed_at = "" if told.sealed_at is None else told.sealed_at.isoformat()
-        self._journal.know(effect_id=told.effect, receipt=receipt)
+    async def _repeat(self, reply: FenceDecision) -> None:
+        receipt = receipt_text(reply) or ""
+        sealed_at = "" if reply.sealed_at is None else reply.sealed_at.isoformat()
+        self._decisions.add(effect_id=reply.effect, receipt=receipt)
         proof = {"receipt": receipt, "recorded_at": sealed_at}
-        if told.answer is None:
-            detail = "it took effect once; only its receipt is left"
-            await self._answer(FenceProblem("result-expired", detail, more=proof))
+        if reply.answer is None:
+            detail = "the effect took place once; only its receipt is kept"
+            problem = FenceProblem("result-expired", detail, more=proof)
+            await self._respond_with(problem, "duplicate")
             return
         try:
-            if told.form != FORM:
-                raise Corrupt(f"expected an answer of the form {FORM}, got {told.form}")
-            stored = Stored.read(told.answer)
-        except Corrupt:
-            log.exception("fence %s: a kept answer cannot be read", self._plan.name)
-            await self._answer(FenceProblem("in-doubt", "its answer cannot be read", more=proof))
+            stored = _read_stored(reply)
+        except CorruptResponse:
+            log.exception("fence %s: a stored response cannot be read", self._spec.name)
+            detail = "the stored response cannot be read"
+            await self._respond_with(FenceProblem("in-doubt", detail, more=proof), "in-doubt")
             return
-        await self._remember(told)
-        await self._repeat(stored, receipt, sealed_at)
+        await self._cache(reply)
+        await self._respond_again(stored, receipt, sealed_at)
 
-    async def _repeat(self, stored: Stored, receipt: str, sealed_at: str) -> None:
+    async def _respond_again(self, stored: StoredResponse, receipt: str, sealed_at: str) -> None:
         headers, body = list(stored.headers), stored.body
         if stored.omitted:
             headers = [(n, v) for n, v in headers if not n.startswith(b"content-")]
@@ -149,100 +159,115 @@ class KeyedExecution:
             (b"idempotency-recorded-at", sealed_at.encode()),
             (b"cache-control", b"no-store"),
         ]
-        self._journal.decided("repeated", receipt=receipt, status=stored.status)
+        self._decisions.record("duplicate", receipt=receipt, status=stored.status)
         await respond(self._send, stored.status, headers, body)
 
-    # To be done.
+    # The effect is this request's to execute.
 
-    async def _execute(self, held: FenceLease) -> None:
+    async def _execute(self, lease: FenceLease) -> None:
         async def decide(status: int, headers: list[Header], body: bytes | None) -> list[Header]:
-            return await self._decide(held, status, headers, body)
+            return await self._decide(lease, status, headers, body)
 
-        recorder = Recorder(self._send, decide, self._keyed.route.max_answer_bytes)
-        pulse = self._ours.fences.pulse
-        beat = pulse.hold(held, self._plan.times)
+        recorder = Recorder(self._send, decide, self._request.route.max_answer_bytes)
+        heartbeat = self._middleware.fences.heartbeat
+        tracked = heartbeat.track(lease, self._spec.times)
         failure: BaseException | None = None
         try:
-            await self._ours.app(self._inner_scope(), Given(self._keyed.body), recorder)
+            receive = BodyReceiver(self._request.body)
+            await self._middleware.app(self._inner_scope(), receive, recorder)
         except BaseException as error:  # noqa: BLE001 - raised again below
             failure = error
         finally:
-            pulse.drop(beat)
-        if isinstance(recorder.refused, HelixError):
-            # Somebody else decided meanwhile, or the store went away: its answer is not sent.
-            await self._refuse(recorder.refused)
+            heartbeat.untrack(tracked)
+        if isinstance(recorder.failure, HelixError):
+            # The fence was decided otherwise, or the database failed: the response is not sent.
+            await self._refuse(recorder.failure)
             return
-        if recorder.refused is not None or not recorder.decided:
-            # Also what we could not write down, which the application may have swallowed.
-            nothing = RuntimeError("the application ended without an answer")
-            failure = recorder.refused or failure or nothing
-            await self._doubt(held, told_of(failure))
+        if recorder.failure is not None or not recorder.decided:
+            # Also a response that could not be stored, which the application may have swallowed.
+            silent = RuntimeError("the application ended without a response")
+            failure = recorder.failure or failure or silent
+            await self._doubt(lease, error_text(failure))
         if failure is not None:
             raise failure
 
     def _inner_scope(self) -> Scope:
-        """The application's scope, without ways to answer that could not be recorded."""
+        """The scope of the application, without extensions that bypass the recorder."""
         extensions = self._scope.get("extensions") or {}
-        seen = {name: value for name, value in extensions.items() if name not in _UNSEEN}
-        return {**self._scope, "extensions": seen}
+        recorded = {name: value for name, value in extensions.items() if name not in _UNRECORDED}
+        return {**self._scope, "extensions": recorded}
 
     async def _decide(
-        self, held: FenceLease, status: int, headers: list[Header], body: bytes | None
+        self, lease: FenceLease, status: int, headers: list[Header], body: bytes | None
     ) -> list[Header]:
-        """Seal before the first byte leaves; or release, or doubt. Gives headers to add."""
-        self._journal.know(status=status)
-        effect = effect_id(text_of(headers, EFFECT_HEADER), self._plan.name)
-        if effect == "none" or status in self._keyed.route.before_the_effect:
-            said = f"answered {status} before the effect"
-            await run_steps_async(protocol.release(self._plan, held, said), self._hands)
-            self._journal.decided("released")
+        """Seal before the first byte is sent, or release, or doubt. Returns headers to add."""
+        self._decisions.add(status=status)
+        effect = effect_id(header_text(headers, EFFECT_HEADER), self._spec.name)
+        if effect == "none" or status in self._request.route.before_the_effect:
+            detail = f"answered {status} before the effect"
+            await run_steps_async(protocol.release(self._spec, lease, detail), self._runner)
+            self._decisions.record("released")
             return []
         if status >= 500:
-            await self._doubt(held, f"answered {status}")
+            # Frameworks answer 500 while they handle the exception: it is the cause of the doubt.
+            cause = sys.exc_info()[1]
+            detail = "" if cause is None else f": {error_text(cause)}"
+            await self._doubt(lease, f"answered {status}{detail}")
             return []
         kept = self._redacted(status, headers, body)
-        stored = Stored.of(status, headers, kept, self._keyed.route.keep_headers)
-        answer = _written(stored, effect)
-        told = await run_steps_async(protocol.seal(self._plan, held, answer), self._hands)
-        await self._remember(told)
-        receipt = receipt_text(told) or ""
-        self._journal.decided("executed", effect_id=effect, receipt=receipt)
+        stored = StoredResponse.of(status, headers, kept, self._request.route.keep_headers)
+        result = _stored_result(stored, effect)
+        reply = await run_steps_async(protocol.seal(self._spec, lease, result), self._runner)
+        await self._cache(reply)
+        receipt = receipt_text(reply) or ""
+        self._decisions.record("new", effect_id=effect, receipt=receipt)
         added = [(b"idempotency-receipt", receipt.encode())]
         return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
 
     def _redacted(self, status: int, headers: list[Header], body: bytes | None) -> bytes | None:
-        if self._ours.redact is None or body is None:
+        if self._middleware.redact is None or body is None:
             return body
         try:
-            kept = bytes(self._ours.redact(status, headers, body))
+            kept = bytes(self._middleware.redact(status, headers, body))
         except Exception:
-            # Kept without its body: running it again would be worse than not repeating it.
-            log.exception("fence %s: the redactor failed", self._plan.name)
+            # Sealed without its body: that is better than a second execution.
+            log.exception("fence %s: the redactor failed", self._spec.name)
             return None
-        return kept if len(kept) <= self._keyed.route.max_answer_bytes else None
+        return kept if len(kept) <= self._request.route.max_answer_bytes else None
 
-    async def _doubt(self, held: FenceLease, why: str) -> None:
+    async def _doubt(self, lease: FenceLease, detail: str) -> None:
         try:
-            await run_steps_async(protocol.doubt(self._plan, held, why), self._hands)
+            await run_steps_async(protocol.doubt(self._spec, lease, detail), self._runner)
         except HelixError:
-            # The lease will run out, and that is the same doubt.
-            log.exception("fence %s: could not be put in doubt", self._plan.name)
-        self._journal.decided("doubted")
+            # The lease expires, and that is the same doubt.
+            log.exception("fence %s: could not be put in doubt", self._spec.name)
+        self._decisions.record("doubted")
 
-    # Not to be done.
+    # The request is refused.
 
-    async def _refuse(self, refused: HelixError) -> None:
-        if isinstance(refused, InvalidToken):
-            raise refused  # whoever let the request in asked who it is, and tells it
-        if isinstance(refused, Conflict):
-            self._journal.know(diff_ops=len(refused.diff))
-        await self._answer(problem_of(refused, self._ours.policy), word_of(refused))
+    async def _refuse(self, error: HelixError) -> None:
+        if isinstance(error, InvalidToken):
+            raise error  # for the authentication in front of this middleware
+        status, headers, body = problem_of(error, self._middleware.policy).response()
+        self._decisions.record_error(error, status=status)
+        await respond(self._send, status, headers, body)
 
-    async def _answer(self, problem: FenceProblem, decision: str | None = None) -> None:
+    async def _respond_with(self, problem: FenceProblem, decision: str) -> None:
         status, headers, body = problem.response()
-        self._journal.decided(decision or problem.kind, status=status)
+        self._decisions.record(decision, status=status)
         await respond(self._send, status, headers, body)
 
 
-def _written(stored: Stored, effect: str | None) -> FenceResult:
+def _stored_result(stored: StoredResponse, effect: str | None) -> FenceResult:
     return FenceResult(FORM, stored.write(), effect=effect)
+
+
+def _read_stored(reply: FenceDecision) -> StoredResponse:
+    """The response that was sealed; raises `CorruptResponse`."""
+    data = reply.answer or b""
+    if reply.form == JSON:
+        # The result of a resolution that named no status.
+        return StoredResponse.of(200, [(b"content-type", b"application/json")], data)
+    if reply.form != FORM:
+        raise CorruptResponse(f"expected a response of the form {FORM}, got {reply.form}")
+    return StoredResponse.read(data)

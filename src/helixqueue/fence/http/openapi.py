@@ -1,19 +1,19 @@
-"""The header and the answers of the middleware in an application's OpenAPI document."""
+"""Adds the header and the responses of the middleware to an OpenAPI document."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.fence.http.header import MAX_KEY_BYTES
 from helixqueue.fence.http.problem import PREFIX, PROBLEMS
+from helixqueue.fence.http.request_key import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy, Route
 
 
 def describe(document: dict[str, Any], policy: Policy) -> dict[str, Any]:
-    """A copy of `document` in which every fenced operation tells of its key and its refusals.
+    """A copy of `document` whose fenced operations have the key header and its problems.
 
     ```python
     plain = app.openapi
@@ -25,7 +25,7 @@ def describe(document: dict[str, Any], policy: Policy) -> dict[str, Any]:
     schemas["IdempotencyProblem"] = _SCHEMA
     for path, operations in described.get("paths", {}).items():
         for method, operation in operations.items():
-            # A template stands for itself: {id} is one segment, as in the policy.
+            # A template matches itself: {id} is one segment, as in the policy.
             route = policy.route(method.upper(), path)
             if route is not None and isinstance(operation, dict):
                 _describe(operation, route, policy)
@@ -40,8 +40,8 @@ def _describe(operation: dict[str, Any], route: Route, policy: Policy) -> None:
             "in": "header",
             "required": route.required,
             "description": (
-                "Names this request; the same key again gives the same answer and no second "
-                f"effect. Answers are kept {ttl.answer / 3600:g} hours, keys "
+                "Identifies this request: a repeat with the same key gets the same response "
+                f"and has no second effect. Responses are kept {ttl.answer / 3600:g} hours, keys "
                 f"{ttl.tombstone / 86_400:g} days."
             ),
             "schema": {
@@ -77,15 +77,15 @@ def _by_status(policy: Policy) -> dict[int, list[str]]:
     return found
 
 
-# Of an answer to a request that came with a key.
+# Of a response to a keyed request.
 _HEADERS: dict[str, Any] = {
     "Idempotency-Replayed": {
-        "description": "The request came before: this is the answer that it got.",
+        "description": "The request is a repeat: this is the response of the first.",
         "schema": {"const": "true"},
         "example": "true",
     },
     "Idempotency-Receipt": {
-        "description": "Proves what was answered, and when.",
+        "description": "Identifies request and outcome; the same on every repeat.",
         "schema": {"type": "string"},
         "example": "r1:" + "5e" * 32,
     },

@@ -1,70 +1,96 @@
-"""Answers of the middleware itself: RFC 9457 problems with stable types that clients branch on."""
+"""Problem responses of the middleware (RFC 9457), with stable types that clients branch on."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from helixqueue.errors import (
+    Conflict,
+    HelixError,
+    InDoubt,
+    InProgress,
+    LeaseLost,
+    NotPermitted,
+)
+
+if TYPE_CHECKING:
+    from helixqueue.fence.policy import Policy
+
+log = logging.getLogger("helixqueue.fence.http")
 PREFIX: Final = "urn:helixqueue:problem:"
 
-# Type, status, title. The guide has a line on each; a test compares.
+# Type: status and title. The guide describes each; a test compares.
 PROBLEMS: Final[dict[str, tuple[int, str]]] = {
-    "missing-key": (400, "This operation needs an idempotency key"),
-    "invalid-key": (400, "The idempotency key is not one"),
-    "non-canonical-json": (400, "The body has no single meaning"),
-    "digest-mismatch": (400, "The body is not the one its digest was made of"),
-    "body-too-large": (413, "The body is too large to be compared"),
-    "key-reused": (409, "The key stands for another request"),
-    "in-progress": (409, "The same request is still being worked on"),
-    "in-doubt": (409, "Nobody knows yet whether this took effect"),
-    "result-expired": (409, "It took effect, and its answer is no longer kept"),
-    "scope-unavailable": (500, "Nobody was named whose request this is"),
-    "storage-unavailable": (503, "Nothing was done: the store is away"),
+    "missing-key": (400, "This operation requires an idempotency key"),
+    "invalid-key": (400, "The idempotency key is invalid"),
+    "non-canonical-json": (400, "The JSON body is ambiguous"),
+    "digest-mismatch": (400, "The body does not match its digest"),
+    "body-too-large": (413, "The body is too large"),
+    "key-reused": (409, "The key belongs to another request"),
+    "in-progress": (409, "The same request is still in progress"),
+    "in-doubt": (409, "The outcome of this request is unknown"),
+    "result-expired": (409, "The request took effect; its response is not kept"),
+    "scope-unavailable": (500, "The request has no verified owner"),
+    "storage-unavailable": (503, "The database is unreachable; nothing was done"),
 }
-# What was expected, what came, and what to do.
+# Expected, got, remedy.
 USUAL: Final[dict[str, tuple[str, str, str]]] = {
-    "missing-key": ("a key", "none", "send one that is this request's own: a random UUID"),
-    "invalid-key": ("a key", "something else", "send a random UUID, in quotes"),
-    "non-canonical-json": ("JSON with one meaning", "something else", "send strict JSON"),
-    "digest-mismatch": ("a body that fits its digest", "another one", "send the request again"),
-    "body-too-large": ("a smaller body", "more", "send less, or in several requests"),
+    "missing-key": ("an idempotency key", "none", "send a random UUID, new for each operation"),
+    "invalid-key": ("a valid key", "another text", "send a random UUID in quotes"),
+    "non-canonical-json": (
+        "JSON without duplicate names, NaN or integers beyond 2^53",
+        "a body that parsers read differently",
+        "send strict JSON",
+    ),
+    "digest-mismatch": ("a body that matches Content-Digest", "another body", "send it again"),
+    "body-too-large": ("a smaller body", "more bytes", "send less, or several requests"),
     "key-reused": (
-        "the request that the key stands for",
-        "another one",
-        "send the first request again, or this one under a new key",
+        "the request that the key belongs to",
+        "another request",
+        "send the first request again, or this request with a new key",
     ),
     "in-progress": (
-        "a request that has ended",
-        "one that is under way",
+        "a finished request",
+        "a request in progress",
         "send the same request again after Retry-After seconds",
     ),
     "in-doubt": (
-        "a request whose end is known",
-        "one that began and did not end",
-        "send no new key; whoever runs this looks whether it took effect",
+        "a request with a known outcome",
+        "a request that started and did not report its end",
+        "do not send it with a new key; the operator of this service decides",
     ),
-    "result-expired": ("an answer that is kept", "its receipt", "keep the receipt as the proof"),
-    "scope-unavailable": ("to know whose request this is", "nobody", "tell whoever runs this"),
-    "storage-unavailable": ("a store that answers", "none", "send the same request again later"),
-    "no-such-fence": ("a fence of yours", "another one", "look at the answer that named it"),
+    "result-expired": ("a kept response", "its receipt", "keep the receipt as the proof"),
+    "scope-unavailable": (
+        "a verified tenant and principal",
+        "none",
+        "contact the operator of this service",
+    ),
+    "storage-unavailable": ("a reachable database", "none", "send the same request again later"),
+    "no-such-fence": (
+        "a fence of this client",
+        "another text",
+        "use the link of an in-doubt or in-progress response",
+    ),
 }
-# Of the path where the state of a fence is asked for; operations do not answer with it.
-OF_STATUS: Final = {"no-such-fence": (404, "There is no such fence of yours")}
+# Only of the status path; operations do not return it.
+OF_STATUS: Final = {"no-such-fence": (404, "This client has no such fence")}
 
 
 @dataclass(frozen=True, slots=True)
 class FenceProblem:
-    """One answer; `more` are its extension members."""
+    """One problem response; `more` are its extension members."""
 
     kind: str
     detail: str
-    status: int | None = None  # unless it is the usual one
+    status: int | None = None  # where it is not the usual one
     retry_after: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
     describedby: str | None = None
-    status_url: str | None = None  # where the state of the fence is told
+    status_url: str | None = None  # where the state of the fence can be read
 
     def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         usual, title = PROBLEMS.get(self.kind) or OF_STATUS[self.kind]
@@ -95,3 +121,89 @@ class FenceProblem:
             if url is not None:
                 headers.append((b"link", f'<{url}>; rel="{relation}"'.encode()))
         return status, headers, body
+
+
+def problem_of(error: HelixError, policy: Policy) -> FenceProblem:
+    """The problem that a client sees.
+
+    Messages of errors name hosts and processes: they go to the log, not to the client.
+    """
+    if isinstance(error, Conflict):
+        return _key_reused(error, policy)
+    if isinstance(error, InProgress):
+        log.info("idempotency: %s", error)
+        return FenceProblem(
+            "in-progress",
+            "send the same request again after Retry-After",
+            retry_after=error.retry_after,
+            status_url=status_url(policy, error.key),
+        )
+    if isinstance(error, LeaseLost):
+        log.warning("idempotency: %s", error)
+        return FenceProblem(
+            "in-progress",
+            "another attempt took over; send the same request again for its response",
+            retry_after=1,
+        )
+    if isinstance(error, InDoubt):
+        log.warning("idempotency: %s", error)
+        return _in_doubt(error, policy)
+    if isinstance(error, NotPermitted):
+        log.error("idempotency: the database role has no access to this tenant: %s", error)
+        return FenceProblem(
+            "scope-unavailable", "the database role of this service has no access to the tenant"
+        )
+    log.error("idempotency: the database is unreachable: %s", error)
+    return FenceProblem(
+        "storage-unavailable", "nothing was done; send the same request again later", retry_after=1
+    )
+
+
+def _in_doubt(error: InDoubt, policy: Policy) -> FenceProblem:
+    return FenceProblem(
+        "in-doubt",
+        "the request started and its outcome is unknown; do not send it with a new key",
+        retry_after=error.retry_after or None,
+        more={"fence": error.key},
+        describedby=policy.documentation,
+        status_url=status_url(policy, error.key),
+    )
+
+
+def status_url(policy: Policy, key: str | None) -> str | None:
+    return None if policy.status_path is None or key is None else f"{policy.status_path}/{key}"
+
+
+def _key_reused(error: Conflict, policy: Policy) -> FenceProblem:
+    rules = policy.on_conflict
+    more: dict[str, Any] = {}
+    if rules.include_diff != "none":
+        shown = [_shown(op, values=rules.include_diff == "values", mask=rules.mask)
+                 for op in error.diff]  # fmt: skip
+        more = {"diff": shown}
+    return FenceProblem(
+        "key-reused",
+        "send the first request again, or this request with a new key",
+        status=rules.status,
+        more=more,
+        describedby=policy.documentation,
+    )
+
+
+def _shown(op: dict[str, Any], *, values: bool, mask: tuple[str, ...]) -> dict[str, Any]:
+    """An operation as far as the policy discloses it."""
+    if not values:
+        return {"op": op["op"], "path": op["path"]}
+    # Pointers of the policy refer to the body, which is under /body in the compared document.
+    hidden = any(_overlap(op["path"], f"/body{pointer}") for pointer in mask)
+    return {
+        name: "(masked)" if hidden and name in {"value", "was"} else value
+        for name, value in op.items()
+    }
+
+
+def _overlap(path: str, pointer: str) -> bool:
+    """Whether one of the two places is, contains or is inside the other."""
+    left, right = path.split("/"), pointer.split("/")
+    shorter = min(len(left), len(right))
+    return left[:shorter] == right[:shorter]

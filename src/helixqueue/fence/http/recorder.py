@@ -1,4 +1,4 @@
-"""Stands between an application and its client: holds the answer back until it is sealed."""
+"""Holds the response of an application back until it is sealed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from helixqueue.fence.http.asgi import Header, Message, Send, text_of
+from helixqueue.fence.http.asgi import Header, Message, Send, header_text
 
-# Called with status, headers and body (None: not kept) before the first byte leaves. Gives the
+# Called with status, headers and body (None: not kept) before the first byte is sent. Returns the
 # headers to add.
 Decide = Callable[[int, list[Header], bytes | None], Awaitable[list[Header]]]
 
-# The application's word on its effect: "none" for nothing happened, else the effect's id.
+# Set by the application: "none" for no effect, else the id of the effect.
 EFFECT_HEADER: Final = "idempotency-effect"
-# An answer that is still coming after this long is a stream: it is sealed without its body.
+# A response that takes longer is a stream: it is sealed without its body.
 STREAM_SECONDS: Final = 1.0
 
 
@@ -30,11 +30,11 @@ class Recorder:
         self._size = 0
         self._began = 0.0
         self.decided = False
-        # Why nothing was sent. An application may swallow what `send` raises; we look here.
-        self.refused: Exception | None = None
+        # Why nothing was sent: an application may swallow what `send` raises.
+        self.failure: Exception | None = None
 
     async def __call__(self, message: Message) -> None:
-        if self.refused is not None:
+        if self.failure is not None:
             return
         if self.decided:
             await self._send(message)
@@ -42,7 +42,7 @@ class Recorder:
             self._start = message
             self._began = time.monotonic()
             if self._is_event_stream():
-                await self._let_go(None)
+                await self._send_held(None)
         elif message["type"] == "http.response.body":
             await self._body(message)
 
@@ -54,25 +54,25 @@ class Recorder:
         if self._size > self._max_bytes or (
             more and time.monotonic() - self._began > STREAM_SECONDS
         ):
-            await self._let_go(None, more=more)
+            await self._send_held(None, more=more)
         elif not more:
-            await self._let_go(b"".join(self._pieces), more=False)
+            await self._send_held(b"".join(self._pieces), more=False)
 
     def _is_event_stream(self) -> bool:
-        assert self._start is not None  # noqa: S101 - it just came
-        return text_of(self._start.get("headers", ()), "content-type").startswith(
+        assert self._start is not None  # noqa: S101 - just received
+        return header_text(self._start.get("headers", ()), "content-type").startswith(
             "text/event-stream"
         )
 
-    async def _let_go(self, kept: bytes | None, *, more: bool = True) -> None:
+    async def _send_held(self, kept: bytes | None, *, more: bool = True) -> None:
         """Decide, then send what was held back."""
-        assert self._start is not None  # noqa: S101 - a body comes after its start
+        assert self._start is not None  # noqa: S101 - a body follows its start
         headers = [(bytes(n), bytes(v)) for n, v in self._start.get("headers", ())]
         self.decided = True
         try:
             added = await self._decide(int(self._start["status"]), headers, kept)
-        except Exception as refused:
-            self.refused = refused
+        except Exception as error:
+            self.failure = error
             raise
         shown = [(n, v) for n, v in headers if n.lower() != EFFECT_HEADER.encode()]
         await self._send({**self._start, "headers": [*shown, *added]})

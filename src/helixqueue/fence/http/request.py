@@ -1,8 +1,8 @@
-"""What a key stands for: the request as one JSON document, whose RFC 8785 text is fingerprinted.
+"""The request that a key belongs to, as one JSON document whose RFC 8785 text is fingerprinted.
 
-Method, route, path, query, kind of media and body. Two spellings of one request (order of names,
-white space, 1 and 1.0, another multipart boundary) are one document; what a reader could take for
-another request is another. A body without a single meaning (doubled names, NaN) is refused.
+It has method, route, path, query, media type and body. Spellings of one request (order of names,
+white space, 1 and 1.0, another multipart boundary) make one document; requests that a parser could
+tell apart make different ones. An ambiguous JSON body (duplicate names, NaN) is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 _MAX_FIELDS: Final = 10_000
 _READABLE: Final = frozenset({"gzip", "x-gzip", "deflate"})
-# Bytes beyond ASCII that came as they are (D8xx) and those that came percent-encoded but are no
-# UTF-8 (DCxx, as `surrogateescape` has them) are shown by their numbers. Each text has one shape
-# here and each shape one text, so that no two requests look alike.
-_AS_THEY_CAME: Final = {byte: chr(0xD800 + byte) for byte in range(0x80, 0x100)}
-_SHOWN: Final = (
+# Bytes beyond ASCII that were sent raw (D8xx), and percent-encoded bytes that are not UTF-8 (DCxx,
+# as `surrogateescape` makes them), are written by their numbers. The mapping is one to one, so that
+# no two requests have the same text.
+_RAW_BYTES: Final = {byte: chr(0xD800 + byte) for byte in range(0x80, 0x100)}
+_ESCAPES: Final = (
     {ord("\\"): "\\\\", 0: "\\0"}
     | {0xD800 + byte: f"\\r{byte:02x}" for byte in range(0x80, 0x100)}
     | {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
@@ -34,7 +34,7 @@ _SHOWN: Final = (
 
 
 class TooLarge(Exception):
-    """More bytes than may be compared."""
+    """More bytes than the limit."""
 
 
 def request_text(
@@ -53,13 +53,13 @@ def request_text(
             "body": value,
         }
         if kind == "json" and (route.ignore or route.only):
-            # The selection is part of what is compared: another selection is another fingerprint.
+            # The selection is part of the document: another selection makes another fingerprint.
             document["select"] = {"ignore": list(route.ignore), "only": list(route.only)}
             document["body"] = _selected(value, route)
         return canonical_text(document)
-    except InvalidPayload as refused:
-        if refused.code == "too-large":
-            raise TooLarge from refused
+    except InvalidPayload as error:
+        if error.code == "too-large":
+            raise TooLarge from error
         raise
 
 
@@ -72,14 +72,14 @@ def _decoded(body: bytes, encoding: str, most: int) -> bytes:
     if len(content) > most:
         raise TooLarge
     if not reader.eof or reader.unused_data:
-        # What follows would not be compared, and what is cut off cannot be.
+        # Bytes after the stream would not be compared; a stream that is cut off is incomplete.
         raise InvalidPayload(f"expected one whole {encoding} stream", code="encoding")
     return content
 
 
 def _body(media: str, encoding: str, content: bytes, most: int) -> tuple[str, Any]:
     if media == "application/json" and not encoding:
-        # What most requests are; the general way takes as long as all the rest of this module.
+        # The most common case; the general parser takes as long as the rest of this module.
         return _json(content)
     header = Message()
     header["content-type"] = media or "application/octet-stream"
@@ -111,21 +111,21 @@ def _pairs(data: bytes) -> list[list[str]]:
     """Sorted by name, in the order they came for each name: a=1&a=2 is not a=2&a=1."""
     try:
         pairs = parse_qsl(
-            data.decode("latin-1").translate(_AS_THEY_CAME),
+            data.decode("latin-1").translate(_RAW_BYTES),
             keep_blank_values=True,
             max_num_fields=_MAX_FIELDS,
             errors="surrogateescape",
         )
     except ValueError as error:
         raise InvalidPayload(f"expected at most {_MAX_FIELDS} fields", code="names") from error
-    shown = [[name.translate(_SHOWN), value.translate(_SHOWN)] for name, value in pairs]
+    shown = [[name.translate(_ESCAPES), value.translate(_ESCAPES)] for name, value in pairs]
     return sorted(shown, key=lambda pair: pair[0])
 
 
 def _parts(content: bytes, boundary: str) -> list[dict[str, Any]] | None:
-    """Each part by its headers and its digest, whatever the boundary.
+    """Headers and digest of each part, independent of the boundary.
 
-    None for what two readers could cut in two ways: that is compared as bytes.
+    None for a body that parsers could split differently: it is compared as bytes.
     """
     if not boundary:
         return None
@@ -133,13 +133,13 @@ def _parts(content: bytes, boundary: str) -> list[dict[str, Any]] | None:
     before, *pieces = (b"\r\n" + content).split(mark)
     if before or not pieces or pieces.pop() not in {b"--", b"--\r\n"}:
         return None
-    found = []
+    parts = []
     for piece in pieces:
         head, separator, data = piece.partition(b"\r\n\r\n")
         if not separator or not head.startswith(b"\r\n"):
             return None
-        found.append(_part(head.split(b"\r\n")[1:], data))
-    return found
+        parts.append(_part(head.split(b"\r\n")[1:], data))
+    return parts
 
 
 def _part(lines: list[bytes], data: bytes) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _names(pointer: str) -> list[str]:
 
 
 def _at(value: Any, pointer: str) -> list[Any]:  # noqa: ANN401 - JSON
-    """What stands there, in a list; nothing is not null."""
+    """The value at the pointer, in a list; an empty list is not null."""
     for name in _names(pointer):
         if isinstance(value, dict) and name in value:
             value = value[name]

@@ -1,19 +1,23 @@
-"""A keyed request before anything is written: its key, its owner, its body, or what is wrong."""
+"""Reads the key, the owner and the body of a request, before anything is written."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import inspect
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from helixqueue.errors import InvalidIdentity, InvalidPayload
-from helixqueue.fence.http.asgi import Receive, Scope, text_of, whole_body
-from helixqueue.fence.http.header import InvalidKey, digest_fits, key_of, values
+from helixqueue.fence.http.asgi import Receive, Scope, header_text, header_values, whole_body
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.request import TooLarge, request_text
-from helixqueue.fence.protocol import FenceSteps
+from helixqueue.fence.protocol import FenceSpec
 from helixqueue.identity import PART_SEPARATOR, canonicalize, check_name
 
 if TYPE_CHECKING:
@@ -21,13 +25,63 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helixqueue.fence.http")
 
-# From the identity that authentication verified, never from a header that the client writes.
+MAX_KEY_BYTES: Final = 255
+# RFC 9651 string: printable ASCII, with \" and \\ escaped; parameters after it are ignored.
+_STRING = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\s*(?:;.*)?', re.DOTALL)
+_BARE = re.compile(rb"[\x21-\x7e]+")
+_DIGEST = re.compile(r"\s*sha-256\s*=\s*:([A-Za-z0-9+/=]*):\s*")
+
+
+class InvalidKey(Exception):
+    """The key is invalid; the text goes to the client."""
+
+
+def parse_key(values: list[bytes], *, strict: bool, min_chars: int) -> str | None:
+    """The key as it was sent, never repaired; None without a header. Raises `InvalidKey`."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise InvalidKey(f"expected the header once, got {len(values)} headers")
+    raw = values[0].strip(b" \t")
+    quoted = _STRING.fullmatch(raw)
+    if quoted is not None:
+        key = re.sub(rb"\\(.)", rb"\1", quoted[1])
+    elif strict or raw.startswith(b'"'):
+        raise InvalidKey('expected a quoted string, such as "8e03978e-40d5-43dd-bc93-6894a57f9324"')
+    elif _BARE.fullmatch(raw) is None:
+        raise InvalidKey("expected printable ASCII without spaces, or a quoted string")
+    else:
+        key = raw
+    if not min_chars <= len(key) <= MAX_KEY_BYTES:
+        raise InvalidKey(
+            f"expected {min_chars} to {MAX_KEY_BYTES} characters, got {len(key)}; "
+            "send a random UUID"
+        )
+    return key.decode("ascii")
+
+
+def digest_matches(values: list[bytes], body: bytes) -> bool:
+    """Whether the body matches Content-Digest (RFC 9530); other algorithms are ignored."""
+    for member in b",".join(values).decode("latin-1").split(","):
+        digest = _DIGEST.fullmatch(member)
+        if digest is None:
+            continue
+        try:
+            wanted = base64.b64decode(digest[1], validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        if not hmac.compare_digest(wanted, hashlib.sha256(body).digest()):
+            return False
+    return True
+
+
+# From the identity that authentication verified, never from a header that the client sets.
 OfScope = Callable[[Scope], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Whose request it is: the tenant, and within it the principal, where there are several."""
+    """Finds the owner of a request: the tenant and, where there are several, the principal."""
 
     actor: str
     default_tenant: str
@@ -35,42 +89,42 @@ class Owners:
     principal: OfScope | None = None
 
     async def of(self, scope: Scope) -> tuple[str, str | None] | None:
-        """None when nobody was named: there is no shared nobody."""
+        """None without a verified owner: there is no shared anonymous owner."""
         tenant: Any = self.default_tenant
         if self.tenant is not None:
-            tenant = await _settled(self.tenant(scope))
-        principal = None if self.principal is None else await _settled(self.principal(scope))
+            tenant = await _resolved(self.tenant(scope))
+        principal = None if self.principal is None else await _resolved(self.principal(scope))
         if not tenant or (self.principal is not None and not principal):
             return None
         try:
-            return check_name("tenant", tenant), _spelled(principal)
+            return check_name("tenant", tenant), _principal_text(principal)
         except InvalidIdentity:
-            log.exception("idempotency: the verified tenant or principal is no name")
+            log.exception("idempotency: the verified tenant or principal is not a valid name")
             return None
 
 
-def _spelled(principal: object) -> str | None:
+def _principal_text(principal: object) -> str | None:
     """Refused, not repaired: two principals must not become one."""
     if principal is None:
         return None
     text = str(principal)
     if canonicalize(text).text != text:
         raise InvalidIdentity(
-            f"expected a principal in its one spelling (NFC, trimmed), got {text!a}",
+            f"expected a principal in canonical form (NFC, trimmed), got {text!a}",
             code="spelling",
         )
     return text
 
 
-async def _settled(value: Any) -> Any:  # noqa: ANN401 - whatever the function gives
+async def _resolved(value: Any) -> Any:  # noqa: ANN401 - whatever the function returns
     return await value if inspect.isawaitable(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What is asked, ready to be fenced."""
+    """A request that is ready to be fenced."""
 
-    plan: FenceSteps
+    spec: FenceSpec
     route: Route
     key: str
     identity: str
@@ -78,39 +132,39 @@ class RequestKey:
     body: bytes
 
 
-async def read(
+async def read_request(
     policy: Policy, route: Route, owners: Owners, scope: Scope, receive: Receive
 ) -> RequestKey | FenceProblem:
-    """Nothing is written, and no key is used up, by a request that does not get past this."""
+    """A request that is refused here writes nothing and does not use its key."""
     docs = policy.documentation
     try:
-        key = key_of(
-            values(scope["headers"], policy.header),
+        key = parse_key(
+            header_values(scope["headers"], policy.header),
             strict=route.strict,
             min_chars=route.min_key_chars,
         )
-    except InvalidKey as wrong:
-        return FenceProblem("invalid-key", f"{policy.header}: {wrong}", describedby=docs)
+    except InvalidKey as error:
+        return FenceProblem("invalid-key", f"{policy.header}: {error}", describedby=docs)
     if key is None:
         return FenceProblem("missing-key", f"send the header {policy.header}", describedby=docs)
     owner = await owners.of(scope)
     if owner is None:
         return FenceProblem(
-            "scope-unavailable", "expected to know whose request this is, got nobody"
+            "scope-unavailable", "expected a verified owner of this request, got none"
         )
     body = await whole_body(receive, route.max_body_bytes)
     if body is None:
         return FenceProblem("body-too-large", f"expected at most {route.max_body_bytes} bytes")
-    text = _text(route, scope, body)
+    text = _request_text(route, scope, body)
     if isinstance(text, FenceProblem):
         return text
     tenant, principal = owner
     identity = key if principal is None else PART_SEPARATOR.join((principal, key))
-    return RequestKey(_plan(policy, route, tenant, owners.actor), route, key, identity, text, body)
+    return RequestKey(_spec(policy, route, tenant, owners.actor), route, key, identity, text, body)
 
 
-def _plan(policy: Policy, route: Route, tenant: str, actor: str) -> FenceSteps:
-    return FenceSteps(
+def _spec(policy: Policy, route: Route, tenant: str, actor: str) -> FenceSpec:
+    return FenceSpec(
         tenant=tenant,
         name=route.name,
         actor=actor,
@@ -122,25 +176,27 @@ def _plan(policy: Policy, route: Route, tenant: str, actor: str) -> FenceSteps:
     )
 
 
-def _text(route: Route, scope: Scope, body: bytes) -> str | FenceProblem:
+def _request_text(route: Route, scope: Scope, body: bytes) -> str | FenceProblem:
     headers = scope["headers"]
-    if not digest_fits(values(headers, "content-digest"), body):
-        return FenceProblem("digest-mismatch", "Content-Digest does not fit the body")
+    if not digest_matches(header_values(headers, "content-digest"), body):
+        return FenceProblem(
+            "digest-mismatch", "expected a body that matches Content-Digest, got another"
+        )
     try:
         return request_text(
             route,
             method=scope["method"],
             path=scope["path"],
             query=scope.get("query_string", b""),
-            media=text_of(headers, "content-type"),
-            encoding=text_of(headers, "content-encoding").lower(),
+            media=header_text(headers, "content-type"),
+            encoding=header_text(headers, "content-encoding").lower(),
             body=body,
         )
     except TooLarge:
-        most = route.max_body_bytes
+        limit = route.max_body_bytes
         return FenceProblem(
-            "body-too-large", f"expected at most {most} bytes, decoded, and 1 MiB JSON"
+            "body-too-large", f"expected at most {limit} bytes after decoding, and 1 MiB of JSON"
         )
-    except InvalidPayload as refused:
-        more = {"pointer": refused.path, "code": refused.code}
-        return FenceProblem("non-canonical-json", str(refused), more=more)
+    except InvalidPayload as error:
+        more = {"pointer": error.path, "code": error.code}
+        return FenceProblem("non-canonical-json", str(error), more=more)

@@ -1,7 +1,7 @@
-"""How a request stands, for the client that sent it: `GET {status_path}/{fence}`.
+"""The state of a request, for the client that sent it: `GET {status_path}/{fence}`.
 
-For those who were told `in-doubt` or `in-progress` and want to look without sending the request
-again. Behind authentication as everything here; somebody else's fence is no fence.
+A client that got `in-doubt` or `in-progress` reads it without sending the request again. The path
+is behind authentication; a fence of another owner does not exist.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from helixqueue.engine import fences
 from helixqueue.errors import HelixError
 from helixqueue.fence.http.asgi import Scope, Send, respond
-from helixqueue.fence.http.problem import FenceProblem
-from helixqueue.fence.http.refusal import problem_of
+from helixqueue.fence.http.problem import FenceProblem, problem_of
+from helixqueue.fence.policy import HTTP_PREFIX
 from helixqueue.fence.receipt import receipt_of
 from helixqueue.identity import PART_SEPARATOR, key_bytes, key_text
 from helixqueue.states import FenceState
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from helixqueue.fence.policy import Policy
     from helixqueue.records.fence import FenceRow
 
-# What the state means for whoever sent the request.
+# What the state means for the client that sent the request.
 MEANS: Final[dict[FenceState, str]] = {
-    FenceState.CLAIMED: "it is being worked on; send the same request again for its answer",
-    FenceState.EFFECT_STARTED: "it is being worked on; send the same request again for its answer",
-    FenceState.SEALED: "it took effect; send the same request again for its answer",
-    FenceState.RELEASED: "it did not take effect; send the same request again to have it done",
-    FenceState.IN_DOUBT: "nobody knows yet whether it took effect; do not send it under a new key",
+    FenceState.CLAIMED: "the request is in progress; send it again for its response",
+    FenceState.EFFECT_STARTED: "the request is in progress; send it again for its response",
+    FenceState.SEALED: "the request took effect; send it again for its response",
+    FenceState.RELEASED: "the request did not take effect; send it again to execute it",
+    FenceState.IN_DOUBT: "the outcome is unknown; do not send the request with a new key",
 }
 
 
-def asked_for(policy: Policy, scope: Scope) -> str | None:
-    """The fence whose state is asked for, if that is what this request does."""
+def requested_fence(policy: Policy, scope: Scope) -> str | None:
+    """The fence whose state is requested; None for any other request."""
     if policy.status_path is None or scope["method"] != "GET":
         return None
     base, _, fence = scope["path"].rpartition("/")
     return fence if base == policy.status_path else None
 
 
-async def tell_state(
-    ours: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope, send: Send
+async def send_state(
+    middleware: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope, send: Send
 ) -> None:
-    found = await _found(ours, owners, fence, scope)
-    if isinstance(found, FenceProblem):
-        await respond(send, *found.response())
+    row = await _read_row(middleware, owners, fence, scope)
+    if isinstance(row, FenceProblem):
+        await respond(send, *row.response())
         return
-    body = json.dumps(state_of(found)).encode()
+    body = json.dumps(state_of(row)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -58,35 +58,33 @@ async def tell_state(
     await respond(send, 200, headers, body)
 
 
-async def _found(
-    ours: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope
+async def _read_row(
+    middleware: IdempotencyMiddleware, owners: Owners, fence: str, scope: Scope
 ) -> FenceRow | FenceProblem:
     owner = await owners.of(scope)
     if owner is None:
         return FenceProblem(
-            "scope-unavailable", "expected to know whose request this is, got nobody"
+            "scope-unavailable", "expected a verified owner of this request, got none"
         )
-    nowhere = FenceProblem(
-        "no-such-fence", "expected a fence of yours, such as an answer has named"
-    )
+    unknown = FenceProblem("no-such-fence", "expected a fence that a response to this client named")
     try:
-        row = await ours.fences.run(fences.find_fence(key_bytes(fence)))
+        row = await middleware.fences.run(fences.find_fence(key_bytes(fence)))
     except ValueError:
-        return nowhere
-    except HelixError as refused:
-        return problem_of(refused, ours.policy)
-    return row if row is not None and _is_owners(row, *owner) else nowhere
+        return unknown
+    except HelixError as error:
+        return problem_of(error, middleware.policy)
+    return row if row is not None and _belongs_to(row, *owner) else unknown
 
 
-def _is_owners(row: FenceRow, tenant: str, principal: str | None) -> bool:
-    if row.tenant != tenant or row.identity is None or not row.name.startswith("http "):
+def _belongs_to(row: FenceRow, tenant: str, principal: str | None) -> bool:
+    if row.tenant != tenant or row.identity is None or not row.name.startswith(HTTP_PREFIX):
         return False
-    *before, _ = row.identity.split(PART_SEPARATOR)
-    return before == ([] if principal is None else [principal])
+    *owner, _ = row.identity.split(PART_SEPARATOR)
+    return owner == ([] if principal is None else [principal])
 
 
 def state_of(row: FenceRow) -> dict[str, Any]:
-    """What its sender may know: nothing of hosts, processes and errors."""
+    """What the sender may know: no hosts, processes or errors."""
     sealed = row.state is FenceState.SEALED
     until = row.answer_until if row.answer_kept else None
     return {

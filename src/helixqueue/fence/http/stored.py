@@ -1,4 +1,4 @@
-"""The answer as it is kept: status, headers that may be repeated, body. Bytes are repeated as is.
+"""A stored response: status, the headers that may be repeated, and the body, byte by byte.
 
 ```
 4 bytes   length of the head, big-endian
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from helixqueue.fence.http.asgi import Header
 
 FORM: Final = "http"
-# What describes the content and where it is. Everything else is about one exchange (dates, cookies,
-# trace ids, hop-by-hop) or about one person.
+# Headers that describe the content and its location. All others belong to one exchange (dates,
+# cookies, trace ids, hop-by-hop) or to one user.
 KEPT: Final = frozenset(
     {b"content-type", b"content-language", b"content-disposition", b"content-encoding",
      b"location", b"etag", b"link"}
@@ -32,12 +32,12 @@ NEVER_KEPT: Final = frozenset(
 )  # fmt: skip
 
 
-class Corrupt(Exception):
-    """Not the bytes of a kept answer."""
+class CorruptResponse(Exception):
+    """Not the bytes of a stored response."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     status: int
     headers: tuple[Header, ...]
     body: bytes
@@ -51,7 +51,7 @@ class Stored:
         body: bytes | None,
         more: Iterable[str] = (),
     ) -> Self:
-        """What may be repeated of an answer; without a body it is kept as omitted."""
+        """The parts of a response that may be repeated; None as body marks it as omitted."""
         allowed = (KEPT | {name.lower().encode() for name in more}) - NEVER_KEPT
         kept = tuple((name.lower(), value) for name, value in headers if name.lower() in allowed)
         return cls(status, kept, body or b"", omitted=body is None)
@@ -69,11 +69,11 @@ class Stored:
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """The answer again; raises `Corrupt`."""
+        """The response; raises `CorruptResponse`."""
         length = int.from_bytes(data[:4], "big")
         try:
             head = json.loads(data[4 : 4 + length])
             headers = tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in head["headers"])
             return cls(int(head["status"]), headers, data[4 + length :], bool(head["omitted"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Corrupt("expected a kept answer, got other bytes") from error
+            raise CorruptResponse("expected a stored response, got other bytes") from error

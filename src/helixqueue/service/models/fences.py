@@ -48,7 +48,11 @@ class ResolveRequest(RequestModel):
     )
     result: Json = Field(None, description="Result for repeats; leave it out if it is unknown.")
     http_status: Annotated[StrictInt, Field(ge=200, le=499)] | None = Field(
-        None, description="Status of the response, if the fence guards a request."
+        None, description="Status of the response, if the fence guards a request; 200 unless set."
+    )
+    correct: StrictBool = Field(
+        default=False,
+        description="Replace an earlier resolution, while it is the last step of the fence.",
     )
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from fastapi import Path, Query
 from helixqueue.engine import fences
 from helixqueue.engine.fences import Times
 from helixqueue.fence.rehearsal import call_of
-from helixqueue.fence.resolution import answer_of
+from helixqueue.fence.resolution import resolved_result
 from helixqueue.identity import canonical_text, key_bytes
 from helixqueue.records.fence import FenceRow
 from helixqueue.service.models import fences as models
@@ -89,8 +89,8 @@ async def resolve(
     """First find out in the other system whether the effect happened.
 
     With `applied` the fence is sealed, and repeats get `result`, or learn that the effect happened.
-    Without, the next call runs the effect. The history of the fence stores the reason and the
-    token's name.
+    Without, the next call runs the effect. With `correct` an earlier resolution is replaced. The
+    history of the fence stores the reason and the token's name.
     """
     request_log.add(fence=fence, reason=body.reason)
     row = await _find(fence, principal)
@@ -101,7 +101,8 @@ async def resolve(
             body.version,
             Times(),
             reason=body.reason,
-            answer=_result(body),
+            result=_result(body, row),
+            correct=body.correct,
         )
     )
     request_log.add(decision="stale" if result.decision == "stale" else "resolved")
@@ -110,7 +111,7 @@ async def resolve(
         raise Problem(
             "not-in-doubt",
             f"the fence is {now.state}, version {now.version}; nothing was changed",
-            expected=f"IN_DOUBT, version {body.version}",
+            expected=f"{_expected_state(body)}, version {body.version}",
             got=f"{now.state}, version {now.version}",
             state=now.state,
             version=now.version,
@@ -145,8 +146,14 @@ async def _find(fence: str, principal: PrincipalDep) -> FenceRow:
     return row
 
 
-def _result(body: ResolveRequest) -> fences.FenceResult | None:
+def _expected_state(body: ResolveRequest) -> str:
+    return "a resolution as the last step" if body.correct else "IN_DOUBT"
+
+
+def _result(body: ResolveRequest, row: FenceRow) -> fences.FenceResult | None:
     if not body.applied:
         return None
     result = canonical_text(body.result) if "result" in body.model_fields_set else None
-    return answer_of(effect=body.effect, result=result, http_status=body.http_status)
+    return resolved_result(
+        row.name, effect=body.effect, result=result, http_status=body.http_status
+    )

@@ -65,10 +65,14 @@ def resolve(
     effect: str | None,
     result: str | None,
     http_status: int | None,
+    correct: bool = False,
 ) -> HttpCall[bool]:
-    """Resolve a fence in doubt; False if it is not in doubt. `result` is JSON text."""
+    """Resolve a fence in doubt; False if it is not in doubt. `result` is JSON text.
+
+    With `correct`, replace an earlier resolution.
+    """
     document = {"reason": reason, "version": version, "applied": applied}
-    more = {"effect": effect, "http_status": http_status}
+    more = {"effect": effect, "http_status": http_status, "correct": correct or None}
     body = to_json(document | {name: value for name, value in more.items() if value is not None})
     if result is not None:
         body = body[:-1] + b',"result":' + result.encode() + b"}"

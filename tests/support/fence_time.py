@@ -49,4 +49,4 @@ class _TimePasses:
         )
 
 
-let_time_pass = _TimePasses()
+expire = _TimePasses()

@@ -9,14 +9,14 @@ from helixqueue.engine import fences
 from helixqueue.engine.fences import FenceLease, FenceResult, Times
 from helixqueue.postgres.database import Database as Store
 from helixqueue.records.lease import Token
-from tests.support.fence_passing import let_time_pass
+from tests.support.fence_time import expire
 from tests.support.lab import POOLED
 
 _numbers = itertools.count(1)
 TIMES = Times(lease=30, quiet=60)
 
 
-class Desk:
+class FenceCaller:
     """One connection that claims one name of its own, so that no test meets another's fences."""
 
     def __init__(self, database, role="pool", tenant="a"):
@@ -58,5 +58,5 @@ class Desk:
         row = self.run(fences.find_fence(held.key))
         return [told.what for told in self.run(fences.fence_history(row.key))]
 
-    def pass_time(self, held, **moments):
-        let_time_pass(self.database, held.key, **moments)
+    def expire(self, held, **moments):
+        expire(self.database, held.key, **moments)

@@ -1,9 +1,9 @@
-"""Makes fenced calls through every door, each in a child that dies where it is told to.
+"""Makes fenced calls on every surface, each in a child process that dies at a failpoint.
 
-    python -m tests.support.fence_victim DSN < cases
+    python -m tests.support.fence_crash_process DSN < cases
 
-A case is a line of JSON, its answer a line with the child's exit code. Children are forked: to
-start Python anew for each would take longer than all the rest.
+A case is a line of JSON; the reply is a line with the exit code of the child. Children are forked,
+because starting Python for each case would dominate the run time.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class Case:
             raise InProgress("in progress", retry_after=1)
 
 
-def perform(case: Case, door: str) -> int:
+def perform(case: Case, surface: str) -> int:
     try:
-        getattr(case, door)()
+        getattr(case, surface)()
     except InDoubt:
         return DOUBTED
     except InProgress:
@@ -156,8 +156,8 @@ def main() -> None:
         told = json.loads(line)
         child = os.fork()
         if child == 0:
-            failpoints._armed = failpoints._read(told["failpoint"])
-            os._exit(perform(Case(sys.argv[1], told), told["door"]))
+            failpoints._armed = failpoints._parse(told["failpoint"])
+            os._exit(perform(Case(sys.argv[1], told), told["surface"]))
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - the answer
 
