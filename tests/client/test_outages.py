@@ -268,23 +268,22 @@ def test_an_async_client_serves_one_event_loop_after_another(database, name):
 
 
 def test_what_an_ended_loop_left_open_is_closed_with_the_client(database, name):
+    # By name: sessions of the test before this one may still be ending.
     def sessions():
         return database.value(
-            "select count(*) from pg_stat_activity where usename = 'pool' and datname = %s",
-            database.name,
+            "select count(*) from pg_stat_activity where application_name = %s", name
         )
 
     async def two_loops():
-        helix = AsyncHelixQueue(database.dsn("pool"), tenant="a")
-        await helix.submit(queue, identity="here", payload={})
-        await asyncio.to_thread(asyncio.run, helix.submit(queue, identity="there", payload={}))
-        assert sessions() == before + 2
-        await helix.close()
+        dsn = f"{database.dsn('pool')}&application_name={name}"
+        async with AsyncHelixQueue(dsn, tenant="a") as helix:
+            await helix.submit(queue, identity="here", payload={})
+            await asyncio.to_thread(asyncio.run, helix.submit(queue, identity="there", payload={}))
+            assert sessions() == 2
 
     queue = Queue(name)
-    before = sessions()
     asyncio.run(two_loops())
-    wait_until(lambda: sessions() == before)
+    wait_until(lambda: sessions() == 0)
 
 
 def in_a_child(work):
