@@ -1,6 +1,6 @@
 """Names and prose follow CONTRIBUTING.md: terms of the field, one name per class, plain English.
 
-Each test reports every finding as `file:line`. `UNCHECKED` lists exceptions.
+Each test reports every finding as `file:line`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "helixqueue"
 
-# Not checked yet.
-UNCHECKED = {"fence"}
 # These run the tests of another module again, over HTTP.
 RERUN = {"client/test_same_over_http.py", "worker/test_failpoints_http.py"}
 UNCHECKED_DOCUMENTS = {
     "docs/benchmarks.md",  # recorded tables
-    "docs/guides/idempotency.md",
-    "docs/idempotency-behaviours.md",
 }
 
 # Metaphors: refused as any word of a name (`bell`, `_bell`, `open_bell`, `BellRinger`).
@@ -65,11 +61,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def _sources(suffix: str) -> list[Path]:
-    return sorted(
-        path
-        for path in SOURCE.rglob(f"*{suffix}")
-        if path.relative_to(SOURCE).parts[0] not in UNCHECKED and path.name != "schema.sql"
-    )
+    return sorted(path for path in SOURCE.rglob(f"*{suffix}") if path.name != "schema.sql")
 
 
 def _documents() -> list[Path]:
