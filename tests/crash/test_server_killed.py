@@ -43,7 +43,7 @@ class Journal:
 
     submitted: list[UUID] = field(default_factory=list)
     decisions: Counter[str] = field(default_factory=Counter)
-    completion: dict[int, str] = field(default_factory=dict)  # batch, result
+    completed: dict[int, str] = field(default_factory=dict)  # batch, result
     answers: Counter[str] = field(default_factory=Counter)
     cut_off: int = 0
 

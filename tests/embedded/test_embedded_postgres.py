@@ -67,7 +67,7 @@ def test_root_refuses_a_directory_of_another_user(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     os.chown(data, 1234, 1234)
-    with pytest.raises(Unavailable, match="belongs to uid 1234: run as that user"):
+    with pytest.raises(Unavailable, match="got uid 1234; run as that user"):
         Postgres(tmp_path).start()
 
 

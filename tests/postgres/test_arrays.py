@@ -48,7 +48,7 @@ def test_no_json_texts_are_an_empty_array(connection):
 
 def test_separator_inside_a_text_does_not_add_an_element():
     assert texts(["a\0b", "c"]) == '{"a\0b","c"}'
-    with pytest.raises(ValueError, match="bare control character"):
+    with pytest.raises(ValueError, match="unescaped control character"):
         json_texts(['{"a":1}\x1e{"b":2}', "{}"])
 
 

@@ -237,9 +237,10 @@ def test_queues_count_no_further_than_their_bound(lab):
 
 
 def test_truncated_count_of_leases_is_marked(lab):
-    """Claims of the last seconds are looked at, newest first, whether their leases have ended."""
+    """A call whose leases were settled one by one is read, newest first, until the look is cut."""
     lab.submit_many(81)
-    lab.complete(*lab.claim(80))
+    for lease in lab.claim(80):
+        lab.complete(lease)
     lab.claim(1)
     [sight] = lab.run(reads.queues(queue=lab.q, bound=4)).rows
     assert (str(sight.running), str(sight.assigned)) == ("1+", "0+")

@@ -95,7 +95,7 @@ def unreached(error: psycopg.Error) -> HelixError:
     if "unsupported startup parameter" in str(error):
         # The text of pgbouncer, which refuses the settings of a session.
         return Refused(
-            f"the DSN leads to a pooler: {_text(error)}; pass `helixq serve --pooled` or "
+            f"the DSN connects through a pooler: {_text(error)}; pass `helixq serve --pooled` or "
             "pooled=True, or use the DSN of the server itself"
         )
     translated = translate(error, sent=False)
