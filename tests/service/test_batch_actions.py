@@ -19,7 +19,7 @@ def decide(http, verb, batch_id, reason="the sample was mixed up"):
 
 
 def test_ledger_stores_reason_and_name_of_an_action(site, lab, batch_id):
-    with site.client("operate", name="ann") as ann:
+    with site.client("operate", "read", name="ann") as ann:
         response = decide(ann, "cancel", batch_id)
         assert response.json() | {"note": None} == {
             "batch_id": batch_id, "answer": "ok", "state": "CANCELLED", "note": None,

@@ -75,7 +75,7 @@ def test_permanent_failure_is_listed_and_shows_its_attempts(site, http, lab):
 
 def test_retried_batch_runs_again_and_leaves_the_list(site, http, lab):
     [batch_id] = fail_batches(lab)
-    with site.client("operate", name=f"ann-{lab.q}") as ann:
+    with site.client("operate", "read", name=f"ann-{lab.q}") as ann:
         assert retry(ann, batch_ids=[batch_id, batch_id]).json() == {
             "answers": [
                 {
@@ -187,6 +187,19 @@ def test_other_tenant_neither_lists_nor_retries_failed_batches(site, http, lab):
             assert (answer["queue"], answer["identity"], answer["revision"]) == (None, None, None)
             assert retry(other, queue=lab.q, dry_run=dry_run).json()["answers"] == []
     assert len(list_failed(http, lab)["batches"]) == 1
+
+
+def test_token_without_read_scope_learns_no_identity_from_actions(site, lab):
+    [batch_id] = fail_batches(lab)
+    with site.client("operate") as operator, site.client("operate", "read") as reader:
+        for client, shown in ((operator, None), (reader, lab.q)):
+            for selection in ({"batch_ids": [batch_id]}, {"queue": lab.q}):
+                [answer] = retry(client, dry_run=True, **selection).json()["answers"]
+                assert (answer["batch_id"], answer["answer"]) == (batch_id, "ok")
+                assert answer["queue"] == shown
+                assert (answer["identity"] is None) is (shown is None)
+        answer = operator.post(f"/v1/batches/{batch_id}/retry", json={"reason": "again"}).json()
+        assert (answer["answer"], answer["identity"]) == ("ok", None)
 
 
 def test_cancel_by_filter_takes_batches_in_one_state(http, lab):

@@ -120,6 +120,11 @@ class Principal:
                 )
 
     @property
+    def reads_batches(self) -> bool:
+        """Whether the token may read batches; without it, actions answer by id alone."""
+        return "read" in self.grant.scopes
+
+    @property
     def sees_payloads(self) -> bool:
         """Whether the token may read payloads, results and the failure details of workers."""
         return "payloads" in self.grant.scopes

@@ -294,8 +294,12 @@ def outcome(row: OutcomeRow, *, values: bool) -> OutcomeResponse:
     return OutcomeResponse(**fields | ({} if values else {"detail": None}))
 
 
-def action(result: ActionResult) -> ActionResponse:
-    return ActionResponse(**asdict(result) | {"identity": identity(result.identity)})
+def action(result: ActionResult, *, with_identity: bool) -> ActionResponse:
+    """The answer; queue, identity and revision only for a token that may read batches."""
+    shown = {"identity": identity(result.identity)}
+    if not with_identity:
+        shown = {"queue": None, "identity": None, "revision": None}
+    return ActionResponse(**asdict(result) | shown)
 
 
 def queue(row: QueueRow, summary: QueueSummary | None = None) -> QueueResponse:

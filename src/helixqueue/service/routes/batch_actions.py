@@ -59,7 +59,7 @@ def _endpoint(name: str) -> Callable[..., Awaitable[responses.ActionResponse]]:
                 state=result.state,
                 note=result.note,
             )
-        return responses.action(result)
+        return responses.action(result, with_identity=principal.reads_batches)
 
     return act
 
@@ -144,5 +144,8 @@ async def _act_on_selection(
     decisions = sorted({result.answer for result in page.rows})
     request_log.add(count=len(page.rows), decision=decisions or None)
     return responses.ActionsResponse(
-        answers=[responses.action(result) for result in page.rows], next=page.next
+        answers=[
+            responses.action(result, with_identity=principal.reads_batches) for result in page.rows
+        ],
+        next=page.next,
     )
