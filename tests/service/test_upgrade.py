@@ -68,7 +68,7 @@ def release(tmp_path_factory):
     """Directory of the next release."""
     source = tmp_path_factory.mktemp("next") / "src"
     shutil.copytree(PACKAGE, source / "helixqueue", ignore=shutil.ignore_patterns("__pycache__"))
-    migrations = source / "helixqueue" / "store" / "migrations"
+    migrations = source / "helixqueue" / "engine" / "migrations"
     (migrations / "colour.sql").write_text(SCHEMA, encoding="utf-8")
     (migrations / "versions" / "r0002_colour.py").write_text(REVISION, encoding="utf-8")
     return source

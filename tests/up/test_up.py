@@ -321,7 +321,7 @@ def test_up_rejects_a_port_in_use_before_starting_servers(tmp_path, monkeypatch,
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
         main(["up", "--port", str(taken.getsockname()[1])])
     assert ended.value.code == Exit.REFUSED
-    assert "name another with --port" in capsys.readouterr().err
+    assert "choose another with --port" in capsys.readouterr().err
     assert not (tmp_path / "helix-data" / "postgres").exists()
 
 
@@ -336,7 +336,7 @@ def test_up_rejects_an_address_of_another_machine(tmp_path, capsys):
     code, said = ended_with(capsys, "--host", "203.0.113.1", "--data", str(tmp_path / "data"))
     assert code == Exit.REFUSED
     assert said.count("\n") == 1
-    assert "203.0.113.1:8080, which is none of this machine; name one with --host" in said
+    assert "203.0.113.1:8080, which this machine does not have; choose one with --host" in said
 
 
 def test_up_listens_on_ipv6():

@@ -203,10 +203,12 @@ def alive(pid):
         return False
 
 
-def test_a_program_that_is_not_there_is_the_systems_fault(helix, database, name):
-    queue = Queue(name, max_attempts=1)
-    one = helix.submit(queue, identity="s", payload={})
-    ran(database, name, "/no/such/program")
+def test_program_that_cannot_be_started_is_a_system_failure(helix, database, name, tmp_path):
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n", encoding="utf-8")
+    script.chmod(0o755)
+    submitted = helix.submit(Queue(name, max_attempts=1), identity="s", payload={})
+    ran(database, name, str(script))
     with pytest.raises(NoResult) as ended:
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
     assert ended.value.failure == "system"
