@@ -331,7 +331,11 @@ EDITS = {
     ),
     "an arrow of fences was added": (
         {"fence_arrows_edited"},
-        "insert into helix.fence_arrow values ('SEALED', 'RELEASED')",
+        "insert into helix.fence_arrow values ('SEALED', 'IN_DOUBT')",
+    ),
+    "a correction of fences became an ordinary arrow": (
+        {"fence_arrows_edited"},
+        "update helix.fence_arrow set correction = false where from_state = 'SEALED'",
     ),
     "the name of a fence was edited": (
         {"fence_key_not_derived"},

@@ -233,8 +233,10 @@ begin
 end
 $$;
 
+-- A new fence writes its event in the statement that inserts it.
 create trigger record after insert on helix.fence
   referencing new table as arrived for each statement execute function helix.record_fence_step();
+-- Every change of a fence writes its event too; one trigger cannot have both events and a transition table.
 create trigger record_update after update on helix.fence
   referencing new table as arrived for each statement execute function helix.record_fence_step();
 
