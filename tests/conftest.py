@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import pytest
 
 from helixqueue.embedded import Postgres
 from helixqueue.engine.migrate import migrate
+from helixqueue.engine.tokens import SERVICE_ROLES
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
 from tests.support.database import Database, copy_of
@@ -82,7 +84,9 @@ def template(server: Postgres) -> str:
     database = Database(server, "helix_template")
     migrate(database.dsn("helix_migrator"))
     with psycopg.connect(database.dsn("helix_bootstrap")) as connection:
-        connection.execute("grant helix_client to pool, app_a, app_b, service, stranger")
+        # With the right to act for others: tests name actors.
+        roles = ", ".join(SERVICE_ROLES)
+        connection.execute(f"grant {roles}, helix_intake to pool, app_a, app_b, service, stranger")
         connection.execute("grant helix_operator to operator")
         for role, tenant in BINDINGS.items():
             connection.execute(
@@ -125,6 +129,23 @@ def busy_template(server: Postgres, template: str) -> Iterator[str]:
 def busy(server: Postgres, busy_template: str, pooler: Pooler | None) -> Iterator[Database]:
     with copy_of(busy_template, server, f"helix_busy_{next(_numbers)}", pooler) as database:
         yield database
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what commands and services that run in the test process change of logging."""
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("helixqueue", "httpx"))]
+    before = [(logger, logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, propagate, handlers in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.handlers[:] = [
+            handler
+            for handler in logger.handlers
+            # pytest removes its own.
+            if handler in handlers or type(handler).__module__.startswith("_pytest")
+        ]
 
 
 @pytest.fixture

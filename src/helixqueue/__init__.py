@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     )
     from helixqueue.queues import Queue
     from helixqueue.records.lease import Settlement
-    from helixqueue.records.submission import Accepted, Receipt, Submission, Submitted
+    from helixqueue.records.ledger import Appended, NewEvent
+    from helixqueue.records.machine import Machine
+    from helixqueue.records.submission import (
+        Accepted,
+        Receipt,
+        Source,
+        Submission,
+        Submitted,
+    )
     from helixqueue.states import State
     from helixqueue.worker.lease import AsyncLease, Lease
 
@@ -44,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accepted",
+    "Appended",
     "AsyncHelixClient",
     "AsyncHelixQueue",
     "AsyncLease",
@@ -59,6 +68,8 @@ __all__ = [
     "InvalidPayload",
     "Lease",
     "LeaseLost",
+    "Machine",
+    "NewEvent",
     "NoResult",
     "NotInTransaction",
     "NotInstalled",
@@ -72,6 +83,7 @@ __all__ = [
     "Retryable",
     "SchemaMismatch",
     "Settlement",
+    "Source",
     "State",
     "Submission",
     "Submitted",
@@ -82,15 +94,19 @@ __all__ = [
 # Where each name lives, unless it is an error.
 _HOMES = {
     "Accepted": "helixqueue.records.submission",
+    "Appended": "helixqueue.records.ledger",
     "AsyncHelixClient": "helixqueue.client.http_async",
     "AsyncHelixQueue": "helixqueue.client.asynchronous",
     "AsyncLease": "helixqueue.worker.lease",
     "HelixClient": "helixqueue.client.http",
     "HelixQueue": "helixqueue.client.sync",
     "Lease": "helixqueue.worker.lease",
+    "Machine": "helixqueue.records.machine",
+    "NewEvent": "helixqueue.records.ledger",
     "Queue": "helixqueue.queues",
     "Receipt": "helixqueue.records.submission",
     "Settlement": "helixqueue.records.lease",
+    "Source": "helixqueue.records.submission",
     "State": "helixqueue.states",
     "Submission": "helixqueue.records.submission",
     "Submitted": "helixqueue.records.submission",

@@ -47,6 +47,22 @@ FENCE_POINTS = (
     "fence.doubt.before",  # the effect raised an error; its outcome is unknown
     "fence.doubt.after",
 )
+# The points of a consumer of a feed.
+FEED_POINTS = (
+    "feed.taken",  # the transaction has taken events; the consumer has not seen them
+    "feed.effect",  # the effect is written, not committed
+    "feed.committed",
+)
+# The points of an intake.
+INTAKE_POINTS = (
+    "intake.read",  # entries are read from the stream and pending
+    "intake.write",  # parsed; no transaction has begun
+    "intake.commit",  # everything is written, nothing is committed
+    "intake.committed",  # committed, not acknowledged
+    "intake.ack",  # about to acknowledge
+    "intake.acked",
+)
+_ALL_POINTS = frozenset(POINTS + FENCE_POINTS + FEED_POINTS + INTAKE_POINTS)
 _HOLD_POLL_SECONDS = 0.01
 
 
@@ -57,7 +73,7 @@ def _parse(text: str | None) -> dict[str, tuple[str, int]] | None:
     for part in text.split(","):
         name, _, rest = part.strip().partition("=")
         action, _, nth = rest.partition("@")
-        if name not in POINTS + FENCE_POINTS or action not in {"kill", "stop", "raise", "hold"}:
+        if name not in _ALL_POINTS or action not in {"kill", "stop", "raise", "hold"}:
             raise ValueError(f"HELIX_FAILPOINTS: expected POINT=ACTION[@N], got {part!r}")
         armed[name] = (action, int(nth or 1))
     return armed

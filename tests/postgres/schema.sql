@@ -21,6 +21,13 @@ ALTER SCHEMA helix_migration OWNER TO helix_owner;
 
 COMMENT ON SCHEMA helix_migration IS 'HelixQueue: which revision of schema helix this database has.';
 
+-- Name: actor_name; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.actor_name AS text
+	CONSTRAINT actor_name_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 320)));
+
+ALTER DOMAIN helix.actor_name OWNER TO helix_owner;
+
 -- Name: state; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.state AS ENUM (
@@ -47,6 +54,21 @@ CREATE TYPE helix.answer AS (
 
 ALTER TYPE helix.answer OWNER TO helix_owner;
 
+-- Name: appended; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.appended AS (
+	place integer,
+	decision text,
+	key bytea,
+	version integer,
+	state text,
+	seq bigint,
+	rules text[],
+	payload text
+);
+
+ALTER TYPE helix.appended OWNER TO helix_owner;
+
 -- Name: cause; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.cause AS ENUM (
@@ -71,6 +93,21 @@ CREATE TYPE helix.choice AS (
 );
 
 ALTER TYPE helix.choice OWNER TO helix_owner;
+
+-- Name: chosen; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.chosen AS (
+	batch bigint,
+	tuple tid,
+	lane integer,
+	turn bigint,
+	queue integer,
+	lease_seconds real,
+	plain boolean,
+	stale boolean
+);
+
+ALTER TYPE helix.chosen OWNER TO helix_owner;
 
 -- Name: document; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
@@ -97,12 +134,45 @@ CREATE DOMAIN helix.effect_id AS text
 
 ALTER DOMAIN helix.effect_id OWNER TO helix_owner;
 
+-- Name: event_kind; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.event_kind AS text
+	CONSTRAINT event_kind_check CHECK ((VALUE ~ '^[A-Za-z][A-Za-z0-9_.-]{0,62}$'::text));
+
+ALTER DOMAIN helix.event_kind OWNER TO helix_owner;
+
+-- Name: event_seq; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.event_seq AS bigint
+	CONSTRAINT event_seq_check CHECK ((VALUE >= 1));
+
+ALTER DOMAIN helix.event_seq OWNER TO helix_owner;
+
 -- Name: evidence; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.evidence AS bytea
 	CONSTRAINT evidence_check CHECK ((octet_length(VALUE) <= 65536));
 
 ALTER DOMAIN helix.evidence OWNER TO helix_owner;
+
+-- Name: feed_event; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.feed_event AS (
+	xid bigint,
+	number bigint,
+	version integer,
+	key text,
+	entity text,
+	seq bigint,
+	kind text,
+	payload text,
+	node text,
+	actor text,
+	at timestamp with time zone,
+	violations text[]
+);
+
+ALTER TYPE helix.feed_event OWNER TO helix_owner;
 
 -- Name: fence_decision_kind; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -242,6 +312,13 @@ CREATE DOMAIN helix.lease_seconds AS real
 
 ALTER DOMAIN helix.lease_seconds OWNER TO helix_owner;
 
+-- Name: ledger_name; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.ledger_name AS text
+	CONSTRAINT ledger_name_check CHECK ((VALUE ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text));
+
+ALTER DOMAIN helix.ledger_name OWNER TO helix_owner;
+
 -- Name: limit_key; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.limit_key AS text
@@ -344,6 +421,20 @@ CREATE TYPE helix.resources AS (
 
 ALTER TYPE helix.resources OWNER TO helix_owner;
 
+-- Name: seal_page; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.seal_page AS (
+	kind text,
+	first text,
+	last text,
+	rows integer,
+	digest bytea,
+	marks bytea,
+	asked bytea
+);
+
+ALTER TYPE helix.seal_page OWNER TO helix_owner;
+
 -- Name: sha256; Type: DOMAIN; Schema: helix; Owner: helix_owner
 
 CREATE DOMAIN helix.sha256 AS bytea
@@ -357,6 +448,20 @@ CREATE DOMAIN helix.short_text AS text
 	CONSTRAINT short_text_check CHECK ((octet_length(VALUE) <= 255));
 
 ALTER DOMAIN helix.short_text OWNER TO helix_owner;
+
+-- Name: source_kind; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.source_kind AS text
+	CONSTRAINT source_kind_check CHECK ((VALUE ~ '^[a-z][a-z0-9-]{0,30}$'::text));
+
+ALTER DOMAIN helix.source_kind OWNER TO helix_owner;
+
+-- Name: source_text; Type: DOMAIN; Schema: helix; Owner: helix_owner
+
+CREATE DOMAIN helix.source_text AS text
+	CONSTRAINT source_text_check CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
+
+ALTER DOMAIN helix.source_text OWNER TO helix_owner;
 
 -- Name: submitted; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -416,6 +521,65 @@ $$;
 
 ALTER FUNCTION helix.activate_lanes(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: actor_of(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.actor_of(p_actor text) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select case when p_actor is null or p_actor = session_user then session_user::text
+              when pg_has_role(session_user, 'helix_delegate', 'member')
+                   or pg_has_role(session_user, 'helix_operator', 'member')
+                   or starts_with(p_actor, session_user || '/') then p_actor
+              else session_user || '/' || p_actor end
+$$;
+
+ALTER FUNCTION helix.actor_of(p_actor text) OWNER TO helix_engine;
+
+-- Name: advance_feed_v1(text, text, bigint, bigint, integer, bigint, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  update helix.feed f
+  set xid = p_to_xid, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
+      delivered = f.delivered + p_count
+  where f.tenant = p_tenant and f.name = p_feed and not f.paused
+    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
+    and (p_to_xid, p_to_number, p_to_version) > (p_xid, p_number, p_version);
+  return found;
+end
+$$;
+
+ALTER FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) OWNER TO helix_engine;
+
+-- Name: all_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.all_metrics(p_limit integer) RETURNS TABLE(tenant text, name text, queue text, label text, value double precision)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_scope text := current_setting('helix.scope', true);
+begin
+  if not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*') then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('expected a role that acts for all tenants, got %s', session_user),
+      hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
+  end if;
+  perform set_config('helix.scope', '*', true);
+  return query
+    select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+  perform set_config('helix.scope', coalesce(v_scope, ''), true);
+end
+$$;
+
+ALTER FUNCTION helix.all_metrics(p_limit integer) OWNER TO helix_engine;
+
 -- Name: answer_by_id(uuid[], bigint[], helix.state, helix.reason, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) RETURNS SETOF helix.verdict
@@ -444,32 +608,46 @@ $$;
 
 ALTER FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) OWNER TO helix_engine;
 
--- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: answer_repeats(text, text, text, bytea[], integer[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[], text, integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) RETURNS SETOF helix.submitted
+CREATE FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) RETURNS SETOF helix.submitted
     LANGUAGE plpgsql
     AS $$
+declare
+  v_sees boolean := helix.sees_payloads();
 begin
   return query
-    with known as materialized (
+    with repeated as materialized (
       select a.place::integer, b.key, b.id as batch, b.fingerprint, b.payload, b.priority, b.run_at,
              b.expires_at, b.limit_key, b.class, b.state as retired_as,
              case when b.key is null then 'refused'
                   when b.fingerprint = helix.fingerprint(s, p_payload[a.place]) then 'duplicate'
                   else 'conflict' end as decision,
-             case when a.key is null then 'no identity, and the queue refuses unknown work'
+             case when a.place = any (p_reused) then 'its source stands for another submission'
+                  when a.key is null then 'no identity, and the queue refuses unknown work'
                   when b.key is null then p_why end as note
       from unnest(p_key) with ordinality as a (key, place)
       left join (select * from helix.batch b where b.key = any (p_key)) b on b.key = a.key
       left join helix.secret s on s.id = b.secret
       where a.place <> all (p_made)
     ),
+    -- The first conflict has its stored payload, and the next ones as long as all are within one mebibyte: a
+    -- thousand small submissions must not read a gigabyte.
+    known as materialized (
+      select r.*, r.decision = 'conflict' and (
+               row_number() over by_decision = 1
+               or sum(coalesce(octet_length(r.payload::text), 0)) over by_decision <= 1024 * 1024) as is_compared
+      from repeated r
+      window by_decision as (partition by r.decision order by r.place)
+    ),
     noted as (
       insert into helix.decision (tenant, queue, kind, batch, actor, detail)
       select p_tenant, p_queue, k.decision, k.batch, p_actor, k.note from known k
     )
     select k.place, k.decision, k.key, k.fingerprint::bytea, coalesce(w.state, k.retired_as),
-           case k.decision when 'conflict' then k.payload::text end, k.note,
+           case when k.is_compared and v_sees then k.payload::text end,
+           coalesce(k.note, case when k.decision = 'conflict' and v_sees and not k.is_compared then
+             'not compared: the stored payloads of this call are too large; submit it alone' end),
            case k.decision when 'duplicate' then array_remove(array[
              case when k.priority <> coalesce(p_priority[k.place], 5) then 'priority' end,
              case when k.run_at is distinct from p_run_at[k.place] then 'run_at' end,
@@ -482,7 +660,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) OWNER TO helix_engine;
+ALTER FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) OWNER TO helix_engine;
 
 -- Name: answer_rest(text, text, bigint[], bigint[], integer[], bigint[], bigint[], helix.reason[], bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -552,9 +730,8 @@ begin
     select distinct on (j.batch, j.number, j.epoch)
            j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           format('token %s is stale: the batch is %s%s', j.number, j.state_now,
-                  case when j.owner is null then ''
-                       else format('; %s had it next, under %s', j.owner, j.owner_number) end)
+           format('the token is stale: the batch is %s%s', j.state_now,
+                  case when j.owner is null then '' else format('; %s had it next', j.owner) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update
@@ -569,6 +746,182 @@ $$;
 
 ALTER FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) OWNER TO helix_engine;
 
+-- Name: ledger; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.ledger (
+    id integer NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    name helix.ledger_name NOT NULL,
+    machine jsonb NOT NULL,
+    initial text[] NOT NULL,
+    is_strict boolean NOT NULL,
+    bound boolean NOT NULL,
+    ignored text[] NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    CONSTRAINT ledger_machine_check CHECK ((jsonb_typeof(machine) = 'object'::text))
+);
+
+ALTER TABLE ONLY helix.ledger FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.ledger OWNER TO helix_owner;
+
+-- Name: append_round(helix.ledger, text, bigint[], text[], bigint[], text[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) RETURNS SETOF helix.appended
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_secret  helix.secret;
+  v_now     timestamptz := clock_timestamp();
+  v_xid     bigint := pg_current_xact_id()::text::bigint;
+  v_answers helix.appended[];
+begin
+  select * into v_secret from helix.secret s order by s.id desc limit 1;
+  while p_place <> '{}' loop
+    with sent as materialized (
+      select u.*,
+             case when p_ledger.ignored = '{}' then u.payload
+                  else helix.compared(u.payload, p_ledger.ignored) end as compared,
+             case when p_ledger.bound then sha256(convert_to(u.payload, 'UTF8')) else '' end as bound
+      from unnest(p_place, p_entity, p_seq, p_kind, p_payload, p_node)
+        as u (place, entity, seq, kind, payload, node)
+    ),
+    -- Each event beside the last one of its entity, the one with the greatest seq, and the known one.
+    seen as materialized (
+      select s.*, helix.event_key(p_ledger.tenant, p_ledger.name, s.entity, s.seq, s.kind, s.bound) as key,
+             sha256(v_secret.outer_pad
+                    || sha256(v_secret.inner_pad || convert_to(s.compared, 'UTF8'))) as print,
+             coalesce(last.version, 0) + 1 as next, last.hash as before,
+             greatest(v_xid, last.feed_xid) as feed_xid, coalesce(top.kind, last.kind) as state,
+             coalesce(top.seq, last.seq) as reached, known.version as known_version,
+             known.payload as known_payload, known.print = known_print.print as is_same
+      from sent s
+      left join lateral (
+        select e.version, e.hash, e.feed_xid, e.kind, e.seq from helix.ledger_event e
+        where e.ledger = p_ledger.id and e.entity = s.entity order by e.version desc limit 1) last on true
+      left join lateral (   -- In a strict ledger the last event has the greatest seq.
+        select e.kind, e.seq from helix.ledger_event e
+        where not p_ledger.is_strict and e.ledger = p_ledger.id and e.entity = s.entity
+        order by e.seq desc, e.version desc limit 1) top on true
+      left join lateral (
+        select e.version, e.payload::text as payload, e.secret, e.fingerprint as print
+        from helix.ledger_event e
+        where e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
+          and e.bound = s.bound limit 1) known on true
+      left join lateral (
+        select helix.fingerprint(k, s.compared) as print from helix.secret k
+        where k.id = known.secret) known_print on true
+    ),
+    decided as materialized (
+      select s.*, r.rules,
+             case when s.is_same then 'duplicate' when s.known_version is not null then 'conflict'
+                  -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
+                  when r.rules is null or not p_ledger.is_strict and r.rules[1] <> 'kind' then 'written'
+                  else 'illegal' end as decision
+      from seen s
+      cross join lateral (
+        select nullif(array_remove(array[
+          case when not p_ledger.machine ? s.kind then 'kind' end,
+          case when s.seq > coalesce(s.reached, 0) + 1 then 'gap' when s.seq <= s.reached then 'seq' end,
+          case when s.state is null and s.kind <> all (p_ledger.initial) then 'initial'
+               when s.state is null or s.seq <= s.reached then null
+               when p_ledger.machine -> s.state = '[]' then 'terminal'
+               when not p_ledger.machine -> s.state ? s.kind then 'arrow' end], null), '{}') as rules
+        where s.known_version is null
+        union all
+        select null where s.known_version is not null) r
+    ),
+    written as (
+      insert into helix.ledger_event as e (
+        seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+        fingerprint, hash, node, actor, violations, payload)
+      select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+             p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
+             helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
+                              d.node, p_actor, d.rules, d.payload::json),
+             d.node, p_actor, d.rules, d.payload::json
+      from decided d where d.decision = 'written'
+      order by d.entity
+      on conflict do nothing
+      returning e.entity::text as entity, e.version
+    )
+    select array_agg((
+             d.place::integer, case when d.decision = 'written' and w.entity is null then 'again' else d.decision end,
+             d.key, coalesce(w.version, d.known_version),
+             case when w.entity is not null and d.seq >= coalesce(d.reached, 0) then d.kind else d.state end,
+             greatest(d.reached, case when w.entity is not null then d.seq end), d.rules,
+             case d.decision when 'conflict' then d.known_payload end)::helix.appended)
+    into v_answers
+    from decided d left join written w on w.entity = d.entity;
+    return query select * from unnest(v_answers) a where a.decision <> 'again';
+    -- What another transaction got the version of.
+    select coalesce(array_agg(u.place), '{}'), array_agg(u.entity), array_agg(u.seq), array_agg(u.kind),
+           array_agg(u.payload), array_agg(u.node)
+    into p_place, p_entity, p_seq, p_kind, p_payload, p_node
+    from unnest(p_place, p_entity, p_seq, p_kind, p_payload, p_node)
+      as u (place, entity, seq, kind, payload, node)
+    where u.place in (select a.place from unnest(v_answers) a where a.decision = 'again');
+  end loop;
+end
+$$;
+
+ALTER FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) OWNER TO helix_engine;
+
+-- Name: append_v1(text, text, text, text[], bigint[], text[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) RETURNS SETOF helix.appended
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_nestloop TO 'off'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_ledger helix.ledger;
+  v_round  record;
+  -- A variable, because the collation of session_user would otherwise apply inside append_round, where the
+  -- indexes do not have it.
+  v_actor  text := helix.actor_of(p_actor);
+begin
+  perform helix.demand_parallel(cardinality(p_entity), helix.shape(p_entity), helix.shape(p_seq),
+                                helix.shape(p_kind), helix.shape(p_payload), helix.shape(p_node));
+  perform helix.enter_for(p_tenant);
+  select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger;
+  if not found or not helix.ledger_is_unique() then
+    return query
+      select n, case when v_ledger.id is null then 'refused' else 'undecided' end, null::bytea, null::integer,
+             null::text, null::bigint,
+             array[case when v_ledger.id is null then format('tenant %s has no ledger %s', p_tenant, p_ledger)
+                        else 'a unique constraint of helix.ledger_event is missing or invalid' end],
+             null::text
+      from generate_series(1, cardinality(p_entity)) n;
+    return;
+  end if;
+  perform helix.current_epoch();   -- After a failover the sequence moves ahead first.
+  if cardinality(p_entity) = 1 then
+    return query select * from helix.append_round(v_ledger, v_actor, '{1}', p_entity, p_seq, p_kind, p_payload,
+                                                  p_node);
+    return;
+  end if;
+  for v_round in
+    select r.round, array_agg(r.place order by r.entity) as place, array_agg(r.entity order by r.entity) as entity,
+           array_agg(r.seq order by r.entity) as seq, array_agg(r.kind order by r.entity) as kind,
+           array_agg(r.payload order by r.entity) as payload, array_agg(r.node order by r.entity) as node
+    from (select u.*, row_number() over (partition by u.entity order by u.place) as round
+          from unnest(p_entity, p_seq, p_kind, p_payload, p_node) with ordinality
+            as u (entity, seq, kind, payload, node, place)) r
+    group by r.round order by r.round
+  loop
+    return query select * from helix.append_round(v_ledger, v_actor, v_round.place, v_round.entity, v_round.seq,
+                                                  v_round.kind, v_round.payload, v_round.node);
+  end loop;
+end
+$$;
+
+ALTER FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) OWNER TO helix_engine;
+
 -- Name: archive(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.archive(p_limit integer) RETURNS integer
@@ -576,6 +929,7 @@ CREATE FUNCTION helix.archive(p_limit integer) RETURNS integer
     AS $$
 declare
   v_from  bigint := (select d.mark from helix.duty d where d.duty = 'archive');
+  v_read  bigint := helix.follow_ledger();   -- the counters have read the transactions below
   v_to    bigint;
   v_count integer;
 begin
@@ -583,7 +937,7 @@ begin
   from (select e.id from helix.entry e where e.id > v_from order by e.id limit p_limit * 10) e;
   update helix.entry e
   set batch = null, queue = null, version = null, attempt = null, before = null, content = null
-  where e.id > v_from and e.id <= v_to and e.batch is not null
+  where e.id > v_from and e.id <= v_to and e.batch is not null and e.xid < v_read
     and not exists (select from unnest(e.batch) as u (batch)
                     join helix.work w on w.batch = u.batch)
     and not exists (select from unnest(e.batch) as u (batch)
@@ -595,6 +949,54 @@ end
 $$;
 
 ALTER FUNCTION helix.archive(p_limit integer) OWNER TO helix_engine;
+
+-- Name: batch; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.batch (
+    id bigint NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    run bigint,
+    run_at helix.moment,
+    expires_at helix.moment,
+    queue integer NOT NULL,
+    class integer NOT NULL,
+    secret smallint NOT NULL,
+    priority helix.priority NOT NULL,
+    retired_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    entry bigint,
+    version integer,
+    state helix.state,
+    attempt smallint,
+    key helix.key NOT NULL,
+    fingerprint helix.sha256 NOT NULL,
+    actor text NOT NULL,
+    revision helix.revision_text DEFAULT ''::text NOT NULL,
+    identity helix.identity_text,
+    raw text,
+    limit_key helix.limit_key,
+    payload helix.document,
+    tombstone helix.sha256,
+    CONSTRAINT batch_identity_assigned CHECK (unicode_assigned((identity)::text))
+);
+
+ALTER TABLE ONLY helix.batch FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.batch OWNER TO helix_owner;
+
+-- Name: asked_bytes(helix.batch); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.asked_bytes(p_batch helix.batch) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select p_batch.key || p_batch.fingerprint || timestamptz_send(p_batch.created_at)
+         || convert_to(concat_ws('>', p_batch.id, p_batch.queue, p_batch.class, p_batch.secret, p_batch.priority,
+              coalesce(p_batch.run::text, ''), coalesce(extract(epoch from p_batch.run_at)::text, ''),
+              coalesce(extract(epoch from p_batch.expires_at)::text, ''), octet_length(p_batch.actor),
+              p_batch.actor), 'UTF8')
+$$;
+
+ALTER FUNCTION helix.asked_bytes(p_batch helix.batch) OWNER TO helix_engine;
 
 -- Name: assume_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -613,6 +1015,142 @@ end
 $$;
 
 ALTER FUNCTION helix.assume_v1(p_hash bytea) OWNER TO helix_engine;
+
+-- Name: audit_present(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.audit_present() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform set_config('helix.scope', '*', true);
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  select coalesce(r.key ->> 'tenant', '*'), r.name, 'audit', session_user,
+         jsonb_build_object('key', r.key, 'digest', r.digest)::text
+  from helix.audited_rows() r;
+end
+$$;
+
+ALTER FUNCTION helix.audit_present() OWNER TO helix_engine;
+
+-- Name: audit_row(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.audit_row() RETURNS trigger
+    LANGUAGE plpgsql
+    SET "TimeZone" TO 'UTC'
+    SET bytea_output TO 'hex'
+    AS $$
+declare
+  v_scope   text := current_setting('helix.scope', true);
+  v_row     jsonb := case tg_op when 'DELETE' then to_jsonb(old) else to_jsonb(new) end;
+  v_columns text[] := string_to_array(tg_argv[1], ',');
+begin
+  if tg_op = 'UPDATE' and helix.audited(to_jsonb(old), v_columns) = helix.audited(v_row, v_columns) then
+    return null;
+  end if;
+  -- The record may belong to no tenant, and row-level security restricts the caller to its own.
+  perform set_config('helix.scope', '*', true);
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (coalesce(v_row ->> 'tenant', '*'), tg_table_name, 'audit', session_user,
+          jsonb_build_object(
+            'key', helix.audited(v_row, string_to_array(tg_argv[0], ',')),
+            'digest', case when tg_op <> 'DELETE'
+                           then encode(helix.row_hash(helix.audited(v_row, v_columns)), 'hex') end)::text);
+  perform set_config('helix.scope', coalesce(v_scope, ''), true);
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.audit_row() OWNER TO helix_engine;
+
+-- Name: audit_rows(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.audit_rows(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_seqscan TO 'on'
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_mark  bigint := (select d.mark from helix.duty d where d.duty = 'audit');
+  v_rows  integer := greatest(20000, (select c.reltuples / 1000 from pg_class c
+                                      where c.oid = 'helix.work'::regclass)::integer);
+  v_last  bigint;
+  v_found integer;
+begin
+  select max(r.batch) into v_last
+  from (select w.batch from helix.work w where w.batch > v_mark order by w.batch limit v_rows) r;
+  v_found := helix.record_findings(helix.find_in_rows(v_mark, v_last));
+  update helix.duty d
+  set mark = case when exists (select from helix.work w where w.batch > v_last) then v_last else 0 end
+  where d.duty = 'audit';
+  perform helix.measure_findings();
+  return least(v_found, p_limit - 1);
+end
+$$;
+
+ALTER FUNCTION helix.audit_rows(p_limit integer) OWNER TO helix_engine;
+
+-- Name: audit_table(regclass, name[], name[]); Type: FUNCTION; Schema: helix; Owner: helix_owner
+
+CREATE FUNCTION helix.audit_table(p_table regclass, p_key name[], p_columns name[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  execute format('create trigger audit after insert or delete or update of %s on %s '
+                 'for each row execute function helix.audit_row(%L, %L)',
+                 (select string_agg(format('%I', c.name), ', ') from unnest(p_columns) as c (name)), p_table,
+                 array_to_string(p_key, ','), array_to_string(p_columns, ','));
+  execute format('alter table %s enable always trigger audit', p_table);
+end
+$$;
+
+ALTER FUNCTION helix.audit_table(p_table regclass, p_key name[], p_columns name[]) OWNER TO helix_owner;
+
+-- Name: audited(jsonb, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.audited(p_row jsonb, p_columns text[]) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select coalesce(jsonb_object_agg(c.name, p_row -> c.name), '{}') from unnest(p_columns) as c (name)
+$$;
+
+ALTER FUNCTION helix.audited(p_row jsonb, p_columns text[]) OWNER TO helix_engine;
+
+-- Name: audited_rows(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.audited_rows() RETURNS TABLE(name text, key jsonb, digest text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET bytea_output TO 'hex'
+    AS $$
+declare
+  v_trigger record;
+begin
+  perform helix.enter();
+  if not pg_has_role(session_user, 'helix_operator', 'member') then
+    return;
+  end if;
+  for v_trigger in
+    select c.relname::text as name, c.oid::regclass as place,
+           string_to_array(encode(g.tgargs, 'escape'), '\000') as arguments
+    from pg_trigger g join pg_class c on c.oid = g.tgrelid
+    where g.tgname = 'audit' and c.relnamespace = 'helix'::regnamespace
+    order by c.relname
+  loop
+    return query execute format(
+      'select %L::text, helix.audited(to_jsonb(r), %L::text[]), '
+      'encode(helix.row_hash(helix.audited(to_jsonb(r), %L::text[])), ''hex'') from %s r',
+      v_trigger.name, string_to_array(v_trigger.arguments[1], ','),
+      string_to_array(v_trigger.arguments[2], ','), v_trigger.place);
+  end loop;
+end
+$$;
+
+ALTER FUNCTION helix.audited_rows() OWNER TO helix_engine;
 
 -- Name: authenticate_v1(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -721,7 +1259,7 @@ CREATE FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry
     SET jit TO 'off'
     AS $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
 begin
   perform helix.enter();
@@ -730,6 +1268,7 @@ begin
                   where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
   if not p_dry_run then
     perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+    perform helix.link_fence(v_held);
   end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'CANCELLED', null, null);
 end
@@ -775,10 +1314,11 @@ CREATE FUNCTION helix.check_move() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 begin
-  if (new.batch, new.version, new.state, new.entry, new.attempt, new.reason, new.late, new.actor,
-      new.changed_at, new.queue, new.bytes)
-     = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
-        old.changed_at, old.queue, old.bytes)
+  if not new.step
+     and (new.batch, new.version, new.state, new.entry, new.attempt, new.reason, new.late, new.actor,
+          new.changed_at, new.queue, new.bytes)
+         = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
+            old.changed_at, old.queue, old.bytes)
      and (new.before, new.came_from, new.number, new.nonce, new.epoch, new.lease_seconds, new.content,
           new.limit_key, new.expires_at)
          is not distinct from
@@ -896,37 +1436,52 @@ $$;
 
 ALTER FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
--- Name: choose_one(text[], helix.resources, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: choose_one(text[], integer, helix.resources, integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.choice
+CREATE FUNCTION helix.choose_one(p_queues text[], p_mine integer, p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) RETURNS helix.chosen
     LANGUAGE plpgsql
     AS $$
 declare
-  v_one record;
+  v_one helix.chosen;
 begin
-  select r.batch, r.ctid as tuple, f.id as lane, r.turn, r.queue, r.bytes, q.lease_seconds,
-         helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain,
-         f.served_at < clock_timestamp() - interval '1 s' as stale
-  into v_one
-  from (select l.id, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
-        order by l.priority + random() offset 0) f
-  cross join lateral (
-    select n.batch, n.ctid, n.turn, n.bytes, n.queue, n.limit_key, n.expires_at from helix.work n
-    where n.pending and n.lane = f.id
-      and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
-                               helix.hinted(p_hint_batch, p_hint_lane, f.id))
-    order by n.turn, n.batch limit 1 for update skip locked) r
-  cross join lateral (select s.lease_seconds, s.paused from helix.queue s
-                      where s.id = r.queue offset 0) q
-  limit 1;
-  return case when v_one.batch is null then ('{}', '{}', '{}', '{}', '{}', '{}', '{}', false)::helix.choice
-              when v_one.plain then (array[v_one.batch], array[v_one.tuple], array[v_one.lane],
-                                     array[v_one.turn], array[v_one.queue], array[v_one.bytes],
-                                     array[v_one.lease_seconds], v_one.stale)::helix.choice end;
+  if p_mine is null then
+    select r.batch, r.ctid, f.id, r.turn, r.queue, q.lease_seconds,
+           helix.is_plain(r.limit_key, r.expires_at, q.paused),
+           f.served_at < clock_timestamp() - interval '1 s'
+    into v_one
+    from (select l.id, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
+          order by l.priority + random() offset 0) f
+    cross join lateral (
+      select n.batch, n.ctid, n.turn, n.queue, n.limit_key, n.expires_at from helix.work n
+      where n.pending and n.lane = f.id
+        and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
+                                 helix.hinted(p_hint_batch, p_hint_lane, f.id))
+      order by n.turn, n.batch limit 1 for update skip locked) r
+    cross join lateral (select s.lease_seconds, s.paused from helix.queue s
+                        where s.id = r.queue offset 0) q
+    limit 1;
+  else
+    select r.batch, r.ctid, f.id, r.turn, p_mine, q.lease_seconds,
+           helix.is_plain(r.limit_key, r.expires_at, q.paused),
+           f.served_at < clock_timestamp() - interval '1 s'
+    into v_one
+    from (select l.id, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
+          order by l.priority + random() offset 0) f
+    cross join lateral (
+      select n.batch, n.ctid, n.turn, n.limit_key, n.expires_at from helix.work n
+      where n.pending and n.queue = p_mine and n.lane = f.id
+        and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
+                                 helix.hinted(p_hint_batch, p_hint_lane, f.id))
+      order by n.turn, n.batch limit 1 for update skip locked) r
+    cross join lateral (select s.lease_seconds, s.paused from helix.queue s
+                        where s.id = p_mine offset 0) q
+    limit 1;
+  end if;
+  return v_one;
 end
 $$;
 
-ALTER FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.choose_one(p_queues text[], p_mine integer, p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: claim_fence_v1(text, text, text, text, text, bigint, boolean, real, real, boolean, integer, boolean, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -935,7 +1490,7 @@ CREATE FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  v_actor  text := coalesce(p_actor, session_user);
+  v_actor  text := helix.actor_of(p_actor);
   v_key    bytea;
   v_secret helix.secret;
   v_fence  helix.fence;
@@ -996,6 +1551,9 @@ begin
   if p_identity is null then
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
+  if not p_start then
+    perform set_config('helix.fence', v_key::text, true);
+  end if;
   v_reply := helix.fence_answer(v_fence, 'granted');
   -- Housekeeping once in about a thousand claims, never in a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
@@ -1014,17 +1572,16 @@ CREATE FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state
     AS $$
   select row(null, null, null, null, null, null, format(
     '{"settled":%s,"state":"%s","epoch":%s,"nonce":%s,"number":%s,"queues":{%s},"hints":[%s],"more":%s}',
-    coalesce((select json_agg(json_build_array(a.batch, a.answer, a.owner, a.state, a.late, a.mismatch))
-              from unnest(p_settled) a)::text, 'null'),
+    case when p_settled is null then 'null' else helix.settled_json(p_settled) end,
     p_state, coalesce(p_epoch, 0), coalesce(p_nonce, 0), coalesce(p_number, 0), p_queues, p_hints,
     p_more::text))::helix.lease
 $$;
 
 ALTER FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean) OWNER TO helix_engine;
 
--- Name: claim_v1(text, uuid, text[], integer, jsonb, boolean, real, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: claim_v1(text, uuid, text[], integer, jsonb, boolean, real, integer[], bigint[], bigint[], bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb DEFAULT NULL::jsonb, p_start boolean DEFAULT false, p_lease_seconds real DEFAULT NULL::real, p_hint_lane integer[] DEFAULT NULL::integer[], p_hint_turn bigint[] DEFAULT NULL::bigint[], p_hint_batch bigint[] DEFAULT NULL::bigint[], p_done_batch bigint[] DEFAULT NULL::bigint[], p_done_epoch integer[] DEFAULT NULL::integer[], p_done_nonce bigint[] DEFAULT NULL::bigint[], p_done_number bigint[] DEFAULT NULL::bigint[], p_done_outcome text[] DEFAULT NULL::text[], p_done_result text[] DEFAULT NULL::text[], p_done_failure text[] DEFAULT NULL::text[], p_done_detail text[] DEFAULT NULL::text[], p_done_permanent boolean[] DEFAULT NULL::boolean[], p_done_after real[] DEFAULT NULL::real[]) RETURNS SETOF helix.lease
+CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb DEFAULT NULL::jsonb, p_start boolean DEFAULT false, p_lease_seconds real DEFAULT NULL::real, p_hint_lane integer[] DEFAULT NULL::integer[], p_hint_turn bigint[] DEFAULT NULL::bigint[], p_hint_batch bigint[] DEFAULT NULL::bigint[], p_done_batch bigint[] DEFAULT NULL::bigint[], p_done_epoch integer[] DEFAULT NULL::integer[], p_done_nonce bigint[] DEFAULT NULL::bigint[], p_done_number bigint[] DEFAULT NULL::bigint[], p_done_outcome text[] DEFAULT NULL::text[], p_done_result text[] DEFAULT NULL::text[], p_done_failure text[] DEFAULT NULL::text[], p_done_detail text[] DEFAULT NULL::text[], p_done_permanent boolean[] DEFAULT NULL::boolean[], p_done_after real[] DEFAULT NULL::real[], p_tenant text DEFAULT NULL::text) RETURNS SETOF helix.lease
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1036,10 +1593,14 @@ CREATE FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p
     SET jit TO 'off'
     AS $$
 declare
-  v_tenants text[] := helix.enter();
+  v_tenants text[] := case when p_tenant is null then helix.enter() else helix.enter_for(p_tenant) end;
+  v_mine    integer[] := helix.claimable_queues(
+    case when p_tenant is null then v_tenants else array[p_tenant] end, p_queues);
   v_free    helix.resources := helix.resources_of(p_free);
   v_count   integer := least(p_count, 1000);
   v_settled helix.answer[];
+  v_one     helix.chosen;
+  v_leased  helix.lease[];
   v_choice  helix.choice;
   v_chosen  integer;
   v_prefix  integer;       -- how many of them this answer carries
@@ -1050,6 +1611,7 @@ declare
   v_now     timestamptz;
   v_state   helix.state;
 begin
+  p_worker := helix.actor_of(p_worker);
   -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
   -- no worker would know of the first call's leases until they expired. So it waits here. Only the waiting
   -- depends on this lock: the key of helix.request decides which call is the first.
@@ -1065,12 +1627,27 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
-  if v_count = 1 and v_tenants is null then
-    v_choice := helix.choose_one(p_queues, v_free, p_hint_lane, p_hint_turn, p_hint_batch);
+  if v_count = 1 and (v_mine is null or cardinality(v_mine) = 1) then
+    v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
+    if v_one.plain then
+      v_leased := helix.lease_one(v_one, p_worker, p_request, p_start, v_seconds, v_epoch, v_settled);
+      if v_leased is null then
+        return query select * from helix.leases_of(p_worker, p_request, v_settled);
+        return;
+      end if;
+      return next v_leased[1];
+      return next v_leased[2];
+      if v_one.stale then
+        perform helix.note_served(array[v_one.lane], array[v_one.turn]);
+      end if;
+      return;
+    elsif v_one.batch is null then
+      v_choice.batch := '{}';
+    end if;
   end if;
   if v_choice.batch is null then
-    v_choice := helix.choose(p_worker, p_queues, helix.claimable_queues(v_tenants, p_queues), v_free,
-                             v_count, p_hint_lane, p_hint_turn, p_hint_batch);
+    v_choice := helix.choose(p_worker, p_queues, v_mine, v_free, v_count,
+                             p_hint_lane, p_hint_turn, p_hint_batch);
   end if;
 
   -- The repeat of a call whose answer was lost gets the leases of the first call. A call that found
@@ -1106,9 +1683,8 @@ begin
   end if;
   return next helix.claim_header(
     v_settled, v_state, v_epoch, v_nonce, v_entry,
-    (select string_agg(format('"%s":["%s","%s",%s,%s]', q.id, q.tenant, q.name, l.seconds,
-                              floor(extract(epoch from v_now + make_interval(secs => l.seconds))
-                                    * 1000000)::bigint), ',')
+    (select string_agg(helix.queue_header(q.id, q.tenant, q.name, l.seconds,
+                                          v_now + make_interval(secs => l.seconds)), ',')
      from helix.queue q
      cross join lateral (select coalesce(v_seconds, q.lease_seconds) as seconds) l
      where q.id in (select unnest(v_choice.queue[: v_prefix]))),
@@ -1140,7 +1716,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text) OWNER TO helix_engine;
 
 -- Name: claimable_queues(text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1156,6 +1732,70 @@ end
 $$;
 
 ALTER FUNCTION helix.claimable_queues(p_tenants text[], p_queues text[]) OWNER TO helix_engine;
+
+-- Name: queue; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.queue (
+    id integer NOT NULL,
+    tenant text NOT NULL,
+    name text NOT NULL,
+    profile text DEFAULT 'text-v1'::text NOT NULL,
+    lease_seconds real DEFAULT 120 NOT NULL,
+    max_attempts smallint DEFAULT 5 NOT NULL,
+    backoff_seconds real DEFAULT 2 NOT NULL,
+    backoff_max_seconds real DEFAULT 600 NOT NULL,
+    key_limit integer DEFAULT 1 NOT NULL,
+    unknown text DEFAULT 'refuse'::text NOT NULL,
+    resubmit_failed text DEFAULT 'answer'::text NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    closed boolean DEFAULT false NOT NULL,
+    class integer DEFAULT 0 NOT NULL,
+    payload_schema jsonb,
+    result_schema jsonb,
+    keep_completed_seconds double precision DEFAULT 0 NOT NULL,
+    keep_failed_seconds double precision DEFAULT 0 NOT NULL,
+    keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
+    keep_decisions_seconds double precision DEFAULT 0 NOT NULL,
+    stalled_after_seconds double precision DEFAULT 900 NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
+    CONSTRAINT queue_backoff_seconds_check CHECK (((backoff_seconds >= (0)::double precision) AND (backoff_seconds <= (86400)::double precision))),
+    CONSTRAINT queue_keep_cancelled_seconds_check CHECK (((keep_cancelled_seconds >= (0)::double precision) AND (keep_cancelled_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_completed_seconds_check CHECK (((keep_completed_seconds >= (0)::double precision) AND (keep_completed_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_decisions_seconds_check CHECK (((keep_decisions_seconds >= (0)::double precision) AND (keep_decisions_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_keep_failed_seconds_check CHECK (((keep_failed_seconds >= (0)::double precision) AND (keep_failed_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_key_limit_check CHECK (((key_limit >= 1) AND (key_limit <= 100000))),
+    CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
+    CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
+    CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT queue_payload_schema_check CHECK ((octet_length((payload_schema)::text) <= 65536)),
+    CONSTRAINT queue_profile_check CHECK ((profile = ANY (ARRAY['text-v1'::text, 'lab-id-v1'::text]))),
+    CONSTRAINT queue_resubmit_failed_check CHECK ((resubmit_failed = ANY (ARRAY['answer'::text, 'retry'::text]))),
+    CONSTRAINT queue_result_schema_check CHECK ((octet_length((result_schema)::text) <= 65536)),
+    CONSTRAINT queue_stalled_after_seconds_check CHECK (((stalled_after_seconds >= (1)::double precision) AND (stalled_after_seconds <= ('10000000000'::numeric)::double precision))),
+    CONSTRAINT queue_tenant_check CHECK ((tenant ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
+    CONSTRAINT queue_unknown_check CHECK ((unknown = ANY (ARRAY['refuse'::text, 'accept'::text])))
+);
+
+ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.queue OWNER TO helix_owner;
+
+-- Name: claimable_since(bigint, helix.queue); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.claimable_since(p_batch bigint, p_queue helix.queue) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+  select greatest(
+    w.changed_at + case when w.reason = 'failed' then make_interval(secs => least(
+                     p_queue.backoff_max_seconds, p_queue.backoff_seconds * 2 ^ least(w.attempt - 1, 20)))
+                   else interval '0' end,
+    b.run_at, case when p_queue.updated_at > p_queue.created_at then p_queue.updated_at end)
+  from helix.work w join helix.batch b on b.id = w.batch where w.batch = p_batch
+$$;
+
+ALTER FUNCTION helix.claimable_since(p_batch bigint, p_queue helix.queue) OWNER TO helix_engine;
 
 -- Name: class_of(jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1191,6 +1831,72 @@ end
 $$;
 
 ALTER FUNCTION helix.class_of(p_requires jsonb) OWNER TO helix_engine;
+
+-- Name: clear_findings(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.clear_findings() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  update helix.finding f set cleared_at = clock_timestamp()
+  where f.cleared_at is null and not case f.kind
+    when 'duplicate_assignment' then helix.is_doubled(f.batch, f.number)
+    when 'lease_overdue' then exists (
+      select from helix.work w
+      where w.batch = f.batch and w.number = f.number and w.state in ('ASSIGNED', 'RUNNING')
+        and w.deadline < clock_timestamp() - helix.overdue_after(w.lease_seconds))
+    when 'audit_missing' then not exists (select from helix.entry e where e.id = f.number)
+      or exists (select from unnest(helix.find_in_rows(f.batch - 1, f.batch)) n
+                 where n.kind = 'audit_missing')
+    -- Recorded again in every run.
+    else f.seen_at > clock_timestamp() - interval '1 s' end;
+end
+$$;
+
+ALTER FUNCTION helix.clear_findings() OWNER TO helix_engine;
+
+-- Name: clear_tries_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  delete from helix.intake_failure f
+  where f.hash = helix.source_hash(p_tenant, p_kind, p_name, p_source);
+end
+$$;
+
+ALTER FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) OWNER TO helix_engine;
+
+-- Name: compared(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.compared(p_payload text, p_ignored text[]) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_rest    jsonb;
+  v_pointer text;
+begin
+  if p_ignored = '{}' then
+    return p_payload;
+  end if;
+  v_rest := p_payload::jsonb;
+  foreach v_pointer in array p_ignored loop
+    if jsonb_typeof(v_rest) in ('object', 'array') then
+      v_rest := v_rest #- (select array_agg(replace(replace(p.part, '~1', '/'), '~0', '~') order by p.place)
+                           from unnest(string_to_array(substr(v_pointer, 2), '/')) with ordinality
+                             as p (part, place));
+    end if;
+  end loop;
+  return v_rest::text;
+end
+$$;
+
+ALTER FUNCTION helix.compared(p_payload text, p_ignored text[]) OWNER TO helix_engine;
 
 -- Name: complete(text, bigint[], integer[], bigint[], bigint[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1282,6 +1988,26 @@ $$;
 
 ALTER FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) OWNER TO helix_engine;
 
+-- Name: count_decisions(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_decisions() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select n.tenant, 'helix_submissions_total', n.queue, n.kind, count(*) from arrived n
+  where n.kind in ('duplicate', 'conflict', 'refused')
+  group by n.tenant, n.queue, n.kind
+  union all
+  select n.tenant, 'helix_identity_refused_total', n.queue, '', count(*) from arrived n
+  where n.kind = 'refused' and n.detail like '{"why": %"raw_hex": "%'
+  group by n.tenant, n.queue;
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.count_decisions() OWNER TO helix_engine;
+
 -- Name: count_leases(integer[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) RETURNS void
@@ -1300,6 +2026,37 @@ end
 $$;
 
 ALTER FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) OWNER TO helix_engine;
+
+-- Name: count_refusals(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_refusals() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select n.tenant, 'helix_assign_conflict_total', coalesce(q.name, ''), n.operation, count(*)
+  from arrived n
+  left join helix.batch b on b.id = n.batch
+  left join helix.queue q on q.id = b.queue
+  group by n.tenant, q.name, n.operation;
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.count_refusals() OWNER TO helix_engine;
+
+-- Name: count_respelled(text, text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_respelled(p_tenant text, p_queue text, p_number bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, value)
+  values (p_tenant, 'helix_id_normalization_changed_total', p_queue, p_number);
+end
+$$;
+
+ALTER FUNCTION helix.count_respelled(p_tenant text, p_queue text, p_number bigint) OWNER TO helix_engine;
 
 -- Name: count_settled(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1320,6 +2077,26 @@ $$;
 
 ALTER FUNCTION helix.count_settled(p_number bigint[]) OWNER TO helix_engine;
 
+-- Name: count_try_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_tries integer;
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.intake_failure as f (hash, tenant, tries, last_at)
+  values (helix.source_hash(p_tenant, p_kind, p_name, p_source), p_tenant, 1, clock_timestamp())
+  on conflict (hash) do update set tries = f.tries + 1, last_at = clock_timestamp()
+  returning f.tries into v_tries;
+  return v_tries;
+end
+$$;
+
+ALTER FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) OWNER TO helix_engine;
+
 -- Name: create_token_v1(text, text, bytea, text[], text[], timestamp with time zone, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) RETURNS boolean
@@ -1328,10 +2105,10 @@ CREATE FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, 
     AS $$
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_token_admin(p_tenant);
+  perform helix.demand_token_admin(p_tenant, p_scopes);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
-          coalesce(p_actor, session_user))
+          helix.actor_of(p_actor))
   on conflict (tenant, name, generation) do nothing;
   return found;
 end
@@ -1361,7 +2138,7 @@ begin
   -- What the lost tail of the log had numbered must not be numbered again: clients may know those ids.
   if found and v_epoch.number is not null then
     perform setval(s.name, nextval(s.name) + 16777216)
-    from unnest('{helix.batch_id,helix.entry_id,helix.fence_number}'::regclass[]) as s (name);
+    from unnest('{helix.batch_id,helix.entry_id,helix.fence_number,helix.ledger_event_id}'::regclass[]) as s (name);
   end if;
   select * into v_epoch from helix.epoch e order by e.number desc limit 1;
   return v_epoch.number;
@@ -1387,7 +2164,7 @@ CREATE TABLE helix.fence (
     epoch integer,
     nonce bigint,
     number bigint,
-    actor helix.fence_name NOT NULL,
+    actor helix.actor_name NOT NULL,
     reason helix.fence_reason NOT NULL,
     detail helix.long_text,
     lease_seconds helix.lease_seconds NOT NULL,
@@ -1406,7 +2183,8 @@ CREATE TABLE helix.fence (
     CONSTRAINT fence_check CHECK (((state = 'SEALED'::helix.fence_state) = (digest IS NOT NULL))),
     CONSTRAINT fence_check1 CHECK (((state = 'SEALED'::helix.fence_state) = (sealed_at IS NOT NULL))),
     CONSTRAINT fence_check2 CHECK (((state = ANY (ARRAY['SEALED'::helix.fence_state, 'RELEASED'::helix.fence_state])) = (until IS NOT NULL))),
-    CONSTRAINT fence_check3 CHECK (((state <> ALL (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state])) OR (nonce IS NOT NULL)))
+    CONSTRAINT fence_check3 CHECK (((state <> ALL (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state])) OR (nonce IS NOT NULL))),
+    CONSTRAINT fence_check4 CHECK (((state <> 'RELEASED'::helix.fence_state) OR (request IS NULL)))
 )
 WITH (fillfactor='70');
 
@@ -1475,6 +2253,82 @@ $$;
 
 ALTER FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) OWNER TO helix_engine;
 
+-- Name: declare_feed_v1(text, text, text, text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_feed   helix.feed;
+  v_ledger integer;
+begin
+  perform helix.enter_for(p_tenant);
+  v_ledger := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  if p_ledger is not null and v_ledger is null then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('tenant %s has no ledger %s', p_tenant, p_ledger);
+  end if;
+  insert into helix.feed (tenant, name, ledger, queue, xid, number, version, created_by)
+  values (p_tenant, p_feed, v_ledger, p_queue,
+          -- Transactions that run now are not behind the new feed.
+          case when p_now then pg_snapshot_xmin(pg_current_snapshot())::text::bigint else 0 end, 0, 0,
+          helix.actor_of(p_actor))
+  on conflict do nothing;
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  if (v_feed.ledger, v_feed.queue) is distinct from (v_ledger, p_queue) then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('feed %s follows another ledger or queue', p_feed),
+      hint = 'Choose another name: the position of a feed belongs to what it follows.';
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) OWNER TO helix_engine;
+
+-- Name: declare_ledger_v1(text, text, text, jsonb, text[], boolean, boolean, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) RETURNS helix.ledger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_actor  text := helix.actor_of(p_actor);
+  v_ledger helix.ledger;
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.ledger (tenant, name, machine, initial, is_strict, bound, ignored, created_by)
+  values (p_tenant, p_ledger, p_machine, p_initial, p_strict, p_bound, p_ignored, v_actor)
+  on conflict do nothing
+  returning * into v_ledger;
+  if found then
+    return v_ledger;
+  end if;
+  select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger for update;
+  if (v_ledger.is_strict, v_ledger.bound) <> (p_strict, p_bound) or v_ledger.ignored <> p_ignored
+     or not (p_machine @> v_ledger.machine and p_initial @> v_ledger.initial)
+     or exists (select from jsonb_each(v_ledger.machine) k
+                where k.value = '[]' and p_machine -> k.key <> '[]')
+  then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('ledger %s is declared otherwise: strict=%s, bind_payload=%s, ignore=%s, initial=%s, '
+                       'machine=%s', p_ledger, v_ledger.is_strict, v_ledger.bound, v_ledger.ignored,
+                       v_ledger.initial, v_ledger.machine),
+      hint = 'A declaration may add kinds and arrows. For other rules declare a new ledger.';
+  end if;
+  if v_ledger.machine <> p_machine or not (v_ledger.initial @> p_initial) then
+    update helix.ledger l set machine = p_machine, initial = p_initial
+    where l.id = v_ledger.id returning * into v_ledger;
+    insert into helix.decision (tenant, queue, kind, actor, detail)
+    values (p_tenant, 'ledger/' || p_ledger, 'setting', v_actor,
+            jsonb_build_object('machine', p_machine, 'initial', p_initial)::text);
+  end if;
+  return v_ledger;
+end
+$$;
+
+ALTER FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) OWNER TO helix_engine;
+
 -- Name: delete_fences(bytea[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.delete_fences(p_keys bytea[]) RETURNS void
@@ -1485,6 +2339,7 @@ declare
 begin
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
+  delete from helix.fence_batch l where l.fence = any (p_keys);
   delete from helix.fence f where f.key = any (p_keys);
 end
 $$;
@@ -1518,6 +2373,25 @@ end
 $$;
 
 ALTER FUNCTION helix.delete_old_decisions(p_limit integer) OWNER TO helix_engine;
+
+-- Name: delete_old_intakes(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.delete_old_intakes(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_gone integer;
+begin
+  delete from helix.intake i
+  where (i.tenant, i.stream, i.group_name, i.consumer) in (
+    select o.tenant, o.stream, o.group_name, o.consumer from helix.intake o
+    where o.seen_at < statement_timestamp() - interval '30 days' limit p_limit for update skip locked);
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.delete_old_intakes(p_limit integer) OWNER TO helix_engine;
 
 -- Name: delete_old_logins(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1557,6 +2431,57 @@ $$;
 
 ALTER FUNCTION helix.delete_old_workers(p_limit integer) OWNER TO helix_engine;
 
+-- Name: delete_queue_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
+    AS $$
+declare
+  v_id integer;
+begin
+  perform helix.enter_for(p_tenant);
+  select q.id into v_id from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
+  if v_id is null then
+    return 'absent';
+  end if;
+  if not helix.lock_if_empty(v_id) then
+    return 'not_empty';
+  end if;
+  delete from helix.queue q where q.id = v_id;
+  if not found then  -- another call was faster
+    return 'absent';
+  end if;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, p_queue, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('deleted', true, 'reason', p_reason)::text);
+  return 'deleted';
+end
+$$;
+
+ALTER FUNCTION helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text) OWNER TO helix_engine;
+
+-- Name: demand_every_tenant(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.demand_every_tenant() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if not pg_has_role(session_user, 'helix_operator', 'member')
+     and not exists (select from helix.role_tenant b where b.role = session_user and b.tenant = '*')
+  then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('expected a role that acts for all tenants, got %s: a seal covers all tenants',
+                       session_user),
+      hint = 'An operator binds it with helix.bind_v1(role, ''*'', true).';
+  end if;
+  perform set_config('helix.scope', '*', true);
+end
+$$;
+
+ALTER FUNCTION helix.demand_every_tenant() OWNER TO helix_engine;
+
 -- Name: demand_parallel(integer, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.demand_parallel(p_count integer, VARIADIC p_shapes text[]) RETURNS void
@@ -1575,9 +2500,25 @@ $$;
 
 ALTER FUNCTION helix.demand_parallel(p_count integer, VARIADIC p_shapes text[]) OWNER TO helix_engine;
 
--- Name: demand_token_admin(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: demand_payloads(boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.demand_token_admin(p_tenant text) RETURNS void
+CREATE FUNCTION helix.demand_payloads(p_wanted boolean) RETURNS void
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  if p_wanted and not helix.sees_payloads() then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not read payloads and results', session_user),
+      hint = format('An administrator grants the right: grant helix_payloads to %I;', session_user);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.demand_payloads(p_wanted boolean) OWNER TO helix_engine;
+
+-- Name: demand_token_admin(text, text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.demand_token_admin(p_tenant text, p_scopes text[] DEFAULT NULL::text[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 begin
@@ -1586,10 +2527,15 @@ begin
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
   end if;
+  if 'metrics' = any (p_scopes) and not pg_has_role(session_user, 'helix_operator', 'member') then
+    raise exception using errcode = 'insufficient_privilege',
+      message = 'only an operator may give tokens with the scope metrics: it covers all tenants',
+      hint = 'Use a login with helix_operator.';
+  end if;
 end
 $$;
 
-ALTER FUNCTION helix.demand_token_admin(p_tenant text) OWNER TO helix_engine;
+ALTER FUNCTION helix.demand_token_admin(p_tenant text, p_scopes text[]) OWNER TO helix_engine;
 
 -- Name: demand_tombstone(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1632,6 +2578,35 @@ $$;
 
 ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) OWNER TO helix_engine;
 
+-- Name: discard_letters_v1(bigint[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_reason text) RETURNS TABLE(letter bigint, answer text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_done bigint[];
+begin
+  perform helix.enter();
+  with done as (
+    update helix.dead_letter l
+    set status = 'discarded', closed_at = clock_timestamp(),
+        closed_by = helix.actor_of(p_actor), closed_for = p_reason, body = null, complete = false
+    where l.id = any (p_ids) and l.status = 'open' returning l.id
+  )
+  select array_agg(d.id) into v_done from done d;
+  return query
+    select u.id, case when u.id = any (v_done) then 'ok'
+                      when exists (select from helix.dead_letter l
+                                   where l.id = u.id and l.status = 'discarded') then 'repeat'
+                      else 'refused' end
+    from unnest(p_ids) with ordinality as u (id, place) order by u.place;
+end
+$$;
+
+ALTER FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_reason text) OWNER TO helix_engine;
+
 -- Name: doubt_fence(bytea, helix.fence_reason, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) RETURNS helix.fence
@@ -1651,6 +2626,36 @@ end
 $$;
 
 ALTER FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) OWNER TO helix_engine;
+
+-- Name: empty_fences(bigint[], boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) RETURNS void
+    LANGUAGE sql
+    AS $$
+  update helix.fence f
+  set request = null, answer = case when l.conflict or p_identity then null else f.answer end
+  from (select l.fence, bool_or(l.conflict) as conflict from helix.fence_batch l
+        where l.batch = any (p_batch) group by l.fence) l
+  where f.key = l.fence
+$$;
+
+ALTER FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) OWNER TO helix_engine;
+
+-- Name: empty_letters(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.empty_letters(p_batch bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+  update helix.dead_letter l
+  set body = null, complete = false, detail = null,
+      status = case when l.status = 'open' then 'expired' else l.status end,
+      closed_at = coalesce(l.closed_at, clock_timestamp())
+  where l.batch = any (p_batch) and l.body is not null;
+end
+$$;
+
+ALTER FUNCTION helix.empty_letters(p_batch bigint[]) OWNER TO helix_engine;
 
 -- Name: end_leases(bigint[], helix.reason, text, text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1706,6 +2711,18 @@ begin
     insert into helix.result (batch, version, queue, failure, detail)
     select d.batch, d.version, d.queue, d.failure, d.detail from ended d
     where d.failure is not null or d.detail is not null
+  ),
+  counted as (
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    select q.tenant, n.name, q.name, n.label, count(*)
+    from ended d
+    join helix.queue q on q.id = d.queue
+    cross join lateral (
+      select 'helix_lease_reaped_total' as name, '' as label where p_reason = 'lost'
+      union all
+      select 'helix_attempt_failures_total', coalesce(d.failure, p_reason::text)
+      where p_reason in ('failed', 'lost')) n
+    group by q.tenant, n.name, q.name, n.label
   )
   select d.batch, 'ok', null::text, d.state, d.late, false from ended d;
 end
@@ -1773,9 +2790,9 @@ $$;
 
 ALTER FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) OWNER TO helix_engine;
 
--- Name: erase_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: erase_v1(uuid[], text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
+CREATE FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean DEFAULT false) RETURNS SETOF helix.verdict
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1791,17 +2808,27 @@ begin
   v_mine := array(select w.batch from helix.work w
                   where w.batch = any (v_mine) and w.state in ('COMPLETED', 'FAILED', 'CANCELLED'));
   with emptied as (
-    update helix.batch b set payload = null
-    where b.id = any (v_mine) and b.payload is not null returning b.id
+    update helix.batch b
+    set payload = null, identity = case when p_identity then null else b.identity end,
+        raw = case when p_identity then null else b.raw end
+    where b.id = any (v_mine)
+      and (b.payload is not null or p_identity and (b.identity is not null or b.raw is not null))
+    returning b.id
   ),
   unsaid as (
-    update helix.result r set result = null
-    where r.batch = any (v_mine) and r.result is not null returning r.batch
+    update helix.result r
+    set result = null, detail = case when r.failure is null then r.detail end
+    where r.batch = any (v_mine)
+      and (r.result is not null or r.failure is not null and r.detail is not null)
+    returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
+  perform helix.empty_fences(v_mine, p_identity);
+  perform helix.link_fence(v_mine);
+  perform helix.empty_letters(v_mine);
   insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-  select q.tenant, q.name, 'erased', b.id, coalesce(p_actor, session_user), p_detail
+  select q.tenant, q.name, 'erased', b.id, helix.actor_of(p_actor), p_detail
   from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
   return query
     select given.id,
@@ -1820,7 +2847,33 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) OWNER TO helix_engine;
+ALTER FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) OWNER TO helix_engine;
+
+-- Name: event_hash(bytea, bytea, integer, timestamp with time zone, bigint, bigint, bytea, text, text, text[], json); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select sha256(coalesce(p_before, ''::bytea) || p_key || int4send(p_version) || timestamptz_send(p_at)
+                || int8send(p_xid) || int8send(p_feed_xid) || p_fingerprint
+                || helix.framed(coalesce(p_node, '')) || helix.framed(p_actor)
+                || helix.framed(coalesce(array_to_string(p_violations, ','), ''))
+                || sha256(convert_to(p_payload::text, 'UTF8')))
+$$;
+
+ALTER FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) OWNER TO helix_engine;
+
+-- Name: event_key(text, text, text, bigint, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select case when p_bound = '' then '\x02'::bytea else '\x03'::bytea end
+         || sha256(helix.framed(p_tenant) || helix.framed(p_ledger) || helix.framed_identity(p_entity)
+                   || int8send(p_seq) || helix.framed(p_kind) || p_bound)
+$$;
+
+ALTER FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) OWNER TO helix_engine;
 
 -- Name: expire(bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1856,6 +2909,125 @@ $$;
 
 ALTER FUNCTION helix.expire_due(p_actor text, p_limit integer) OWNER TO helix_engine;
 
+-- Name: expire_letters(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.expire_letters(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now  timestamptz := clock_timestamp();
+  v_gone integer;
+begin
+  update helix.dead_letter l
+  set body = null, complete = false, detail = null,
+      status = case when l.status = 'open' then 'expired' else l.status end,
+      closed_at = coalesce(l.closed_at, v_now)
+  where l.id = any (array(select o.id from helix.dead_letter o
+                          where o.until < v_now and o.body is not null
+                          order by o.until limit p_limit for update skip locked));
+  get diagnostics v_gone = row_count;
+  return v_gone;
+end
+$$;
+
+ALTER FUNCTION helix.expire_letters(p_limit integer) OWNER TO helix_engine;
+
+-- Name: feed; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.feed (
+    tenant helix.tenant_name NOT NULL,
+    name helix.ledger_name NOT NULL,
+    ledger integer,
+    queue text,
+    xid bigint NOT NULL,
+    number bigint NOT NULL,
+    version integer NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    delivered bigint DEFAULT 0 NOT NULL,
+    holder helix.short_text,
+    held_until timestamp with time zone,
+    moved_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    created_by text NOT NULL,
+    CONSTRAINT feed_check CHECK (((ledger IS NULL) OR (queue IS NULL)))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.feed FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.feed OWNER TO helix_owner;
+
+-- Name: feed_events(helix.feed, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) RETURNS SETOF helix.feed_event
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  if p_feed.ledger is null then
+    return query select * from helix.feed_steps(p_feed, p_limit);
+    return;
+  end if;
+  return query
+    select e.feed_xid, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
+           e.payload::text, e.node::text, e.actor, e.at, e.violations
+    from helix.ledger_event e
+    where e.ledger::bigint = p_feed.ledger and (e.feed_xid, e.id) > (p_feed.xid, p_feed.number)
+      and e.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit;
+end
+$$;
+
+ALTER FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) OWNER TO helix_engine;
+
+-- Name: feed_steps(helix.feed, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) RETURNS SETOF helix.feed_event
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_queues  integer[] := array(select q.id from helix.queue q where q.tenant = p_feed.tenant
+                               and (p_feed.queue is null or q.name = p_feed.queue));
+  v_from    bigint := p_feed.xid;
+  v_span    bigint := 256;
+begin
+  while v_from < v_reached loop
+    return query
+      with seen as materialized (
+        select e.id, e.part from helix.entry e
+        where e.xid >= v_from and e.xid < least(v_reached, v_from + v_span) and e.queue && v_queues
+      ),
+      page as (
+        select s.* from seen n
+        cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
+        where s.queue = any (v_queues)
+          and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
+        order by s.xid, s.batch, s.version limit p_limit
+      )
+      select p.xid, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
+             helix.public_id(b.key)::text, p.version::bigint, p.to_state::text,
+             jsonb_build_object('queue', q.name, 'from', p.from_state, 'reason', p.reason,
+                                'attempt', p.attempt, 'late', p.late)::text,
+             null::text, p.actor, p.at, null::text[]
+      from page p
+      cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
+      cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
+      order by p.xid, p.batch, p.version;
+    if found then
+      return;
+    end if;
+    v_from := v_from + v_span;
+    v_span := v_span * 4;
+  end loop;
+end
+$$;
+
+ALTER FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) OWNER TO helix_engine;
+
 -- Name: fence_answer(helix.fence, text, real, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry_after real DEFAULT NULL::real, p_note text DEFAULT NULL::text) RETURNS helix.fence_result
@@ -1869,8 +3041,9 @@ CREATE FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry
           case when p_decision in ('repeated', 'sealed') then p_fence.answer end,
           p_fence.omitted, p_fence.digest,
           case when p_fence.state = 'SEALED'
-               then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
-                                        p_fence.form, p_fence.digest) end,
+               then helix.fence_receipt(p_fence.tenant, p_fence.name, p_fence.identity, p_fence.key,
+                                        p_fence.fingerprint, p_fence.effect, p_fence.form, p_fence.digest,
+                                        p_fence.first_at, p_fence.sealed_at) end,
           p_fence.sealed_at,
           -- An operator can correct a resolution, so no cache may keep its answer.
           coalesce(p_note, case when p_fence.state = 'SEALED' and p_fence.reason in ('resolved', 'corrected')
@@ -1878,6 +3051,22 @@ CREATE FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry
 $$;
 
 ALTER FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) OWNER TO helix_engine;
+
+-- Name: fence_content(bytea, text, text, text, bytea, smallint, text, text, bytea, boolean, timestamp with time zone, timestamp with time zone, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select sha256(p_key || p_fingerprint || helix.framed(p_tenant) || helix.framed(p_name)
+                || helix.framed(coalesce(p_identity, '')) || helix.framed(coalesce(p_effect, ''))
+                || helix.framed(coalesce(p_form, '')) || coalesce(p_digest, ''::bytea)
+                || helix.framed(concat_ws('>', p_secret, p_omitted, extract(epoch from p_first_at),
+                     coalesce(extract(epoch from p_sealed_at)::text, ''),
+                     coalesce(extract(epoch from p_answer_until)::text, ''),
+                     coalesce(extract(epoch from p_until)::text, ''))))
+$$;
+
+ALTER FUNCTION helix.fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone) OWNER TO helix_engine;
 
 -- Name: fence_differs(helix.fence, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -1890,16 +3079,232 @@ $$;
 
 ALTER FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) OWNER TO helix_engine;
 
--- Name: fence_receipt(bytea, bytea, text, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: fence_receipt(text, text, text, bytea, bytea, text, text, bytea, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) RETURNS bytea
+CREATE FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
-  select sha256('\x0172656365697074'::bytea || p_key || p_fingerprint
-                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
+  select sha256('\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
+                || helix.framed(coalesce(p_identity, '')) || p_key || p_fingerprint
+                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest
+                || timestamptz_send(p_first_at) || timestamptz_send(p_sealed_at))
 $$;
 
-ALTER FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) OWNER TO helix_engine;
+ALTER FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) OWNER TO helix_engine;
+
+-- Name: find_feed(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_feed(p_tenant text, p_feed text) RETURNS helix.feed
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+  v_feed helix.feed;
+begin
+  select * into v_feed from helix.feed f where f.tenant = p_tenant and f.name = p_feed;
+  if not found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('tenant %s has no feed %s', p_tenant, p_feed),
+      hint = 'Declare it with helix.feed(...) or list the feeds with `helixq feed list`.';
+  end if;
+  return v_feed;
+end
+$$;
+
+ALTER FUNCTION helix.find_feed(p_tenant text, p_feed text) OWNER TO helix_engine;
+
+-- Name: finding; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.finding (
+    kind text NOT NULL,
+    batch bigint NOT NULL,
+    number bigint NOT NULL,
+    queue integer NOT NULL,
+    found_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    cleared_at timestamp with time zone,
+    detail helix.long_text NOT NULL,
+    CONSTRAINT finding_kind_check CHECK ((kind = ANY (ARRAY['duplicate_assignment'::text, 'audit_missing'::text, 'lease_overdue'::text, 'stalled_pending'::text])))
+);
+
+ALTER TABLE ONLY helix.finding FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.finding OWNER TO helix_owner;
+
+-- Name: find_in_claims(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_in_claims(p_from bigint, p_to bigint) RETURNS helix.finding[]
+    LANGUAGE plpgsql STABLE
+    SET enable_bitmapscan TO 'on'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  return array(
+    with claimed as materialized (
+      select e.id, u.batch, u.queue, u.before
+      from helix.entry e cross join lateral unnest(e.batch, e.queue, e.before) as u (batch, queue, before)
+      where e.xid >= p_from and e.xid < p_to and e.from_state = 'PENDING'
+        and e.to_state in ('ASSIGNED', 'RUNNING')
+    ),
+    -- Entries are shared by many batches: each is looked up once.
+    before as materialized (
+      select d.before, p.known, p.waits
+      from (select distinct c.before from claimed c) d
+      cross join lateral (select count(*) > 0 as known, coalesce(bool_or(e.to_state = 'PENDING'), false) as waits
+                          from helix.entry e where e.id = d.before) p
+      where not (p.known and p.waits)
+    ),
+    suspect as (
+      select c.id, c.batch, c.queue from claimed c
+      left join lateral (select w.number from helix.work w where w.batch = c.batch limit 1) w on true
+      where w.number < c.id
+         or c.before in (select b.before from before b where b.known)
+      union
+      select c.id, c.batch, c.queue from claimed c
+      where (c.batch, c.before) in (select d.batch, d.before from claimed d
+                                    group by d.batch, d.before having count(*) > 1)
+    )
+    select helix.new_finding('duplicate_assignment', s.batch, s.id, s.queue,
+                             format('ledger entry %s claims a batch that has another live assignment', s.id))
+    from suspect s where helix.is_doubled(s.batch, s.id)
+    union all
+    select helix.new_finding('audit_missing', c.batch, c.before, c.queue,
+                             format('ledger entry %s continues entry %s, which does not exist', c.id, c.before))
+    from claimed c where c.before in (select b.before from before b where not b.known));
+end
+$$;
+
+ALTER FUNCTION helix.find_in_claims(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
+-- Name: find_in_requests(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_in_requests() RETURNS helix.finding[]
+    LANGUAGE plpgsql STABLE
+    SET enable_bitmapscan TO 'on'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return array(
+    with live as materialized (
+      select r.number, count(*) as calls from helix.request r
+      where r.due is not null group by r.number order by r.number desc limit 20000
+    ),
+    leased as materialized (
+      select l.number, l.calls, u.batch, u.queue, w.number as row_number, w.state, w.deadline,
+             w.lease_seconds, w.actor
+      from live l
+      join helix.entry e on e.id = l.number
+      cross join lateral unnest(e.batch, e.queue) as u (batch, queue)
+      left join lateral (select k.number, k.state, k.deadline, k.lease_seconds, k.actor from helix.work k
+                         where k.batch = u.batch limit 1) w on true
+    )
+    select helix.new_finding('audit_missing', 0, l.number, 0,
+                             format('claim call %s has no ledger entry', l.number))
+    from live l where not exists (select from helix.entry e where e.id = l.number)
+    union all
+    select helix.new_finding('duplicate_assignment', l.batch, l.number, l.queue,
+                             format('claim call %s assigned a batch that is assigned by %s', l.number,
+                                    coalesce(l.row_number::text, 'no call')))
+    from leased l
+    where (l.row_number is distinct from l.number or l.calls > 1) and helix.is_doubled(l.batch, l.number)
+    union all
+    select helix.new_finding('lease_overdue', l.batch, l.number, l.queue,
+                             format('the lease of %s ended at %s and was not reaped', l.actor, l.deadline))
+    from leased l
+    where l.row_number = l.number and l.state in ('ASSIGNED', 'RUNNING')
+      and l.deadline < v_now - helix.overdue_after(l.lease_seconds));
+end
+$$;
+
+ALTER FUNCTION helix.find_in_requests() OWNER TO helix_engine;
+
+-- Name: find_in_rows(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_in_rows(p_after bigint, p_last bigint) RETURNS helix.finding[]
+    LANGUAGE plpgsql STABLE
+    SET enable_hashjoin TO 'on'
+    SET enable_bitmapscan TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return array(
+    with item as materialized (
+      select w.batch, w.queue, w.entry, w.number, w.state, w.version, w.deadline, w.lease_seconds, w.actor,
+             w.state in ('ASSIGNED', 'RUNNING') as leased
+      from helix.work w where w.batch > p_after and w.batch <= p_last
+    ),
+    ids as materialized (
+      select i.entry as id from item i union select i.number from item i where i.leased
+    ),
+    step as materialized (
+      select e.id, e.from_state, e.to_state, u.batch, u.version
+      from ids join helix.entry e on e.id = ids.id
+      cross join lateral unnest(e.batch, e.version) as u (batch, version)
+    )
+    select helix.new_finding('audit_missing', i.batch, i.entry, i.queue,
+                             format('version %s, %s, has no ledger entry', i.version, i.state))
+    from item i
+    left join step s on s.id = i.entry and s.batch = i.batch and s.to_state = i.state
+                    and s.version = i.version
+    where s.id is null
+    union all
+    select helix.new_finding('audit_missing', i.batch, i.number, i.queue,
+                             format('the lease of %s has no ledger entry of its claim', i.actor))
+    from item i
+    left join step s on s.id = i.number and s.batch = i.batch and s.from_state = 'PENDING'
+    where i.leased and i.number is distinct from i.entry and s.id is null
+    union all
+    select helix.new_finding('duplicate_assignment', i.batch, i.number, i.queue,
+                             format('%s was assigned a batch that was assigned already', i.actor))
+    from item i where i.leased and helix.is_doubled(i.batch, i.number)
+    union all
+    select helix.new_finding('lease_overdue', i.batch, i.number, i.queue,
+                             format('the lease of %s ended at %s and was not reaped', i.actor, i.deadline))
+    from item i
+    where i.leased and i.deadline < v_now - helix.overdue_after(i.lease_seconds));
+end
+$$;
+
+ALTER FUNCTION helix.find_in_rows(p_after bigint, p_last bigint) OWNER TO helix_engine;
+
+-- Name: find_stalled(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.find_stalled() RETURNS helix.finding[]
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return array(
+    select helix.new_finding('stalled_pending', q.id, 0, q.id, json_build_object(
+             'number', s.number, 'oldest', s.oldest, 'batch', s.batch)::text)
+    from helix.queue q
+    cross join lateral (
+      select count(*) as number, min(w.changed_at) as oldest,
+             (array_agg(w.batch order by w.changed_at))[1] as batch
+      from helix.lane l
+      cross join lateral (select p.batch, p.changed_at from helix.work p
+                          where p.pending and p.queue = q.id and p.lane = l.id
+                          order by p.queue, p.lane, p.turn, p.batch limit 1000) w
+      where l.queue = q.name
+        and w.changed_at < v_now - make_interval(secs => q.stalled_after_seconds)
+        and helix.claimable_since(w.batch, q) < v_now - make_interval(secs => q.stalled_after_seconds)) s
+    where not q.paused and s.number > 0);
+end
+$$;
+
+ALTER FUNCTION helix.find_stalled() OWNER TO helix_engine;
 
 -- Name: api_token; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -1922,7 +3327,7 @@ CREATE TABLE helix.api_token (
     CONSTRAINT api_token_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
     CONSTRAINT api_token_queues_check CHECK (((cardinality(queues) >= 1) AND (cardinality(queues) <= 100))),
     CONSTRAINT api_token_reason_check CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
-    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text])))
+    CONSTRAINT api_token_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text, 'metrics'::text])))
 );
 
 ALTER TABLE ONLY helix.api_token FORCE ROW LEVEL SECURITY;
@@ -2028,6 +3433,143 @@ $$;
 
 ALTER FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_empty integer[]) OWNER TO helix_engine;
 
+-- Name: fold_changes(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fold_changes() RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET jit TO 'off'
+    AS $_$
+declare
+  c_classes constant integer := 20;
+  v_changed integer;
+begin
+  with folded as (
+    delete from helix.metric_change returning tenant, name, queue, label, value
+  ),
+  summed as materialized (
+    select f.tenant, f.name, f.queue, f.label, sum(f.value) as value from folded f
+    group by f.tenant, f.name, f.queue, f.label
+  ),
+  named as (
+    select s.*, m.name is null as is_new, s.name = 'helix_attempt_failures_total' as is_failure,
+           row_number() over (partition by s.tenant, s.name, s.queue, m.name is null order by s.value desc)
+           + (select count(*) from helix.metric k
+              where k.name = s.name and k.tenant = s.tenant and k.queue = s.queue) as place
+    from summed s
+    left join helix.metric m
+      on m.name = s.name and m.tenant = s.tenant and m.queue = s.queue and m.label = s.label
+  )
+  insert into helix.metric as m (tenant, name, queue, label, value)
+  select n.tenant, n.name, n.queue, b.label, sum(n.value)
+  from named n
+  cross join lateral (
+    select case when n.is_failure and n.is_new
+                     and (n.place > c_classes or n.label !~ '^[A-Za-z_][A-Za-z_.-]{0,59}$')
+                then 'other' else n.label end as label) b
+  group by n.tenant, n.name, n.queue, b.label
+  on conflict (name, tenant, queue, label) do update set value = m.value + excluded.value;
+  get diagnostics v_changed = row_count;
+  return v_changed;
+end
+$_$;
+
+ALTER FUNCTION helix.fold_changes() OWNER TO helix_engine;
+
+-- Name: fold_entries(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.fold_entries(p_from bigint, p_to bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  with seen as materialized (
+    select e.at, e.from_state, e.to_state, e.reason, e.queue, e.before from helix.entry e
+    where e.xid >= p_from and e.xid < p_to and e.batch is not null
+  ),
+  moved as materialized (
+    select u.queue, s.from_state, s.to_state, count(*) as number
+    from seen s cross join lateral unnest(s.queue) as u (queue)
+    group by u.queue, s.from_state, s.to_state
+  ),
+  -- Attempts that their worker ended.
+  ended as materialized (
+    select u.queue, u.before, s.at, count(*) as number
+    from seen s cross join lateral unnest(s.queue, s.before) as u (queue, before)
+    where s.reason in ('completed', 'failed') group by u.queue, u.before, s.at
+  ),
+  timed as materialized (
+    select d.queue, d.number, greatest(extract(epoch from d.at - b.at), 0)::double precision as seconds
+    from ended d
+    cross join lateral (select p.at from helix.entry p where p.id = d.before order by p.part limit 1) b
+  ),
+  change as (
+    select m.queue, 'helix_batches' as name, m.to_state::text as label, m.number::double precision as value
+    from moved m
+    union all
+    select m.queue, 'helix_batches', m.from_state::text, -m.number from moved m
+    where m.from_state is not null
+    union all
+    select m.queue, 'helix_submissions_total', 'new', m.number from moved m where m.from_state is null
+    union all
+    select t.queue, 'helix_process_latency_seconds',
+           (array['0.01', '0.1', '0.5', '1', '5', '15', '60', '300', '900', '3600', '14400', '+Inf'])
+             [1 + width_bucket(t.seconds,
+                               array[0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400]::float8[])],
+           t.number
+    from timed t
+    union all
+    select t.queue, 'helix_process_latency_seconds', 'sum', t.seconds * t.number from timed t
+  )
+  select q.tenant, c.name, q.name, c.label, sum(c.value)
+  from change c join helix.queue q on q.id = c.queue
+  group by q.tenant, c.name, q.name, c.label;
+end
+$$;
+
+ALTER FUNCTION helix.fold_entries(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
+-- Name: follow_ledger(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.follow_ledger() RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+  c_span    constant bigint := 5000;
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_span    bigint := c_span;
+  v_mark    bigint;
+  v_first   bigint;
+  v_edge    bigint := v_reached;
+begin
+  select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for update skip locked;
+  if not found then
+    return (select d.mark from helix.duty d where d.duty = 'metrics');
+  end if;
+  if v_mark > v_reached then   -- restored into a server that has counted fewer transactions
+    perform helix.recount_batches(v_reached);
+  else
+    -- Other databases use transaction numbers too: ranges without an entry are skipped, ever larger ones.
+    while v_first is null and v_mark < v_reached loop
+      v_edge := least(v_reached, v_mark + v_span);
+      select min(e.xid) into v_first from helix.entry e where e.xid >= v_mark and e.xid < v_edge;
+      v_mark := coalesce(v_first, v_edge);
+      v_span := v_span * 4;
+    end loop;
+    v_edge := least(v_reached, v_mark + c_span);
+    perform helix.fold_entries(v_mark, v_edge);
+  end if;
+  update helix.duty d set mark = v_edge where d.duty = 'metrics';
+  return v_edge;
+end
+$$;
+
+ALTER FUNCTION helix.follow_ledger() OWNER TO helix_engine;
+
 -- Name: framed(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.framed(p_text text) RETURNS bytea
@@ -2090,6 +3632,9 @@ begin
       fingerprint = v_fence.fingerprint, request = v_fence.request
   where f.key = p_fence.key
   returning * into v_fence;
+  if p_to = 'CLAIMED' then
+    perform set_config('helix.fence', v_fence.key::text, true);
+  end if;
   return helix.fence_answer(v_fence, 'granted');
 end
 $$;
@@ -2117,6 +3662,28 @@ end
 $$;
 
 ALTER FUNCTION helix.guard() OWNER TO helix_engine;
+
+-- Name: guard_append_only(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.guard_append_only() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if tg_op operator(pg_catalog.=) 'INSERT'
+     and current_user operator(pg_catalog.=) 'helix_engine'
+     and session_user operator(pg_catalog.<>) 'helix_engine'
+     and pg_catalog.current_setting('role') operator(pg_catalog.<>) 'helix_engine'
+  then
+    return null;
+  end if;
+  raise exception using errcode = 'QH003',
+    message = pg_catalog.format('%s on %I.%I by %s: a ledger is append-only and written by append_v1',
+                                tg_op, tg_table_schema, tg_table_name, current_user),
+    hint = 'A correction is a new event.';
+end
+$$;
+
+ALTER FUNCTION helix.guard_append_only() OWNER TO helix_engine;
 
 -- Name: guard_ledger(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2179,6 +3746,7 @@ CREATE FUNCTION helix.hello_v1(p_worker text, p_free jsonb DEFAULT NULL::jsonb) 
     AS $$
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
   on conflict (role, name) do update set last_seen = clock_timestamp(), free = excluded.free;
 end
@@ -2248,6 +3816,24 @@ $$;
 
 ALTER FUNCTION helix.history_of(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: hold_feed_v1(text, text, text, real); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  update helix.feed f
+  set holder = p_holder, held_until = clock_timestamp() + make_interval(secs => p_seconds::helix.lease_seconds)
+  where f.tenant = p_tenant and f.name = p_feed
+    and (f.holder is null or f.holder = p_holder or f.held_until < clock_timestamp());
+  return found;
+end
+$$;
+
+ALTER FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real) OWNER TO helix_engine;
+
 -- Name: idle_lanes(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.idle_lanes(p_limit integer) RETURNS integer
@@ -2277,51 +3863,6 @@ end
 $$;
 
 ALTER FUNCTION helix.idle_lanes(p_limit integer) OWNER TO helix_engine;
-
--- Name: queue; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.queue (
-    id integer NOT NULL,
-    tenant text NOT NULL,
-    name text NOT NULL,
-    profile text DEFAULT 'text-v1'::text NOT NULL,
-    lease_seconds real DEFAULT 120 NOT NULL,
-    max_attempts smallint DEFAULT 5 NOT NULL,
-    backoff_seconds real DEFAULT 2 NOT NULL,
-    backoff_max_seconds real DEFAULT 600 NOT NULL,
-    key_limit integer DEFAULT 1 NOT NULL,
-    unknown text DEFAULT 'refuse'::text NOT NULL,
-    paused boolean DEFAULT false NOT NULL,
-    closed boolean DEFAULT false NOT NULL,
-    class integer DEFAULT 0 NOT NULL,
-    payload_schema jsonb,
-    result_schema jsonb,
-    keep_completed_seconds double precision DEFAULT 0 NOT NULL,
-    keep_failed_seconds double precision DEFAULT 0 NOT NULL,
-    keep_cancelled_seconds double precision DEFAULT 0 NOT NULL,
-    keep_decisions_seconds double precision DEFAULT 0 NOT NULL,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT queue_backoff_max_seconds_check CHECK (((backoff_max_seconds >= (0)::double precision) AND (backoff_max_seconds <= (604800)::double precision))),
-    CONSTRAINT queue_backoff_seconds_check CHECK (((backoff_seconds >= (0)::double precision) AND (backoff_seconds <= (86400)::double precision))),
-    CONSTRAINT queue_keep_cancelled_seconds_check CHECK (((keep_cancelled_seconds >= (0)::double precision) AND (keep_cancelled_seconds <= ('10000000000'::numeric)::double precision))),
-    CONSTRAINT queue_keep_completed_seconds_check CHECK (((keep_completed_seconds >= (0)::double precision) AND (keep_completed_seconds <= ('10000000000'::numeric)::double precision))),
-    CONSTRAINT queue_keep_decisions_seconds_check CHECK (((keep_decisions_seconds >= (0)::double precision) AND (keep_decisions_seconds <= ('10000000000'::numeric)::double precision))),
-    CONSTRAINT queue_keep_failed_seconds_check CHECK (((keep_failed_seconds >= (0)::double precision) AND (keep_failed_seconds <= ('10000000000'::numeric)::double precision))),
-    CONSTRAINT queue_key_limit_check CHECK (((key_limit >= 1) AND (key_limit <= 100000))),
-    CONSTRAINT queue_lease_seconds_check CHECK (((lease_seconds >= (0.05)::double precision) AND (lease_seconds <= (86400)::double precision))),
-    CONSTRAINT queue_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 1000))),
-    CONSTRAINT queue_name_check CHECK ((name ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT queue_payload_schema_check CHECK ((octet_length((payload_schema)::text) <= 65536)),
-    CONSTRAINT queue_profile_check CHECK ((profile = ANY (ARRAY['text-v1'::text, 'lab-id-v1'::text]))),
-    CONSTRAINT queue_result_schema_check CHECK ((octet_length((result_schema)::text) <= 65536)),
-    CONSTRAINT queue_tenant_check CHECK ((tenant ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'::text)),
-    CONSTRAINT queue_unknown_check CHECK ((unknown = ANY (ARRAY['refuse'::text, 'accept'::text])))
-);
-
-ALTER TABLE ONLY helix.queue FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.queue OWNER TO helix_owner;
 
 -- Name: insert_batches(helix.queue, smallint, text, timestamp with time zone, bytea[], bigint[], bytea[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2410,6 +3951,41 @@ $$;
 
 ALTER FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]) OWNER TO helix_engine;
 
+-- Name: is_doubled(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_work  helix.work;
+  v_claim helix.entry;
+begin
+  select * into v_work from helix.work w
+  where w.batch = p_batch and w.state in ('PENDING', 'ASSIGNED', 'RUNNING');
+  select * into v_claim from helix.entry e
+  where e.id = p_number and p_batch = any (e.batch) and e.from_state = 'PENDING'
+    and e.to_state in ('ASSIGNED', 'RUNNING') limit 1;
+  if v_work.batch is null or v_claim.id is null then
+    return false;
+  end if;
+  if v_work.number is distinct from p_number then
+    return not exists (select from helix.history_of(array[p_batch]) h
+                       where h.number = p_number and h.to_state not in ('ASSIGNED', 'RUNNING'));
+  end if;
+  return v_work.state <> 'PENDING' and (
+    -- It was claimed while another claim held it.
+    not exists (select from helix.entry p
+                where p.id = v_claim.before[array_position(v_claim.batch, p_batch)]
+                  and p.to_state = 'PENDING')
+    -- Two claim calls name the same lease.
+    or (select count(*) from helix.request r where r.number = p_number) > 1);
+end
+$$;
+
+ALTER FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) OWNER TO helix_engine;
+
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) RETURNS boolean
@@ -2458,6 +4034,26 @@ CREATE FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigi
 $$;
 
 ALTER FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) OWNER TO helix_engine;
+
+-- Name: keep_metrics(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.keep_metrics(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_edge    bigint := helix.follow_ledger();
+begin
+  perform helix.start_series();
+  p_limit := case when v_edge < v_reached then p_limit else least(helix.fold_changes(), p_limit - 1) end;
+  perform helix.measure_queues();
+  perform helix.measure_fences();
+  perform helix.measure_server();
+  return p_limit;
+end
+$$;
+
+ALTER FUNCTION helix.keep_metrics(p_limit integer) OWNER TO helix_engine;
 
 -- Name: key_text(bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2610,6 +4206,50 @@ $$;
 
 ALTER FUNCTION helix.lease_nonce(p_nonce bigint, p_batch bigint) OWNER TO helix_engine;
 
+-- Name: lease_one(helix.chosen, text, uuid, boolean, real, integer, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) RETURNS helix.lease[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_epoch    integer := coalesce(p_epoch, helix.current_epoch());
+  v_entry    bigint := nextval('helix.entry_id');
+  v_nonce    bigint := hashtextextended(gen_random_uuid()::text, 0);
+  v_now      timestamptz := clock_timestamp();
+  v_seconds  real := coalesce(p_seconds, p_one.lease_seconds);
+  v_deadline timestamptz := v_now + make_interval(secs => v_seconds);
+  v_state    helix.state := case when p_start then 'RUNNING' else 'ASSIGNED' end;
+  v_row      record;
+begin
+  insert into helix.request (id, number, worker, unsettled, due)
+  values (p_request, v_entry, p_worker, 1, v_now + make_interval(secs => least(10, v_seconds)))
+  on conflict do nothing;
+  if not found then
+    return null;
+  end if;
+  update helix.work w
+  set state = v_state, pending = false, version = w.version + 1 + p_start::int,
+      attempt = w.attempt + 1, epoch = v_epoch, nonce = v_nonce, number = v_entry, deadline = v_deadline,
+      lease_seconds = v_seconds, entry = v_entry, before = w.entry, came_from = w.state,
+      reason = case when p_start then 'started' else 'claimed' end::helix.reason, changed_at = v_now,
+      actor = p_worker, step = true, late = false, content = null
+  from helix.batch b, helix.queue q
+  where w.ctid = p_one.tuple and b.id = p_one.batch and q.id = p_one.queue
+  returning w.batch, w.queue, w.attempt, b.key, b.identity, b.revision, b.payload::text as payload,
+            q.tenant, q.name
+  into v_row;
+  return array[
+    helix.claim_header(
+      p_settled, v_state, v_epoch, v_nonce, v_entry,
+      helix.queue_header(v_row.queue, v_row.tenant, v_row.name, v_seconds, v_deadline),
+      format('[%s,%s,%s]', p_one.lane, p_one.turn, p_one.batch), false),
+    row(v_row.batch, v_row.queue, v_row.attempt, v_row.key, v_row.identity, v_row.revision,
+        v_row.payload)::helix.lease];
+end
+$$;
+
+ALTER FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) OWNER TO helix_engine;
+
 -- Name: leases_of(text, uuid, helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.leases_of(p_worker text, p_request uuid, p_settled helix.answer[]) RETURNS SETOF helix.lease
@@ -2633,8 +4273,7 @@ begin
     select (h.header).*
     from (select helix.claim_header(
                    p_settled, max(w.state), max(w.epoch), max(w.nonce), max(w.number),
-                   (select string_agg(format('"%s":["%s","%s",%s,%s]', q.id, q.tenant, q.name, d.seconds,
-                                             floor(extract(epoch from d.deadline) * 1000000)::bigint), ',')
+                   (select string_agg(helix.queue_header(q.id, q.tenant, q.name, d.seconds, d.deadline), ',')
                     from (select l.queue, min(l.lease_seconds) as seconds, min(l.deadline) as deadline
                           from helix.work l where l.batch = any (v_held) group by l.queue) d
                     join helix.queue q on q.id = d.queue), '', false) as header
@@ -2647,6 +4286,66 @@ end
 $$;
 
 ALTER FUNCTION helix.leases_of(p_worker text, p_request uuid, p_settled helix.answer[]) OWNER TO helix_engine;
+
+-- Name: ledger_hint_key_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) RETURNS TABLE(epoch integer, key bytea)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  return query
+    select helix.current_epoch(),
+           helix.fingerprint(s, 'ledger hint' || chr(31) || p_tenant || chr(31) || p_ledger)
+    from helix.secret s order by s.id limit 1;
+end
+$$;
+
+ALTER FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) OWNER TO helix_engine;
+
+-- Name: ledger_is_unique(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.ledger_is_unique() RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select count(*) = 3 from pg_index i
+  where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+$$;
+
+ALTER FUNCTION helix.ledger_is_unique() OWNER TO helix_engine;
+
+-- Name: link_fence(bigint[], boolean[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.link_fence(p_batch bigint[], p_conflict boolean[] DEFAULT NULL::boolean[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_fence text := nullif(current_setting('helix.fence', true), '');
+begin
+  if v_fence is not null then
+    insert into helix.fence_batch as l (fence, batch, tenant, conflict)
+    select f.key, u.batch, f.tenant, bool_or(coalesce(u.conflict, false))
+    from helix.fence f cross join unnest(p_batch, p_conflict) as u (batch, conflict)
+    where f.key = v_fence::bytea and f.state = 'CLAIMED' and u.batch is not null
+    group by f.key, u.batch, f.tenant
+    on conflict (fence, batch) do update set conflict = l.conflict or excluded.conflict;
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.link_fence(p_batch bigint[], p_conflict boolean[]) OWNER TO helix_engine;
+
+-- Name: link_submitted(helix.submitted[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.link_submitted(p_answers helix.submitted[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+  select helix.link_fence(array_agg(b.id), array_agg(a.decision = 'conflict'))
+  from unnest(p_answers) a join helix.batch b on b.key = a.key
+$$;
+
+ALTER FUNCTION helix.link_submitted(p_answers helix.submitted[]) OWNER TO helix_engine;
 
 -- Name: locate(uuid[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2688,6 +4387,20 @@ CREATE FUNCTION helix.lock_ended(p_batch bigint[]) RETURNS bigint[]
 $$;
 
 ALTER FUNCTION helix.lock_ended(p_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: lock_if_empty(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.lock_if_empty(p_queue integer) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+  lock table helix.queue in access exclusive mode;
+  return not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
+     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null);
+end
+$$;
+
+ALTER FUNCTION helix.lock_if_empty(p_queue integer) OWNER TO helix_engine;
 
 -- Name: lock_keys(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2757,6 +4470,109 @@ $$;
 
 ALTER FUNCTION helix.make_claimable(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: measure_fences(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_fences() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.set_gauges('{helix_fences_in_doubt,helix_fence_oldest_doubt_seconds}', array(
+    with doubt as materialized (
+      select f.tenant, count(*) as number, min(f.changed_at) as oldest
+      from (select f.tenant, f.changed_at from helix.fence f
+            where f.state = 'IN_DOUBT' order by f.changed_at limit 10000) f
+      group by f.tenant
+    ),
+    tenant as (select d.tenant from doubt d union select q.tenant from helix.queue q)
+    select row(t.tenant, n.name, '', '', n.value)::helix.metric
+    from tenant t
+    left join doubt d on d.tenant = t.tenant
+    cross join lateral (
+      values ('helix_fences_in_doubt', coalesce(d.number, 0)::double precision),
+             ('helix_fence_oldest_doubt_seconds',
+              coalesce(extract(epoch from clock_timestamp() - d.oldest), 0))) as n (name, value)));
+end
+$$;
+
+ALTER FUNCTION helix.measure_fences() OWNER TO helix_engine;
+
+-- Name: measure_findings(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_findings() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.set_gauges(
+    '{helix_duplicate_active_assignments,helix_leases_overdue,helix_stalled_pending}',
+    array(
+      select row(coalesce(q.tenant, '*'), n.name, coalesce(q.name, ''), '',
+                 coalesce(sum(case n.kind when 'stalled_pending' then (f.detail::json ->> 'number')::int
+                              else 1 end) filter (where f.kind is not null), 0))::helix.metric
+      from (values ('duplicate_assignment', 'helix_duplicate_active_assignments'),
+                   ('lease_overdue', 'helix_leases_overdue'),
+                   ('stalled_pending', 'helix_stalled_pending')) as n (kind, name)
+      cross join (select q.id, q.tenant, q.name from helix.queue q
+                  union all select 0, null, null) q
+      left join helix.finding f on f.kind = n.kind and f.queue = q.id and f.cleared_at is null
+      group by q.tenant, q.name, n.name
+      having q.name is not null or count(f.kind) > 0));
+end
+$$;
+
+ALTER FUNCTION helix.measure_findings() OWNER TO helix_engine;
+
+-- Name: measure_queues(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_queues() RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  perform helix.set_gauges('{helix_oldest_pending_seconds}', array(
+    select row(q.tenant, 'helix_oldest_pending_seconds', q.name, '',
+               coalesce(extract(epoch from clock_timestamp() - min(w.changed_at)), 0))::helix.metric
+    from helix.queue q
+    left join helix.lane l on l.queue = q.name and not l.idle
+    left join lateral (select p.changed_at from helix.work p
+                       where p.pending and p.queue = q.id and p.lane = l.id
+                       order by p.queue, p.lane, p.turn, p.batch limit 1) w on true
+    group by q.tenant, q.name));
+  -- A service prefixes the names of its workers with their tenant.
+  perform helix.set_gauges('{helix_workers_alive}', array(
+    select row(coalesce(t.tenant, '*'), 'helix_workers_alive', '', '', count(*))::helix.metric
+    from helix.worker w
+    left join (select distinct q.tenant from helix.queue q) t on t.tenant = split_part(w.name, '/', 1)
+    where w.last_seen > clock_timestamp() - interval '60 s'
+    group by coalesce(t.tenant, '*')));
+end
+$$;
+
+ALTER FUNCTION helix.measure_queues() OWNER TO helix_engine;
+
+-- Name: measure_server(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_server() RETURNS void
+    LANGUAGE sql
+    AS $$
+  select helix.set_gauges('{helix_backend_xmin_age}', array[
+    row('*', 'helix_backend_xmin_age', '', '', coalesce(max(a.age), 0))::helix.metric])
+  from (select age(s.backend_xmin) as age from pg_stat_activity s where s.backend_xmin is not null
+        union all
+        select age(p.transaction) from pg_prepared_xacts p
+        union all
+        select age(r.xmin) from pg_replication_slots r where r.xmin is not null) a
+$$;
+
+ALTER FUNCTION helix.measure_server() OWNER TO helix_engine;
+
 -- Name: move_blocked(bigint[], bigint[], text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.move_blocked(p_batch bigint[], p_taken bigint[], p_worker text) RETURNS bigint[]
@@ -2825,6 +4641,16 @@ $$;
 
 ALTER FUNCTION helix.move_blocked(p_batch bigint[], p_taken bigint[], p_worker text) OWNER TO helix_engine;
 
+-- Name: new_finding(text, bigint, bigint, integer, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.new_finding(p_kind text, p_batch bigint, p_number bigint, p_queue integer, p_detail text) RETURNS helix.finding
+    LANGUAGE sql STABLE
+    AS $$
+  select row(p_kind, p_batch, p_number, coalesce(p_queue, 0), null, null, null, p_detail)::helix.finding
+$$;
+
+ALTER FUNCTION helix.new_finding(p_kind text, p_batch bigint, p_number bigint, p_queue integer, p_detail text) OWNER TO helix_engine;
+
 -- Name: new_secret_pads(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.new_secret_pads(OUT inner_pad bytea, OUT outer_pad bytea) RETURNS record
@@ -2890,7 +4716,7 @@ CREATE FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text,
 begin
   perform helix.enter_for(p_tenant);
   insert into helix.decision (tenant, queue, kind, actor, detail)
-  select p_tenant, p_queue, 'refused', coalesce(p_actor, session_user),
+  select p_tenant, p_queue, 'refused', helix.actor_of(p_actor),
          jsonb_build_object('raw_hex', encode(substr(u.raw, 1, 4096), 'hex'), 'why', u.why)::text
   from unnest(p_raw, p_why) as u (raw, why);
 end
@@ -2932,12 +4758,22 @@ begin
   perform helix.enter_for(p_tenant);
   perform helix.demand_token_admin(p_tenant);
   insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
-  values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
+  values (p_hash, p_tenant, p_scopes, p_token_seconds, helix.actor_of(p_actor), v_until);
   return v_until;
 end
 $$;
 
 ALTER FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) OWNER TO helix_engine;
+
+-- Name: overdue_after(real); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.overdue_after(p_seconds real) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select make_interval(secs => greatest(p_seconds, 5))
+$$;
+
+ALTER FUNCTION helix.overdue_after(p_seconds real) OWNER TO helix_engine;
 
 -- Name: owned(bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2985,9 +4821,13 @@ begin
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.sweep_fences(p_actor, p_limit) t)
-    when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit))
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),
+                                 helix.expire_letters(p_limit))
     when 'archive' then helix.archive(p_limit)
     when 'sweep' then helix.sweep(p_limit)
+    when 'metrics' then helix.keep_metrics(p_limit)
+    when 'reconcile' then helix.reconcile(p_limit)
+    when 'audit' then helix.audit_rows(p_limit)
   end;
 end
 $$;
@@ -3077,7 +4917,7 @@ CREATE FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found tex
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_fence helix.fence;
   v_left  real;
 begin
@@ -3241,6 +5081,17 @@ $$;
 
 ALTER FUNCTION helix.public_id(p_key bytea) OWNER TO helix_engine;
 
+-- Name: queue_header(integer, text, text, real, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.queue_header(p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamp with time zone) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select format('"%s":["%s","%s",%s,%s]', p_id, p_tenant, p_name, p_seconds,
+                floor(extract(epoch from p_deadline) * 1000000)::bigint)
+$$;
+
+ALTER FUNCTION helix.queue_header(p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamp with time zone) OWNER TO helix_engine;
+
 -- Name: queue_requires_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) RETURNS jsonb
@@ -3301,7 +5152,7 @@ ALTER FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) OWNER
 
 -- Name: read_batch_v1(uuid[], bytea[], boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean DEFAULT false, p_limit integer DEFAULT 1000) RETURNS TABLE(public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text, profile text, revision text, priority smallint, run_at timestamp with time zone, expires_at timestamp with time zone, limit_key text, actor text, created_at timestamp with time zone, state text, place text, version integer, attempt smallint, worker text, deadline timestamp with time zone, epoch integer, number bigint, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, retired_at timestamp with time zone, erased boolean, payload text, result text, events json, refusals json, decisions json)
+CREATE FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean DEFAULT false, p_limit integer DEFAULT 1000) RETURNS TABLE(public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text, profile text, revision text, priority smallint, run_at timestamp with time zone, expires_at timestamp with time zone, limit_key text, actor text, created_at timestamp with time zone, state text, place text, version integer, attempt smallint, worker text, deadline timestamp with time zone, epoch integer, number bigint, cause text, due timestamp with time zone, finished_at timestamp with time zone, finished_by text, failure text, detail text, retired_at timestamp with time zone, erased boolean, payload text, result text, events json, refusals json, decisions json, sources json)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -3311,7 +5162,10 @@ CREATE FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload bool
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 #variable_conflict use_column
+declare
+  v_sees boolean := helix.sees_payloads();
 begin
+  perform helix.demand_payloads(p_payload);
   return query
     with found as (
       select l.batch as id from helix.locate(p_ids) l
@@ -3329,7 +5183,7 @@ begin
                       where r.batch = f.id and r.version = v.version) end,
            (select json_agg(json_build_array(
                      h.version, h.at, h.from_state, h.to_state, h.reason, h.actor, h.attempt, h.epoch,
-                     h.number, h.detail, h.late) order by h.version)
+                     h.number, case when v_sees then h.detail end, h.late) order by h.version)
             from (select * from helix.history_of(array[f.id]) h order by h.version desc limit p_limit) h),
            (select json_agg(json_build_array(
                      r.operation, r.worker, r.owner, r.epoch, r.number, r.owner_number, r.state, r.why,
@@ -3338,7 +5192,11 @@ begin
                   order by r.last_at desc limit p_limit) r),
            (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
             from (select * from helix.decision d where d.batch = f.id
-                  order by d.id desc limit p_limit) d)
+                  order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,
+                                             s.last_at, s.actor) order by s.first_at)
+            from (select * from helix.source s where s.batch = f.id and s.kind is not null
+                  order by s.first_at desc limit p_limit) s)
     from found f
     cross join lateral (select * from helix.batch b where b.id = f.id limit 1) b
     cross join lateral (select q.tenant from helix.queue q where q.id = b.queue limit 1) q
@@ -3540,6 +5398,7 @@ declare
   v_limit   integer := least(p_limit, 1000);
   v_queues  integer[] := case when p_queue is null then helix.session_queues()
                               else array(select q.id from helix.read_queue_ids(null, p_queue) q) end;
+  v_sees    boolean := helix.sees_payloads();
 begin
   return query
     -- Entries without a step of these queues are left out before any array is unnested.
@@ -3561,7 +5420,7 @@ begin
       cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
       left join lateral (select r.detail::text as detail from helix.result r
-                         where r.batch = p.batch and r.version = p.version limit 1) r on true) on true
+                         where v_sees and r.batch = p.batch and r.version = p.version limit 1) r on true) on true
     order by p.xid, p.batch, p.version;
 end
 $$;
@@ -3623,6 +5482,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
            s.leased and w.number is distinct from
              case w.came_from when 'PENDING' then w.entry else w.before end as other_token,
            s.leased and (r.due <= w.deadline) is not true as unreachable,
+           s.leased and w.deadline > clock_timestamp() + make_interval(secs => w.lease_seconds) as endless,
            s.leased and w.deadline + greatest(make_interval(secs => 2 * w.lease_seconds), '10 s') < now()
              as stuck
     from helix.batch b
@@ -3641,7 +5501,7 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
     select c.* from compared c
     where c.unplaced or c.unasked or c.half_retired or c.tombstone_edited or c.other_key or c.payload_gone
        or c.other_queue or c.other_lane or c.other_options or c.queueless or c.exhausted
-       or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck
+       or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck or c.endless
   )
   -- name: work_doubled
   -- promise: G2
@@ -3762,6 +5622,14 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   select 'lease_unreachable', jsonb_build_object('batch', b.batch, 'worker', b.actor,
                                                  'deadline', b.deadline)
   from bad b where b.unreachable
+  union all
+  -- name: lease_endless
+  -- promise: G6
+  -- means: The deadline of a lease is further away than its length: no renewal wrote it, and the batch waits for
+  --        a worker that may be dead.
+  -- action: Release the batch (helixq batch release).
+  select 'lease_endless', jsonb_build_object('batch', b.batch, 'worker', b.actor, 'deadline', b.deadline)
+  from bad b where b.endless
   union all
   -- name: lease_stuck
   -- promise: G6
@@ -3954,14 +5822,19 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
                                         and e.last_reason in ('resolved', 'corrected')))) as illegal,
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
-             e.hash is distinct from e.computed as edited
+             e.hash is distinct from e.computed as edited,
+             coalesce(e.newest, true) and f.content is distinct from e.content as other_content
       from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
                    lag(e.version, 1, 0) over history as last_version,
                    lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
             from helix.fence_event e window history as (partition by e.life order by e.version)) e
-      full join (select f.life, f.tenant, f.name, f.state, f.version from helix.fence f) f
+      full join (select f.life, f.tenant, f.name, f.state, f.version,
+                        helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect,
+                                            f.form, f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until,
+                                            f.until) as content
+                 from helix.fence f) f
         on f.life = e.life) c
-    where c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
+    where c.other_content and not c.unknown or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
@@ -3971,6 +5844,14 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
            'life', b.life, 'tenant', b.fence_tenant, 'name', b.name, 'state', b.fence_state,
            'version', b.fence_version, 'last_event', b.to_state, 'last_version', b.version)
   from bad b where b.other_state
+  union all
+  -- name: fence_edited
+  -- promise: G8
+  -- means: What the fence says about its effect (key, request, effect, answer's digest, times, how long its key is
+  --        kept) is not what its last event recorded.
+  -- action: Restore the row from a backup; receipts that were issued before show the right values.
+  select 'fence_edited', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
+  from bad b where b.other_content and not b.unknown
   union all
   -- name: fence_event_torn
   -- promise: G8
@@ -4051,6 +5932,44 @@ $$;
 
 ALTER FUNCTION helix.read_check_fences() OWNER TO helix_reader;
 
+-- Name: read_check_findings(); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_findings() RETURNS SETOF helix.violation
+    LANGUAGE sql STABLE
+    AS $$
+  -- name: assigned_twice
+  -- promise: G2
+  -- means: The loop found a batch with more than one live assignment.
+  -- action: Follow docs/runbooks/duplicate-assignments.md.
+  select 'assigned_twice', jsonb_build_object('batch', f.batch, 'entry', f.number, 'detail', f.detail)
+  from helix.finding f where f.kind = 'duplicate_assignment' and f.cleared_at is null
+  union all
+  -- name: assigned_without_event
+  -- promise: G3
+  -- means: The loop found an assignment or a step without its ledger entry.
+  -- action: Follow docs/runbooks/audit-missing.md.
+  select 'assigned_without_event', jsonb_build_object('batch', f.batch, 'entry', f.number,
+                                                      'detail', f.detail)
+  from helix.finding f where f.kind = 'audit_missing' and f.cleared_at is null
+  union all
+  -- name: lease_not_reaped
+  -- promise: G6
+  -- means: The loop found a lease that ended more than its own length ago.
+  -- action: Follow docs/runbooks/leases-overdue.md.
+  select 'lease_not_reaped', jsonb_build_object('batch', f.batch, 'entry', f.number, 'detail', f.detail)
+  from helix.finding f where f.kind = 'lease_overdue' and f.cleared_at is null
+  union all
+  -- name: pending_stalled
+  -- promise: G6
+  -- means: The loop found claimable batches that wait for longer than the queue's stalled_after.
+  -- action: Follow docs/runbooks/stalled-pending.md.
+  select 'pending_stalled', jsonb_build_object('queue', q.name, 'detail', f.detail)
+  from helix.finding f join helix.queue q on q.id = f.queue
+  where f.kind = 'stalled_pending' and f.cleared_at is null
+$$;
+
+ALTER FUNCTION helix.read_check_findings() OWNER TO helix_reader;
+
 -- Name: read_check_records(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_check_records() RETURNS SETOF helix.violation
@@ -4088,6 +6007,36 @@ CREATE FUNCTION helix.read_check_records() RETURNS SETOF helix.violation
   -- action: Restore the queue of the row in helix.result.
   select 'texts_of_other_queue', jsonb_build_object('batch', r.batch, 'version', r.version)
   from helix.result r join helix.batch b on b.id = r.batch where r.queue <> b.queue
+  union all
+  -- name: source_edited
+  -- promise: G1
+  -- means: The hash of a source does not follow from its texts, or it names a batch of another queue or none:
+  --        a redelivery may be taken for new work.
+  -- action: Restore the row of helix.source from a backup.
+  select 'source_edited', jsonb_build_object('batch', s.batch, 'queue', q.name, 'id', s.id)
+  from helix.source s
+  left join helix.queue q on q.id = s.queue
+  left join helix.batch b on b.id = s.batch
+  where s.hash <> coalesce(helix.source_hash(q.tenant, s.kind, s.name, s.id), s.hash)
+     or s.batch is not null and b.queue is distinct from s.queue
+  union all
+  -- name: letter_edited
+  -- promise: G5
+  -- means: The message of a dead letter is not the one that came, or is missing although the letter is open.
+  -- action: Restore the row of helix.dead_letter from a backup.
+  select 'letter_edited', jsonb_build_object('letter', l.id, 'tenant', l.tenant, 'source', l.source)
+  from helix.dead_letter l
+  where l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
+     or l.status = 'open' and l.body is null and l.reason <> 'vanished'
+     or l.status <> 'open' and l.closed_at is null
+  union all
+  -- name: letter_without_batch
+  -- promise: G5
+  -- means: A letter counts as redriven, but the batch that it became does not exist.
+  -- action: Restore helix.batch from a backup, or submit the message again.
+  select 'letter_without_batch', jsonb_build_object('letter', l.id, 'tenant', l.tenant)
+  from helix.dead_letter l left join helix.batch b on b.id = l.batch
+  where l.status = 'redriven' and b.id is null
 $$;
 
 ALTER FUNCTION helix.read_check_records() OWNER TO helix_reader;
@@ -4111,7 +6060,7 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
   bad as materialized (
     select coalesce(s.batch, r.batch) as batch, coalesce(s.version, r.version) as version, s.id,
            s.batch is not null as is_said, r.batch is not null as is_kept, s.to_state,
-           (r.failure, r.detail, r.result) is null as emptied
+           (r.detail, r.result) is null and (s.to_state = 'COMPLETED' or r.failure is not null) as emptied
     from said s
     full join (
       select r.batch, r.version, r.failure, r.detail, r.result::text as result,
@@ -4135,8 +6084,8 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
   select 'result_edited', jsonb_build_object('batch', b.batch, 'version', b.version, 'entry', b.id)
   from bad b
   where b.is_kept and b.is_said
-    -- Erasing empties results; nothing else of a step.
-    and not (b.emptied and b.to_state = 'COMPLETED'
+    -- Erasing empties results and the details of failures; nothing else of a step.
+    and not (b.emptied
              and exists (select from helix.decision d where d.batch = b.batch and d.kind = 'erased'))
   union all
   -- name: result_without_step
@@ -4148,6 +6097,33 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
 $$;
 
 ALTER FUNCTION helix.read_check_results() OWNER TO helix_reader;
+
+-- Name: read_check_settings(); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_settings() RETURNS SETOF helix.violation
+    LANGUAGE sql STABLE
+    SET work_mem TO '128MB'
+    SET enable_nestloop TO 'off'
+    SET jit TO 'off'
+    AS $$
+  -- name: setting_edited
+  -- promise: G3
+  -- means: A queue setting, a binding of a login, an API token, a secret, an epoch, a duty, a requirement class
+  --        or a lane is not as its last recorded change left it: it was edited, deleted or inserted by hand.
+  -- action: Restore the row from a backup, or set it again with the function that is meant for it.
+  select 'setting_edited', jsonb_build_object(
+           'table', coalesce(r.name, d.name), 'key', coalesce(r.key, d.key),
+           'what', case when r.key is null then 'deleted' when d.key is null then 'inserted'
+                        else 'edited' end)
+  from (select distinct on (d.queue, d.detail::jsonb -> 'key') d.queue as name, d.detail::jsonb -> 'key' as key,
+               d.detail::jsonb ->> 'digest' as digest
+        from helix.decision d where d.kind = 'audit' and pg_has_role(session_user, 'helix_operator', 'member')
+        order by d.queue, d.detail::jsonb -> 'key', d.id desc) d
+  full join helix.audited_rows() r on r.name = d.name and r.key = d.key
+  where d.digest is distinct from r.digest
+$$;
+
+ALTER FUNCTION helix.read_check_settings() OWNER TO helix_reader;
 
 -- Name: read_check_steps(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4306,6 +6282,82 @@ $$;
 
 ALTER FUNCTION helix.read_check_steps() OWNER TO helix_reader;
 
+-- Name: read_check_tombstones(); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_tombstones() RETURNS SETOF helix.violation
+    LANGUAGE sql STABLE
+    SET work_mem TO '128MB'
+    SET enable_nestloop TO 'off'
+    SET jit TO 'off'
+    AS $$
+  with recorded as (
+    select d.id, (u.batch)::bigint as batch from helix.decision d
+    cross join lateral jsonb_array_elements_text(d.detail::jsonb -> 'batches') as u (batch)
+    where d.kind = 'retired'
+  ),
+  found as (select b.id, b.tombstone from helix.batch b where b.retired_at is not null)
+  -- name: tombstone_missing
+  -- promise: G1
+  -- means: Retention recorded that it retired this batch, but its tombstone is gone: a repeat would be new work.
+  -- action: Restore the row of helix.batch from a backup.
+  select 'tombstone_missing', jsonb_build_object('batch', r.batch, 'decision', r.id)
+  from recorded r left join found f on f.id = r.batch where f.id is null
+  union all
+  -- name: tombstone_unrecorded
+  -- promise: G5
+  -- means: A batch looks retired, but no retention recorded it: its payload and its results were removed by hand.
+  -- action: Restore the batch from a backup.
+  select 'tombstone_unrecorded', jsonb_build_object('batch', f.id)
+  from found f left join recorded r on r.batch = f.id where r.batch is null
+  union all
+  -- name: tombstone_not_recorded_so
+  -- promise: G1
+  -- means: The tombstones of one retirement are not those that it left, although each is consistent in itself.
+  -- action: Compare the batches of the decision with a backup.
+  select 'tombstone_not_recorded_so', jsonb_build_object('decision', d.id, 'first', min(r.batch), 'last', max(r.batch))
+  from recorded r join helix.decision d on d.id = r.id join found f on f.id = r.batch
+  group by d.id, d.detail
+  having encode(sha256(string_agg(f.tombstone, ''::bytea order by f.id)), 'hex')
+         is distinct from d.detail::jsonb ->> 'digest'
+    and count(*) = jsonb_array_length(d.detail::jsonb -> 'batches')
+$$;
+
+ALTER FUNCTION helix.read_check_tombstones() OWNER TO helix_reader;
+
+-- Name: read_check_user_ledgers(); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_check_user_ledgers() RETURNS SETOF helix.violation
+    LANGUAGE sql STABLE
+    SET work_mem TO '128MB'
+    SET enable_nestloop TO 'off'
+    SET jit TO 'off'
+    AS $$
+  with chained as materialized (
+    select e.ledger, e.entity, e.version, e.id, e.tenant, l.id is null as unknown, l.tenant as ledger_tenant,
+           e.version <> lag(e.version, 1, 0) over chain + 1 as gap,
+           e.hash <> helix.event_hash(lag(e.hash) over chain, e.key, e.version, e.at, e.xid, e.feed_xid,
+                                      e.fingerprint, e.node, e.actor, e.violations, e.payload)
+             or e.key <> helix.event_key(e.tenant, l.name, e.entity, e.seq, e.kind, e.bound) as edited
+    from helix.ledger_event e left join helix.ledger l on l.id = e.ledger
+    window chain as (partition by e.ledger, e.entity order by e.version)
+  )
+  -- name: ledger_event_edited
+  -- promise: G3
+  -- means: An event of a user ledger is not what was appended: its hash or its key does not match.
+  -- action: The first witness is the place; compare with an export or a backup.
+  select 'ledger_event_edited', jsonb_build_object('ledger', c.ledger, 'event', c.id, 'version', c.version)
+  from chained c where c.edited and not c.gap and not c.unknown
+  union all
+  -- name: ledger_event_missing
+  -- promise: G3
+  -- means: The versions of an entity do not run from 1 without a gap, or its ledger is gone: something was deleted.
+  -- action: Compare with an export or a backup.
+  select 'ledger_event_missing', jsonb_build_object('ledger', c.ledger, 'event', c.id, 'version', c.version)
+  from chained c where c.gap or c.unknown
+$$;
+
+ALTER FUNCTION helix.read_check_user_ledgers() OWNER TO helix_reader;
+
 -- Name: read_check_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_check_v1(p_set text) RETURNS TABLE(invariant text, violations bigint, witnesses jsonb)
@@ -4317,10 +6369,12 @@ CREATE FUNCTION helix.read_check_v1(p_set text) RETURNS TABLE(invariant text, vi
 declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
 begin
-  if p_set <> all ('{steps,entries,results,batches,counters,records,fences}') then
+  if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
+                   'user_ledgers,findings}') then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown set of invariants: %s', p_set),
-      hint = 'Known: steps, entries, results, batches, counters, records, fences.';
+      hint = 'Known: steps, entries, results, batches, counters, records, fences, settings, tombstones, '
+             'user_ledgers, findings.';
   end if;
   return query
     select f.invariant, count(*), jsonb_agg(f.witness - v_hidden order by f.nth) filter (where f.nth <= 10)
@@ -4337,7 +6391,15 @@ begin
                 union all
                 select * from helix.read_check_records() where p_set = 'records'
                 union all
-                select * from helix.read_check_fences() where p_set = 'fences') v) f
+                select * from helix.read_check_fences() where p_set = 'fences'
+                union all
+                select * from helix.read_check_settings() where p_set = 'settings'
+                union all
+                select * from helix.read_check_tombstones() where p_set = 'tombstones'
+                union all
+                select * from helix.read_check_user_ledgers() where p_set = 'user_ledgers'
+                union all
+                select * from helix.read_check_findings() where p_set = 'findings') v) f
     group by f.invariant;
 end
 $$;
@@ -4360,6 +6422,34 @@ CREATE FUNCTION helix.read_claimed(p_queues integer[], p_limit integer) RETURNS 
 $$;
 
 ALTER FUNCTION helix.read_claimed(p_queues integer[], p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_contents_v1(uuid[]); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_contents_v1(p_ids uuid[]) RETURNS TABLE(public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text, profile text, revision text, state text, version integer, attempt smallint, priority smallint, created_at timestamp with time zone, actor text, finished_at timestamp with time zone, finished_by text, failure text, detail text, payload text, result text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select l.public_id, b.key::bytea, b.fingerprint::bytea, v.tenant, v.queue, v.identity, v.raw, v.profile,
+           v.revision, v.state, v.version, v.attempt, v.priority, v.created_at, v.actor, v.finished_at,
+           v.finished_by, v.failure, v.detail, b.payload::text, r.result::text
+    from helix.locate(p_ids) l
+    cross join lateral (select * from helix.batch b where b.id = l.batch limit 1) b
+    cross join lateral (select * from helix.overview v where v.id = l.batch limit 1) v
+    left join lateral (select r.result from helix.result r
+                       where r.batch = l.batch and r.version = v.version and v.finished_at is not null
+                       limit 1) r on true;
+end
+$$;
+
+ALTER FUNCTION helix.read_contents_v1(p_ids uuid[]) OWNER TO helix_reader;
 
 -- Name: read_duties_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4384,6 +6474,31 @@ end
 $$;
 
 ALTER FUNCTION helix.read_duties_v1() OWNER TO helix_reader;
+
+-- Name: read_entity_v1(text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text) RETURNS TABLE(entity text, state text, seq bigint, events integer, hash bytea, changed_at timestamp with time zone)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+begin
+  return query
+    select p_entity, top.kind::text, top.seq::bigint, last.version, last.hash::bytea, last.at
+    from (select e.version, e.hash, e.at from helix.ledger_event e
+          where e.ledger = v_ledger and e.entity = p_entity order by e.version desc limit 1) last
+    cross join lateral (
+      select e.kind, e.seq from helix.ledger_event e
+      where e.ledger = v_ledger and e.entity = p_entity order by e.seq desc, e.version desc limit 1) top;
+end
+$$;
+
+ALTER FUNCTION helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text) OWNER TO helix_reader;
 
 -- Name: read_entries_v1(bigint, smallint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4421,11 +6536,13 @@ CREATE FUNCTION helix.read_events_v1(p_ids uuid[], p_after integer DEFAULT 0) RE
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 #variable_conflict use_column
+declare
+  v_sees boolean := helix.sees_payloads();
 begin
   return query
     with found as materialized (select distinct l.batch, l.public_id from helix.locate(p_ids) l)
     select f.public_id, h.version, h.at, h.from_state::text, h.to_state::text, h.reason::text, h.actor,
-           h.attempt, h.epoch, h.number, h.detail, h.late
+           h.attempt, h.epoch, h.number, case when v_sees then h.detail end, h.late
     from helix.history_of(array(select f.batch from found f)) h
     join found f on f.batch = h.batch
     where h.version > p_after
@@ -4445,6 +6562,47 @@ CREATE FUNCTION helix.read_every_tenant_v1() RETURNS boolean
 $$;
 
 ALTER FUNCTION helix.read_every_tenant_v1() OWNER TO helix_reader;
+
+-- Name: read_feed_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer DEFAULT 500) RETURNS TABLE(xid bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text, node text, actor text, at timestamp with time zone, violations text[], from_xid bigint, from_number bigint, from_version integer)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select e.*, f.xid, f.number, f.version
+    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000)) e
+    where f.tenant = p_tenant and f.name = p_feed and not f.paused;
+end
+$$;
+
+ALTER FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_feeds_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::text) RETURNS TABLE(tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint, oldest_at timestamp with time zone, moved_at timestamp with time zone, holder text, xid bigint, number bigint, version integer)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, behind.lag,
+           behind.oldest_at, f.moved_at,
+           case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
+    from helix.feed f
+    left join helix.ledger l on l.id = f.ledger
+    cross join lateral (select count(*) as lag, min(e.at) as oldest_at
+                        from helix.feed_events(f, 10000) e) behind
+    where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
+end
+$$;
+
+ALTER FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) OWNER TO helix_reader;
 
 -- Name: read_fence_counts_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4483,9 +6641,11 @@ CREATE FUNCTION helix.read_fence_history_v1(p_key bytea) RETURNS TABLE(at timest
 #variable_conflict use_column
 declare
   v_life bigint := (select f.life from helix.fence f where f.key = p_key);
+  v_sees boolean := helix.sees_payloads();
 begin
   return query
-    select h.at, h.what, h.from_state, h.to_state, h.attempt, h.actor, h.detail
+    select h.at, h.what, h.from_state, h.to_state, h.attempt, h.actor,
+           case when v_sees then h.detail end
     from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text, e.attempt, e.actor,
                  e.detail, e.version::bigint as place
           from helix.fence_event e where e.life = v_life
@@ -4571,6 +6731,17 @@ $$;
 
 ALTER FUNCTION helix.read_fence_tenants(p_tenant text) OWNER TO helix_reader;
 
+-- Name: sees_payloads(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.sees_payloads() RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+  select pg_has_role(session_user, 'helix_payloads', 'member')
+      or pg_has_role(session_user, 'helix_operator', 'member')
+$$;
+
+ALTER FUNCTION helix.sees_payloads() OWNER TO helix_engine;
+
 -- Name: fence_overview; Type: VIEW; Schema: helix; Owner: helix_owner
 
 CREATE VIEW helix.fence_overview WITH (security_invoker='true') AS
@@ -4583,7 +6754,10 @@ CREATE VIEW helix.fence_overview WITH (security_invoker='true') AS
     attempt,
     (actor)::text AS actor,
     (reason)::text AS reason,
-    (detail)::text AS detail,
+        CASE
+            WHEN helix.sees_payloads() THEN (detail)::text
+            ELSE NULL::text
+        END AS detail,
     first_at,
     changed_at,
     deadline,
@@ -4596,9 +6770,10 @@ CREATE VIEW helix.fence_overview WITH (security_invoker='true') AS
     (quiet_seconds)::real AS quiet_seconds,
     fingerprint,
         CASE
-            WHEN (state = 'SEALED'::helix.fence_state) THEN helix.fence_receipt((key)::bytea, fingerprint, (effect)::text, (form)::text, (digest)::bytea)
+            WHEN (state = 'SEALED'::helix.fence_state) THEN helix.fence_receipt((tenant)::text, (name)::text, (identity)::text, (key)::bytea, fingerprint, (effect)::text, (form)::text, (digest)::bytea, first_at, sealed_at)
             ELSE NULL::bytea
         END AS receipt,
+    sealed_at,
     life
    FROM helix.fence f;
 
@@ -4682,6 +6857,29 @@ $$;
 
 ALTER FUNCTION helix.read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_findings_v1(boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_findings_v1(p_open boolean DEFAULT true, p_limit integer DEFAULT 100) RETURNS TABLE(kind text, queue text, tenant text, batch uuid, found_at timestamp with time zone, seen_at timestamp with time zone, cleared_at timestamp with time zone, detail text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select f.kind, q.name, q.tenant, helix.public_id(b.key), f.found_at, f.seen_at, f.cleared_at,
+           f.detail::text
+    from helix.finding f
+    left join helix.queue q on q.id = f.queue
+    left join helix.batch b on b.id = case when f.kind = 'stalled_pending'
+                                           then (f.detail::json ->> 'batch')::bigint else f.batch end
+    where not p_open or f.cleared_at is null
+    order by f.cleared_at is not null, f.found_at desc limit least(p_limit, 1000);
+end
+$$;
+
+ALTER FUNCTION helix.read_findings_v1(p_open boolean, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_finished(text, text, smallint, timestamp with time zone, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_finished(p_tenant text, p_queue text, p_ending smallint, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_limit integer) RETURNS SETOF helix.list_place
@@ -4755,6 +6953,45 @@ end
 $$;
 
 ALTER FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_identities_v1(text, text, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, p_after_id bigint DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(created_at timestamp with time zone, id bigint, key bytea, identity text, raw text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select b.created_at, b.id, b.key::bytea, b.identity::text, b.raw
+    from helix.read_queue_ids(p_tenant, p_queue) q
+    cross join lateral (
+      select * from helix.batch b
+      where b.queue = q.id and b.retired_at is null and (b.created_at, b.id) > (p_after_at, p_after_id)
+      order by b.queue, b.created_at, b.id limit least(p_limit, 5001)) b;
+end
+$$;
+
+ALTER FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_intakes_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_intakes_v1(p_tenant text) RETURNS TABLE(tenant text, stream text, group_name text, consumer text, started_at timestamp with time zone, seen_at timestamp with time zone, age_seconds double precision, problem text, figures jsonb)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select i.tenant::text, i.stream::text, i.group_name::text, i.consumer::text, i.started_at, i.seen_at,
+         extract(epoch from clock_timestamp() - i.seen_at)::double precision, i.problem::text, i.figures
+  from helix.intake i where p_tenant is null or i.tenant = p_tenant
+  order by 1, 2, 3, 4 limit 10000
+$$;
+
+ALTER FUNCTION helix.read_intakes_v1(p_tenant text) OWNER TO helix_reader;
 
 -- Name: read_lease_counts(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -4853,6 +7090,197 @@ $$;
 
 ALTER FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
 
+-- Name: read_ledger_events_v1(text, text, text, text, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text DEFAULT NULL::text, p_after_entity text DEFAULT ''::text, p_after_version integer DEFAULT 0, p_limit integer DEFAULT 1000) RETURNS TABLE(entity text, seq bigint, kind text, version integer, payload text, node text, actor text, at timestamp with time zone, violations text[], key bytea, fingerprint bytea, hash bytea, xid bigint, feed_xid bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+begin
+  if p_entity is not null then
+    return query
+      select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
+             e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+      from helix.ledger_event e
+      where e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
+      order by e.version limit least(p_limit, 10000);
+    return;
+  end if;
+  return query
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
+           e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+    from helix.ledger_event e
+    where e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    order by e.ledger, e.entity, e.version limit least(p_limit, 10000);
+end
+$$;
+
+ALTER FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_ledgers_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text DEFAULT NULL::text) RETURNS TABLE(tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[], created_at timestamp with time zone, created_by text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
+           l.created_by
+    from helix.ledger l
+    where l.tenant = p_tenant and (p_name is null or l.name = p_name) order by l.tenant, l.name;
+end
+$$;
+
+ALTER FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) OWNER TO helix_reader;
+
+-- Name: read_letter_counts_v1(text, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer DEFAULT 10000) RETURNS TABLE(status text, reason text, letters bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  select l.status, l.reason, count(*)
+  from (select l.status, l.reason from helix.dead_letter l
+        where p_tenant is null or l.tenant = p_tenant limit p_bound) l
+  group by l.status, l.reason
+$$;
+
+ALTER FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) OWNER TO helix_reader;
+
+-- Name: dead_letter; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.dead_letter (
+    id bigint NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    closed_at timestamp with time zone,
+    batch bigint,
+    size bigint NOT NULL,
+    deliveries integer NOT NULL,
+    complete boolean NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue helix.short_text,
+    kind helix.source_kind NOT NULL,
+    name helix.source_text NOT NULL,
+    source helix.source_text NOT NULL,
+    digest helix.sha256 NOT NULL,
+    status text DEFAULT 'open'::text NOT NULL,
+    reason text NOT NULL,
+    detail helix.long_text,
+    actor text NOT NULL,
+    closed_by text,
+    closed_for helix.long_text,
+    body bytea,
+    CONSTRAINT dead_letter_body_check CHECK ((octet_length(body) <= 16777216)),
+    CONSTRAINT dead_letter_deliveries_check CHECK ((deliveries >= 1)),
+    CONSTRAINT dead_letter_reason_check CHECK ((reason = ANY (ARRAY['encoding'::text, 'json'::text, 'identity'::text, 'payload'::text, 'too_large'::text, 'queue'::text, 'field'::text, 'conflict'::text, 'reused'::text, 'refused'::text, 'failures'::text, 'vanished'::text]))),
+    CONSTRAINT dead_letter_size_check CHECK ((size >= 0)),
+    CONSTRAINT dead_letter_status_check CHECK ((status = ANY (ARRAY['open'::text, 'redriven'::text, 'discarded'::text, 'expired'::text])))
+);
+
+ALTER TABLE ONLY helix.dead_letter FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.dead_letter OWNER TO helix_owner;
+
+-- Name: letter_overview; Type: VIEW; Schema: helix; Owner: helix_owner
+
+CREATE VIEW helix.letter_overview WITH (security_invoker='true') AS
+ SELECT id,
+    tenant,
+    (queue)::text AS queue,
+    (kind)::text AS kind,
+    (name)::text AS name,
+    (source)::text AS source,
+    reason,
+        CASE
+            WHEN helix.sees_payloads() THEN (detail)::text
+            ELSE NULL::text
+        END AS detail,
+    status,
+    size,
+    complete,
+    deliveries,
+    encode((digest)::bytea, 'hex'::text) AS digest,
+    first_at,
+    last_at,
+    actor,
+        CASE
+            WHEN (batch IS NOT NULL) THEN ( SELECT helix.public_id((b.key)::bytea) AS public_id
+               FROM helix.batch b
+              WHERE (b.id = l.batch))
+            ELSE NULL::uuid
+        END AS batch_id,
+    closed_at,
+    closed_by,
+    (closed_for)::text AS closed_for
+   FROM helix.dead_letter l;
+
+ALTER VIEW helix.letter_overview OWNER TO helix_owner;
+
+-- Name: read_letter_v1(bigint, boolean); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_letter_v1(p_letter bigint, p_body boolean DEFAULT false) RETURNS TABLE(letter helix.letter_overview, body bytea)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+begin
+  perform helix.demand_payloads(p_body);
+  return query
+    select v, case when p_body then l.body end
+    from helix.dead_letter l join helix.letter_overview v on v.id = l.id where l.id = p_letter;
+end
+$$;
+
+ALTER FUNCTION helix.read_letter_v1(p_letter bigint, p_body boolean) OWNER TO helix_reader;
+
+-- Name: read_letters_v1(text, text, text, text, bigint, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) RETURNS TABLE(edge bigint, letter helix.letter_overview)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    with seen as materialized (
+      select l.id, l.status, l.reason, l.queue::text as queue,
+             row_number() over (order by l.id desc) = p_look as last
+      from helix.dead_letter l where l.tenant = p_tenant and l.id < p_before
+      order by l.id desc limit p_look
+    ),
+    page as (
+      select s.id from seen s
+      where (p_status is null or s.status = p_status) and (p_reason is null or s.reason = p_reason)
+        and (p_queue is null or s.queue = p_queue)
+      order by s.id desc limit p_limit
+    )
+    select (select s.id from seen s where s.last), v
+    from (values (1)) as always (one)
+    left join page p on true
+    left join lateral (select v from helix.letter_overview v where v.id = p.id limit 1) as o (v) on true
+    order by p.id desc;
+end
+$$;
+
+ALTER FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) OWNER TO helix_reader;
+
 -- Name: read_matches(bigint, helix.state, text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
 CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) RETURNS boolean
@@ -4872,6 +7300,27 @@ CREATE FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker
 $$;
 
 ALTER FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) OWNER TO helix_reader;
+
+-- Name: read_metrics_v1(boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_metrics_v1(p_every_tenant boolean DEFAULT false, p_limit integer DEFAULT 20000) RETURNS TABLE(tenant text, name text, queue text, label text, value double precision)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  if p_every_tenant and helix.session_tenants() is not null then
+    return query select * from helix.all_metrics(p_limit);
+    return;
+  end if;
+  return query
+    select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+end
+$$;
+
+ALTER FUNCTION helix.read_metrics_v1(p_every_tenant boolean, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_newest(text, text, timestamp with time zone, timestamp with time zone, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -5037,6 +7486,7 @@ CREATE FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean DEFAULT f
     AS $$
 #variable_conflict use_column
 begin
+  perform helix.demand_payloads(p_results);
   return query
     select l.public_id, coalesce(v.state, helix.state_of(l.batch)::text), o.attempt, o.finished_at,
            o.finished_by, o.failure, o.detail,
@@ -5170,7 +7620,9 @@ CREATE VIEW helix.queue_settings WITH (security_invoker='true') AS
     keep_completed_seconds,
     keep_failed_seconds,
     keep_cancelled_seconds,
-    keep_decisions_seconds
+    keep_decisions_seconds,
+    stalled_after_seconds,
+    resubmit_failed
    FROM helix.queue q;
 
 ALTER VIEW helix.queue_settings OWNER TO helix_owner;
@@ -5259,6 +7711,29 @@ end
 $$;
 
 ALTER FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_refused_v1(text, text, bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint DEFAULT '9223372036854775807'::bigint, p_limit integer DEFAULT 50) RETURNS TABLE(id bigint, at timestamp with time zone, actor text, raw_hex text, why text)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select d.id, d.at, d.actor, d.detail::json ->> 'raw_hex', d.detail::json ->> 'why'
+    from helix.decision d
+    where d.tenant = p_tenant and d.queue = p_queue and d.kind = 'refused' and d.id < p_before
+      -- Refused for another reason: the text is no JSON.
+      and d.detail like '{"why": %"raw_hex": "%'
+    order by d.id desc limit least(p_limit, 1001);
+end
+$$;
+
+ALTER FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) OWNER TO helix_reader;
 
 -- Name: read_tenant_workers_v1(text, text, timestamp with time zone, integer, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -5474,7 +7949,7 @@ begin
                                          then to_timestamp(v_mark / 1000000.0) - interval '1 s'
                                          else '-infinity' end) r;
   -- After a run that came to its limit the next one starts at the beginning again.
-  if not v_marked and v_visited < p_limit then
+  if not v_marked and v_visited < p_limit and cardinality(v_lost) < p_limit then
     update helix.duty d set mark = v_now where d.duty = 'reap';
   end if;
   return cardinality(v_lost);
@@ -5502,7 +7977,7 @@ begin
   perform set_config('helix.scope', '*', true);
   -- The actor is written to the ledgers of all tenants: a login of one tenant must not choose it.
   select r.lost into v_lost
-  from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
+  from helix.reap(case when v_queues is null then helix.actor_of(p_actor) else 'duty' end,
                   least(p_limit, 10000)) r;
   return (select count(*) from helix.work w
           where w.batch = any (v_lost) and (v_queues is null or w.queue = any (v_queues)));
@@ -5510,6 +7985,36 @@ end
 $$;
 
 ALTER FUNCTION helix.reap_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: reconcile(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reconcile(p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_bitmapscan TO 'on'
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  c_span    constant bigint := 20000;   -- transactions of one run
+  v_mark    bigint := (select d.mark from helix.duty d where d.duty = 'reconcile');
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_edge    bigint;
+  v_found   integer;
+begin
+  if v_mark > v_reached then   -- restored: what is older is left to `audit`
+    v_mark := greatest(v_reached - c_span, 0);
+  end if;
+  v_edge := least(v_reached, v_mark + c_span);
+  v_found := helix.record_findings(
+    helix.find_in_claims(v_mark, v_edge) || helix.find_in_requests() || helix.find_stalled());
+  update helix.duty d set mark = v_edge where d.duty = 'reconcile';
+  perform helix.clear_findings();
+  perform helix.measure_findings();
+  return case when v_edge < v_reached then p_limit else least(v_found, p_limit - 1) end;
+end
+$$;
+
+ALTER FUNCTION helix.reconcile(p_limit integer) OWNER TO helix_engine;
 
 -- Name: record_fence_decision(helix.fence, helix.fence_decision_kind, text, boolean, text, bytea); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5535,9 +8040,11 @@ CREATE FUNCTION helix.record_fence_step() RETURNS trigger
     AS $$
 begin
   insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
-                                 number, actor, reason, detail)
+                                 number, actor, reason, detail, content)
   select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
-         n.number, n.actor, n.reason, n.detail
+         n.number, n.actor, n.reason, n.detail,
+         helix.fence_content(n.key, n.tenant, n.name, n.identity, n.fingerprint, n.secret, n.effect, n.form,
+                             n.digest, n.omitted, n.first_at, n.sealed_at, n.answer_until, n.until)
   from arrived n
   left join lateral (select e.version, e.to_state, e.reason from helix.fence_event e
                      where e.life = n.life order by e.version desc limit 1) head on true
@@ -5554,6 +8061,36 @@ end
 $$;
 
 ALTER FUNCTION helix.record_fence_step() OWNER TO helix_engine;
+
+-- Name: record_findings(helix.finding[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.record_findings(p_new helix.finding[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_count integer;
+begin
+  with kept as (
+    insert into helix.finding as f (kind, batch, number, queue, detail)
+    select distinct on (n.kind, n.batch, n.number) n.kind, n.batch, n.number, n.queue, n.detail
+    from unnest(p_new) n order by n.kind, n.batch, n.number
+    on conflict (kind, batch, number) do update
+      set seen_at = clock_timestamp(), cleared_at = null, detail = excluded.detail
+    returning f.kind, f.queue, f.xmax = 0 as is_new
+  ),
+  counted as (
+    insert into helix.metric_change (tenant, name, queue, value)
+    select coalesce(q.tenant, '*'), 'helix_audit_missing_total', coalesce(q.name, ''), count(*)
+    from kept k left join helix.queue q on q.id = k.queue
+    where k.kind = 'audit_missing' and k.is_new
+    group by q.tenant, q.name
+  )
+  select count(*) into v_count from kept k where k.is_new;
+  return v_count;
+end
+$$;
+
+ALTER FUNCTION helix.record_findings(p_new helix.finding[]) OWNER TO helix_engine;
 
 -- Name: record_first(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5592,6 +8129,66 @@ end
 $$;
 
 ALTER FUNCTION helix.record_first() OWNER TO helix_engine;
+
+-- Name: record_sources(helix.queue, text, bytea[], text[], text[], text[], helix.submitted[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.record_sources(p_queue helix.queue, p_actor text, p_hash bytea[], p_kind text[], p_name text[], p_id text[], p_answers helix.submitted[], p_reused integer[]) RETURNS bytea[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_nestloop TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_other text;
+  v_asked bigint[];
+  v_again bigint[];
+begin
+  with asked as materialized (
+    select distinct on (a.hash) a.hash, a.place, a.decision, b.id as batch,
+           count(*) over (partition by a.hash) as times
+    from (select p_hash[s.place] as hash, s.place, s.decision, s.key
+          from unnest(p_answers) s where p_hash[s.place] is not null offset 0) a
+    left join lateral (select b.id from helix.batch b where b.key = a.key limit 1) b on true
+    order by a.hash, a.place
+  ),
+  noted as (
+    insert into helix.source as s (hash, first_at, last_at, batch, queue, times, decision, kind, name, id,
+                                   actor)
+    select a.hash, v_now, v_now, a.batch, p_queue.id, a.times, a.decision, p_kind[a.place],
+           p_name[a.place], p_id[a.place], p_actor
+    from asked a order by a.hash
+    on conflict (hash) do update
+    set last_at = excluded.last_at, times = s.times + excluded.times,
+        batch = case when s.decision in ('new', 'duplicate') then s.batch else excluded.batch end,
+        decision = case when s.decision in ('new', 'duplicate') then s.decision
+                        else excluded.decision end
+    returning s.hash, s.batch, s.xmax = 0 as is_new
+  )
+  select min(p_id[a.place]) filter (where n.batch <> a.batch and a.place <> all (p_reused)
+                                         and a.decision in ('new', 'duplicate')
+                                         and p_kind[a.place] <> 'http'),
+         array_agg(a.batch) filter (where n.is_new and a.decision = 'duplicate')
+  into v_other, v_asked
+  from asked a join noted n on n.hash = a.hash;
+  if v_other is not null then
+    -- Another call recorded this source for other work after this call had looked.
+    raise exception using errcode = 'serialization_failure',
+      message = format('source %s was recorded for another submission at the same time', v_other);
+  end if;
+  if p_queue.resubmit_failed <> 'retry' or v_asked is null then
+    return '{}';
+  end if;
+  v_again := array(select w.batch from helix.work w where w.batch = any (v_asked) and w.state = 'FAILED'
+                   order by w.batch for update);
+  v_again := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
+                   where w.batch = any (v_again) and w.state = 'FAILED' and b.payload is not null);
+  perform helix.reopen(v_again, p_actor, 'a new source asked for it');
+  return array(select b.key::bytea from helix.batch b where b.id = any (v_again));
+end
+$$;
+
+ALTER FUNCTION helix.record_sources(p_queue helix.queue, p_actor text, p_hash bytea[], p_kind text[], p_name text[], p_id text[], p_answers helix.submitted[], p_reused integer[]) OWNER TO helix_engine;
 
 -- Name: record_step(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5679,6 +8276,42 @@ $$;
 
 ALTER FUNCTION helix.record_step() OWNER TO helix_engine;
 
+-- Name: recount_batches(bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.recount_batches(p_from bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'on'
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET jit TO 'off'
+    AS $$
+begin
+  delete from helix.metric m where m.name = 'helix_batches';
+  with counted_here as (
+    -- Of batches that retention has deleted: in the snapshot that counts the others.
+    delete from helix.metric_change c where c.name = 'helix_batches'
+  ),
+  late as materialized (
+    select u.queue, e.from_state, e.to_state, count(*) as number
+    from helix.entry e cross join lateral unnest(e.queue) as u (queue)
+    where e.xid >= p_from and e.xid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+      and e.batch is not null
+    group by u.queue, e.from_state, e.to_state
+  )
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select q.tenant, 'helix_batches', q.name, c.state::text, sum(c.number)
+  from (select w.queue, w.state, count(*) as number from helix.work w group by w.queue, w.state
+        union all
+        select l.queue, l.to_state, -l.number from late l
+        union all
+        select l.queue, l.from_state, l.number from late l where l.from_state is not null) c
+  join helix.queue q on q.id = c.queue
+  group by q.tenant, q.name, c.state;
+end
+$$;
+
+ALTER FUNCTION helix.recount_batches(p_from bigint) OWNER TO helix_engine;
+
 -- Name: recover_fences(text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.recover_fences(p_actor text, p_detail text) RETURNS integer
@@ -5697,6 +8330,7 @@ begin
     set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
         version = f.version + 1, reason = 'recovered', actor = p_actor, detail = p_detail,
         nonce = null, deadline = v_now, changed_at = v_now,
+        request = case f.state when 'CLAIMED' then null else f.request end,
         until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
     from ended where f.key = ended.key
     returning f.state
@@ -5731,11 +8365,11 @@ begin
   v_leased := array(select w.batch from helix.work w
                     where w.state in ('ASSIGNED', 'RUNNING') order by w.batch for update);
   if v_leased <> '{}' then
-    perform helix.end_leases(v_leased, 'recovered', coalesce(p_actor, session_user), null,
+    perform helix.end_leases(v_leased, 'recovered', helix.actor_of(p_actor), null,
                              array_fill(p_detail, array[cardinality(v_leased)]));
   end if;
   return query select v_epoch.number, cardinality(v_leased),
-                      helix.recover_fences(coalesce(p_actor, session_user), p_detail);
+                      helix.recover_fences(helix.actor_of(p_actor), p_detail);
 end
 $$;
 
@@ -5771,6 +8405,45 @@ end
 $$;
 
 ALTER FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) OWNER TO helix_engine;
+
+-- Name: redrive_letter_v1(bigint, text, text, text, text, text, text, text, text, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) RETURNS SETOF helix.submitted
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_actor  text := helix.actor_of(p_actor);
+  v_letter helix.dead_letter;
+  v_answer helix.submitted;
+begin
+  perform helix.enter();
+  select * into v_letter from helix.dead_letter l where l.id = p_letter for update;
+  if not found or v_letter.status <> 'open' or not v_letter.complete then
+    return query select 1, 'refused', null::helix.key, null::bytea, null::helix.state, null,
+      case when v_letter.id is null then 'no such letter'
+           when v_letter.status <> 'open' then format('the letter is %s', v_letter.status)
+           else 'the letter has not the whole message' end, null::text[];
+    return;
+  end if;
+  select * into v_answer from helix.submit_from_v1(
+    v_letter.tenant, p_queue, v_actor, p_profile, array[v_letter.kind::text], array[v_letter.name::text],
+    array[case when v_letter.reason = 'reused'
+               then left(v_letter.source, 240) || '#' || encode(substr(v_letter.digest, 1, 6), 'hex')
+               else v_letter.source end],
+    array[p_identity], array[p_payload], array[p_raw], array[coalesce(p_revision, '')],
+    array[coalesce(p_priority, 5::smallint)]);
+  if v_answer.decision in ('new', 'duplicate') then
+    update helix.dead_letter l
+    set status = 'redriven', closed_at = clock_timestamp(), closed_by = v_actor, closed_for = p_reason,
+        batch = (select b.id from helix.batch b where b.key = v_answer.key)
+    where l.id = p_letter;
+  end if;
+  return next v_answer;
+end
+$$;
+
+ALTER FUNCTION helix.redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) OWNER TO helix_engine;
 
 -- Name: refuse(bigint, helix.state, integer, helix.state, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5838,19 +8511,6 @@ $$;
 
 ALTER FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) OWNER TO helix_engine;
 
--- Name: refuse_step(); Type: FUNCTION; Schema: helix; Owner: helix_engine
-
-CREATE FUNCTION helix.refuse_step() RETURNS trigger
-    LANGUAGE plpgsql
-    AS $$
-begin
-  perform helix.refuse(new.batch, old.state, old.version, new.state, new.version);
-  return null;
-end
-$$;
-
-ALTER FUNCTION helix.refuse_step() OWNER TO helix_engine;
-
 -- Name: release_by_id_v1(uuid[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) RETURNS SETOF helix.verdict
@@ -5860,7 +8520,7 @@ CREATE FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text
     SET jit TO 'off'
     AS $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
 begin
   perform helix.enter();
@@ -5870,6 +8530,7 @@ begin
   if v_held <> '{}' then
     perform helix.end_leases(v_held, 'released', v_actor, null,
                              array_fill(p_detail, array[cardinality(v_held)]));
+    perform helix.link_fence(v_held);
   end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'PENDING', 'released', v_actor);
 end
@@ -5892,6 +8553,7 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
@@ -5956,6 +8618,7 @@ declare
   v_done   bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   v_free := array(select w.batch from helix.work w where w.batch = any (p_batch)
@@ -5987,6 +8650,90 @@ end
 $$;
 
 ALTER FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) OWNER TO helix_engine;
+
+-- Name: reopen(bigint[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_entry bigint;
+begin
+  if p_batch = '{}' then
+    return;
+  end if;
+  v_entry := helix.next_entry();
+  perform helix.link_fence(p_batch);
+  perform helix.activate_lanes(p_batch);
+  delete from helix.ended e using helix.work w
+  where w.batch = any (p_batch) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
+    and e.batch = w.batch;
+  with again as (
+    update helix.work w
+    set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = p_actor,
+        entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
+        attempt = 0, turn = t.turn, pending = not t.paused,
+        cause = case when t.paused then 'paused' end::helix.cause,
+        content = helix.content_hash(null, p_detail, null)
+    from (select f.batch, q.paused,
+                 helix.turn_after(f.lane, f.queue)
+                 + row_number() over (partition by f.lane, f.queue order by f.batch) as turn
+          from helix.work f join helix.queue q on q.id = f.queue
+          where f.batch = any (p_batch)) t
+    where w.batch = t.batch
+    returning w.batch, w.version, w.queue
+  )
+  insert into helix.result (batch, version, queue, detail)
+  select a.batch, a.version, a.queue, p_detail from again a where p_detail is not null;
+end
+$$;
+
+ALTER FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) OWNER TO helix_engine;
+
+-- Name: report_intake_v1(text, text, text[], bigint[], bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint DEFAULT 0) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_parallel(cardinality(p_consumer), helix.shape(p_consumer), helix.shape(p_pending));
+  delete from helix.metric m
+  where m.tenant = p_tenant and m.name = 'helix_stream_pending' and m.queue = left(p_stream, 255)
+    and m.label <> all (p_consumer);
+  insert into helix.metric as m (tenant, name, queue, label, value)
+  select p_tenant, 'helix_stream_pending', left(p_stream, 255), left(u.consumer, 60), sum(u.pending)
+  from unnest(p_consumer, p_pending) as u (consumer, pending) group by left(u.consumer, 60)
+  union all
+  select p_tenant, 'helix_stream_lag', left(p_stream, 255), '', p_lag where p_lag is not null
+  on conflict (name, tenant, queue, label) do update set value = excluded.value;
+  -- Also a zero: Prometheus sees an increase only of a series that it has seen before.
+  insert into helix.metric_change (tenant, name, queue, value)
+  values (p_tenant, 'helix_xack_after_commit_failures', left(p_stream, 255), coalesce(p_xack_failures, 0));
+end
+$$;
+
+ALTER FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) OWNER TO helix_engine;
+
+-- Name: report_stream_v1(text, text, text, text, timestamp with time zone, text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter_for(p_tenant);
+  insert into helix.intake as i (tenant, stream, group_name, consumer, started_at, seen_at, problem, figures)
+  values (p_tenant, p_stream, p_group, p_consumer, p_started_at, clock_timestamp(), p_problem, p_figures)
+  on conflict (tenant, stream, group_name, consumer) do update
+  set started_at = excluded.started_at, seen_at = excluded.seen_at, problem = excluded.problem,
+      figures = excluded.figures;
+end
+$$;
+
+ALTER FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) OWNER TO helix_engine;
 
 -- Name: rerun_at(helix.fence); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6060,7 +8807,7 @@ begin
   end if;
   update helix.fence f
   set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = v_reason,
-      detail = p_reason, nonce = null, changed_at = v_now,
+      detail = p_reason, nonce = null, changed_at = v_now, request = null,
       until = v_now + make_interval(secs => p_tombstone_seconds),
       effect = null, form = null, digest = null, answer = null, omitted = false, sealed_at = null,
       answer_until = null
@@ -6099,12 +8846,30 @@ begin
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
                                        w.attempt, w.changed_at, v_now)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
+  -- The record by which `check` finds tombstones that were removed, edited or made by hand.
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  select q.tenant, q.name, 'retired', session_user,
+         jsonb_build_object('batches', jsonb_agg(r.id order by r.id),
+                            'digest', encode(sha256(string_agg(r.tombstone, ''::bytea order by r.id)), 'hex'))::text
+  from (select b.id, b.queue, b.tombstone, row_number() over (partition by b.queue order by b.id) / 1000 as page
+        from helix.batch b where b.id = any (p_batch)) r
+  join helix.queue q on q.id = r.queue
+  group by q.tenant, q.name, r.page;
   delete from helix.ended e using helix.work w
   where w.batch = any (p_batch) and e.queue = w.queue and e.ending = helix.ending(w.state)
     and e.at = w.changed_at and e.batch = w.batch;
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select q.tenant, 'helix_batches', q.name, w.state::text, -count(*)
+  from helix.work w join helix.queue q on q.id = w.queue
+  where w.batch = any (p_batch) group by q.tenant, q.name, w.state;
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
+  perform helix.empty_fences(p_batch, true);
+  -- The hash stays, so that the source is recognised.
+  update helix.source s set kind = null, name = null, id = null, actor = null
+  where s.batch = any (p_batch);
+  perform helix.empty_letters(p_batch);
   return cardinality(p_batch);
 end
 $$;
@@ -6170,38 +8935,15 @@ CREATE FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_
     SET jit TO 'off'
     AS $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
-  v_now   timestamptz := clock_timestamp();
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
-  v_entry bigint;
 begin
   perform helix.enter();
   v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
                   where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
-  if v_held <> '{}' and not p_dry_run then
-    v_entry := helix.next_entry();
-    perform helix.activate_lanes(v_held);
-    delete from helix.ended e using helix.work w
-    where w.batch = any (v_held) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
-      and e.batch = w.batch;
-    with again as (
-      update helix.work w
-      set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = v_actor,
-          entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
-          attempt = 0, turn = t.turn, pending = not t.paused,
-          cause = case when t.paused then 'paused' end::helix.cause,
-          content = helix.content_hash(null, p_detail, null)
-      from (select f.batch, q.paused,
-                   helix.turn_after(f.lane, f.queue)
-                   + row_number() over (partition by f.lane, f.queue order by f.batch) as turn
-            from helix.work f join helix.queue q on q.id = f.queue
-            where f.batch = any (v_held)) t
-      where w.batch = t.batch
-      returning w.batch, w.version, w.queue
-    )
-    insert into helix.result (batch, version, queue, detail)
-    select a.batch, a.version, a.queue, p_detail from again a where p_detail is not null;
+  if not p_dry_run then
+    perform helix.reopen(v_held, v_actor, p_detail);
   end if;
   return query
     select v.public_id, v.answer, v.state,
@@ -6217,6 +8959,32 @@ $$;
 
 ALTER FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) OWNER TO helix_engine;
 
+-- Name: reused_sources(bytea[], bytea[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.reused_sources(p_hash bytea[], p_key bytea[], p_kind text[]) RETURNS integer[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  return array(
+    select u.place::integer
+    from (select g.hash, g.key, g.place,
+                 first_value(g.key) over (partition by g.hash order by g.place) as first_key
+          from unnest(p_hash, p_key) with ordinality as g (hash, key, place)
+          where g.hash is not null and p_kind[g.place] <> 'http') u
+    left join lateral (
+      select b.key from helix.source s join helix.batch b on b.id = s.batch
+      where s.hash = u.hash and s.decision in ('new', 'duplicate') limit 1) known on true
+    where coalesce(known.key, u.first_key) <> u.key
+       or known.key is not null and u.key is null);
+end
+$$;
+
+ALTER FUNCTION helix.reused_sources(p_hash bytea[], p_key bytea[], p_kind text[]) OWNER TO helix_engine;
+
 -- Name: revoke_token_v1(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) RETURNS integer
@@ -6229,7 +8997,7 @@ begin
   perform helix.enter_for(p_tenant);
   perform helix.demand_token_admin(p_tenant);
   update helix.api_token t
-  set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
+  set revoked_at = clock_timestamp(), revoked_by = helix.actor_of(p_actor), reason = p_reason
   where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
   get diagnostics v_ended = row_count;
   return v_ended;
@@ -6274,9 +9042,10 @@ begin
   if v_last.tenant is null or v_last.revoked_at is not null then
     return null;
   end if;
+  perform helix.demand_token_admin(p_tenant, v_last.scopes);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, v_last.generation + 1, p_hash, v_last.scopes, v_last.queues, p_expires_at,
-          coalesce(p_actor, session_user))
+          helix.actor_of(p_actor))
   on conflict (tenant, name, generation) do nothing;
   if not found then
     return null;
@@ -6349,7 +9118,7 @@ CREATE FUNCTION helix.run_duty_v1(p_actor text, p_limit integer DEFAULT 1000) RE
 declare
   v_began timestamptz := clock_timestamp();
   v_limit integer := least(greatest(p_limit, 1), 10000);
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_done  helix.duty_result;
   v_code  text;
 begin
@@ -6445,7 +9214,7 @@ declare
 begin
   perform helix.enter();
   update helix.fence f
-  set state = 'SEALED', version = f.version + 1, actor = coalesce(p_actor, session_user),
+  set state = 'SEALED', version = f.version + 1, actor = helix.actor_of(p_actor),
       reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
@@ -6463,11 +9232,140 @@ begin
   if found then
     return helix.fence_answer(v_fence, 'sealed');
   end if;
-  return helix.refuse_stale_fence(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
+  return helix.refuse_stale_fence(p_key, helix.actor_of(p_actor), 'seal', p_answer);
 end
 $$;
 
 ALTER FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) OWNER TO helix_engine;
+
+-- Name: seal_pages_v1(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) RETURNS SETOF helix.seal_page
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET work_mem TO '64MB'
+    SET jit TO 'off'
+    SET "TimeZone" TO 'UTC'
+    SET bytea_output TO 'hex'
+    AS $$
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  return query
+    select 'entry', min(e.id)::text, max(e.id)::text, count(*)::integer,
+           sha256(string_agg(e.digest, ''::bytea order by e.place)),
+           string_agg(substr(e.digest, 1, 1), ''::bytea order by e.place),
+           case when not bool_or(e.archived) then sha256(string_agg(e.asked, ''::bytea order by e.place)) end
+    from (select x.id, row_number() over (order by x.id, x.part) - 1 as place,
+                 x.from_state is null and x.batch is null as archived,
+                 -- The header, which archiving keeps, and the hash, which covers the arrays.
+                 sha256(x.hash || timestamptz_send(x.at) || convert_to(concat_ws('>',
+                   x.id, x.part, x.xid, coalesce(x.epoch::text, ''), coalesce(x.from_state::text, ''), x.to_state,
+                   x.reason, x.late, x.actor), 'UTF8')) as digest,
+                 case when x.from_state is null then (
+                   select sha256(string_agg(helix.asked_bytes(b), ''::bytea order by b.id))
+                   from helix.batch b where b.id = any (x.batch)) end as asked
+          from helix.entry x where x.xid >= p_from and x.xid < p_to) e
+    group by e.place / 1000 order by e.place / 1000;
+  return query
+    -- Of the keys, only the number: they may contain names of workers.
+    select r.kind, min(split_part(r.key, ' ', 1)), max(split_part(r.key, ' ', 1)), count(*)::integer,
+           sha256(string_agg(r.digest, ''::bytea order by r.place)),
+           string_agg(substr(r.digest, 1, case when r.kind in ('decision', 'event') then 1 else 8 end), ''::bytea
+                      order by r.place), null::bytea
+    from (select u.*, row_number() over (partition by u.kind order by u.key collate "C") - 1 as place
+          from (select case when d.kind in ('duplicate', 'conflict', 'refused') then 'answer'
+                            else 'decision' end as kind,
+                       lpad(d.id::text, 20, '0') as key, d.hash::bytea as digest
+                from helix.decision d where d.xid >= p_from and d.xid < p_to
+                union all
+                select 'event', lpad(l.id::text, 20, '0'), l.hash::bytea
+                from helix.ledger_event l where l.xid >= p_from and l.xid < p_to
+                union all
+                -- Without the columns that a repeated refusal changes.
+                select 'refusal', concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker),
+                       helix.row_hash(to_jsonb(f) - '{times,last_at,owner,owner_number,state,why}'::text[])
+                from helix.refusal f where f.xid >= p_from and f.xid < p_to
+                union all
+                select 'fence', lpad(v.life::text, 20, '0') || ' ' || lpad(v.version::text, 10, '0'), v.hash::bytea
+                from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+                union all
+                select 'call', lpad(c.life::text, 20, '0') || ' ' || lpad(c.id::text, 20, '0'), c.hash::bytea
+                from helix.fence_decision c where c.xid >= p_from and c.xid < p_to) u) r
+    group by r.kind, r.place / 1000 order by r.kind, r.place / 1000;
+end
+$$;
+
+ALTER FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) OWNER TO helix_engine;
+
+-- Name: seal_position_v1(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seal_position_v1() RETURNS TABLE(xid bigint, epoch integer, timeline text, database_created timestamp with time zone, entry bigint, batches bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  return query
+    select pg_snapshot_xmin(pg_current_snapshot())::text::bigint, e.number, e.timeline,
+           (select min(f.started_at) from helix.epoch f),
+           (select max(x.id) from helix.entry x), (select n.last_value from helix.batch_id n)
+    from helix.epoch e order by e.number desc limit 1;
+end
+$$;
+
+ALTER FUNCTION helix.seal_position_v1() OWNER TO helix_engine;
+
+-- Name: seal_witness_v1(text, bigint, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET jit TO 'off'
+    SET "TimeZone" TO 'UTC'
+    SET bytea_output TO 'hex'
+    AS $$
+begin
+  perform helix.enter();
+  perform helix.demand_every_tenant();
+  return case p_kind
+    when 'entry' then (
+      select jsonb_build_object('entry', e.id, 'part', e.part, 'at', e.at, 'reason', e.reason, 'actor', e.actor,
+                                'batch', e.batch[1], 'batches', cardinality(e.batch))
+      from helix.entry e where e.xid >= p_from and e.xid < p_to order by e.id, e.part offset p_place limit 1)
+    when 'decision' then (
+      select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
+      from helix.decision d
+      where d.xid >= p_from and d.xid < p_to and d.kind not in ('duplicate', 'conflict', 'refused')
+      order by d.id offset p_place limit 1)
+    when 'event' then (
+      select jsonb_build_object('event', l.id, 'at', l.at, 'ledger', l.ledger, 'version', l.version,
+                                'actor', l.actor)
+      from helix.ledger_event l where l.xid >= p_from and l.xid < p_to order by l.id offset p_place limit 1)
+    when 'answer' then (
+      select jsonb_build_object('decision', d.id, 'at', d.at, 'kind', d.kind, 'batch', d.batch, 'actor', d.actor)
+      from helix.decision d
+      where d.xid >= p_from and d.xid < p_to and d.kind in ('duplicate', 'conflict', 'refused')
+      order by d.id offset p_place limit 1)
+    when 'refusal' then (
+      select jsonb_build_object('batch', f.batch, 'worker', f.worker, 'number', f.number, 'first_at', f.first_at)
+      from helix.refusal f where f.xid >= p_from and f.xid < p_to
+      order by concat_ws(' ', lpad(f.batch::text, 20, '0'), f.number, f.epoch, f.operation, f.worker) collate "C"
+      offset p_place limit 1)
+    when 'fence' then (
+      select jsonb_build_object('life', v.life, 'version', v.version, 'to_state', v.to_state, 'actor', v.actor)
+      from helix.fence_event v where v.xid >= p_from and v.xid < p_to
+      order by v.life, v.version offset p_place limit 1)
+    when 'call' then (
+      select jsonb_build_object('life', c.life, 'decision', c.id, 'kind', c.kind, 'actor', c.actor)
+      from helix.fence_decision c where c.xid >= p_from and c.xid < p_to
+      order by c.life, c.id offset p_place limit 1)
+  end;
+end
+$$;
+
+ALTER FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) OWNER TO helix_engine;
 
 -- Name: session_queues(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6494,27 +9392,28 @@ CREATE FUNCTION helix.session_tenants() RETURNS text[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 declare
-  v_named   text := nullif(current_setting('helix.tenant', true), '');
-  v_bound   text[];   -- tenants that the role is bound to without a setting
-  v_by_name text[];   -- tenants of which it must name one in the setting
+  v_named text := nullif(current_setting('helix.tenant', true), '');
+  -- Tenants that the role is bound to; after a `=`, which no name contains, those of which it must name one
+  -- in the setting. One array without an aggregate: every call determines its tenants.
+  v_bound text[];
 begin
   if pg_has_role(session_user, 'helix_operator', 'member') then
     return null;
   end if;
-  select array_agg(bound.tenant) filter (where not bound.by_setting),
-         array_agg(bound.tenant) filter (where bound.by_setting)
-  into v_bound, v_by_name
-  from helix.role_tenant bound where bound.role = session_user;
+  v_bound := array(select case when bound.by_setting then '=' else '' end || bound.tenant
+                   from helix.role_tenant bound where bound.role = session_user);
   if '*' = any (v_bound) then
     return null;
   end if;
   if v_named is null then
-    return coalesce(v_bound, '{}');
+    if strpos(array_to_string(v_bound, ','), '=') = 0 then
+      return v_bound;
+    end if;
+    return array(select bound from unnest(v_bound) bound where not starts_with(bound, '='));
   end if;
   -- The setting names one tenant: a star or a list is not accepted, it would widen the scope.
-  if v_named = any (v_bound)
-     or v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
-        and (v_named = any (v_by_name) or '*' = any (v_by_name))
+  if v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
+     and (v_named = any (v_bound) or '=' || v_named = any (v_bound) or '=*' = any (v_bound))
   then
     return array[v_named];
   end if;
@@ -6524,11 +9423,107 @@ $_$;
 
 ALTER FUNCTION helix.session_tenants() OWNER TO helix_engine;
 
--- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_duty_v1(text, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_reason text DEFAULT NULL::text) RETURNS helix.queue
+CREATE FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  perform helix.enter();
+  if p_every_seconds not between 0.05 and 86400 then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected 0.05 to 86400 seconds, got %s', p_every_seconds);
+  end if;
+  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
+  where d.duty = p_duty;
+  if not found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('unknown duty %L', p_duty),
+      hint = 'helix.read_duties_v1() lists the duties.';
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) OWNER TO helix_engine;
+
+-- Name: set_feed_v1(text, text, text, text, boolean, boolean, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean DEFAULT NULL::boolean, p_rewind boolean DEFAULT false, p_since timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_feed helix.feed;
+  v_xid  bigint := 0;
+begin
+  perform helix.enter_for(p_tenant);
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  if p_rewind and p_since is not null then
+    -- The first transaction that recorded anything at or after that time; none: everything is older.
+    if v_feed.ledger is null then
+      select min(e.xid) into v_xid from helix.entry e where e.at >= p_since;
+    else
+      select min(e.feed_xid) into v_xid from helix.ledger_event e
+      where e.ledger = v_feed.ledger and e.at >= p_since;
+    end if;
+    v_xid := coalesce(v_xid, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+  end if;
+  update helix.feed f
+  set paused = coalesce(p_paused, f.paused),
+      xid = case when p_rewind then v_xid else f.xid end,
+      number = case when p_rewind then 0 else f.number end,
+      version = case when p_rewind then 0 else f.version end
+  where f.tenant = p_tenant and f.name = p_feed;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, 'feed/' || p_feed, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('paused', p_paused, 'rewind', p_rewind, 'since', p_since,
+                             'was', jsonb_build_array(v_feed.xid, v_feed.number, v_feed.version),
+                             'reason', p_reason)::text);
+end
+$$;
+
+ALTER FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone) OWNER TO helix_engine;
+
+-- Name: metric; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.metric (
+    tenant text NOT NULL,
+    name text NOT NULL,
+    queue text DEFAULT ''::text NOT NULL,
+    label text DEFAULT ''::text NOT NULL,
+    value double precision NOT NULL,
+    CONSTRAINT metric_label_check CHECK ((octet_length(label) <= 255)),
+    CONSTRAINT metric_tenant_check CHECK ((tenant <> ''::text))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.metric FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.metric OWNER TO helix_owner;
+
+-- Name: set_gauges(text[], helix.metric[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+  delete from helix.metric m
+  where m.name = any (p_names)
+    and not exists (select from unnest(p_new) n
+                    where (n.name, n.tenant, n.queue, n.label) = (m.name, m.tenant, m.queue, m.label));
+  insert into helix.metric as m select * from unnest(p_new)
+  on conflict (name, tenant, queue, label) do update set value = excluded.value
+  where m.value <> excluded.value
+$$;
+
+ALTER FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) OWNER TO helix_engine;
+
+-- Name: set_queue_v1(text, text, text, text, real, smallint, real, real, integer, text, boolean, boolean, jsonb, jsonb, jsonb, double precision, double precision, double precision, double precision, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text DEFAULT NULL::text, p_lease_seconds real DEFAULT NULL::real, p_max_attempts smallint DEFAULT NULL::smallint, p_backoff_seconds real DEFAULT NULL::real, p_backoff_max_seconds real DEFAULT NULL::real, p_key_limit integer DEFAULT NULL::integer, p_unknown text DEFAULT NULL::text, p_paused boolean DEFAULT NULL::boolean, p_closed boolean DEFAULT NULL::boolean, p_requires jsonb DEFAULT NULL::jsonb, p_payload_schema jsonb DEFAULT NULL::jsonb, p_result_schema jsonb DEFAULT NULL::jsonb, p_keep_completed_seconds double precision DEFAULT NULL::double precision, p_keep_failed_seconds double precision DEFAULT NULL::double precision, p_keep_cancelled_seconds double precision DEFAULT NULL::double precision, p_keep_decisions_seconds double precision DEFAULT NULL::double precision, p_stalled_after_seconds double precision DEFAULT NULL::double precision, p_resubmit_failed text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS helix.queue
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '5s'
     AS $$
 declare
   v_queue helix.queue;
@@ -6555,19 +9550,24 @@ begin
     keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
     keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
     keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
+    stalled_after_seconds  = coalesce(p_stalled_after_seconds, q.stalled_after_seconds),
+    resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
   -- Under another profile an identity that is known would have another key, and be done again.
   if v_queue.profile <> p_profile then
-    raise exception using errcode = 'invalid_parameter_value',
-      message = format('queue %s has profile %s for good; it cannot become %s', p_queue,
-                       v_queue.profile, p_profile),
-      hint = 'Make a new queue with that profile.';
+    if not helix.lock_if_empty(v_queue.id) then
+      raise exception using errcode = 'invalid_parameter_value',
+        message = format('queue %s has batches of profile %s; its profile cannot become %s', p_queue,
+                         v_queue.profile, p_profile),
+        hint = 'Make a new queue with that profile.';
+    end if;
+    update helix.queue q set profile = p_profile where q.id = v_queue.id returning * into v_queue;
   end if;
   -- Schemas are kept as digests: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
-  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
+  values (p_tenant, p_queue, 'setting', helix.actor_of(p_actor),
           (to_jsonb(v_queue) - '{id,tenant,name,created_at,updated_at}'::text[]
            || jsonb_build_object(
                 'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
@@ -6580,7 +9580,7 @@ begin
 end
 $$;
 
-ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) OWNER TO helix_engine;
 
 -- Name: settle(text, bigint[], integer[], bigint[], bigint[], text[], text[], text[], text[], boolean[], real[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6669,6 +9669,7 @@ declare
   v_epoch   integer := helix.current_epoch();  -- compares the timeline before an id is drawn
   v_answers helix.answer[];
 begin
+  p_worker := helix.actor_of(p_worker);
   v_answers := helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result, p_failure,
                             p_detail, p_permanent, p_after);
   if v_answers is not null then
@@ -6681,6 +9682,18 @@ end
 $$;
 
 ALTER FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) OWNER TO helix_engine;
+
+-- Name: settled_json(helix.answer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.settled_json(p_settled helix.answer[]) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+  select coalesce(json_agg(json_build_array(a.batch, a.answer, a.owner, a.state, a.late, a.mismatch))::text,
+                  'null')
+  from unnest(p_settled) a
+$$;
+
+ALTER FUNCTION helix.settled_json(p_settled helix.answer[]) OWNER TO helix_engine;
 
 -- Name: shape(anyarray); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -6746,6 +9759,48 @@ $$;
 
 ALTER FUNCTION helix.skip_counted_keys(p_batch bigint[]) OWNER TO helix_engine;
 
+-- Name: source_hash(text, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id text) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select sha256(helix.framed(p_tenant) || helix.framed(p_kind) || helix.framed(p_name)
+                || helix.framed(p_id))
+$$;
+
+ALTER FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id text) OWNER TO helix_engine;
+
+-- Name: source_key(bytea, text, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    AS $$
+  select '\x01'::bytea || sha256(p_scope || '\x00000000'::bytea || helix.framed(p_kind)
+                                 || helix.framed(p_name) || helix.framed(p_id))
+$$;
+
+ALTER FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) OWNER TO helix_engine;
+
+-- Name: start_series(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.start_series() RETURNS void
+    LANGUAGE sql
+    AS $$
+  insert into helix.metric (tenant, name, queue, label, value)
+  select q.tenant, n.name, q.name, n.label, 0
+  from helix.queue q
+  cross join (values ('helix_lease_reaped_total', ''), ('helix_audit_missing_total', ''),
+                     ('helix_id_normalization_changed_total', ''), ('helix_identity_refused_total', ''),
+                     ('helix_assign_conflict_total', 'settle'), ('helix_assign_conflict_total', 'renew'),
+                     ('helix_submissions_total', 'new'), ('helix_submissions_total', 'duplicate'),
+                     ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
+                     ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),
+                     ('helix_batches', 'RUNNING'), ('helix_batches', 'FAILED')) as n (name, label)
+  on conflict do nothing
+$$;
+
+ALTER FUNCTION helix.start_series() OWNER TO helix_engine;
+
 -- Name: start_v1(text, bigint[], integer[], bigint[], bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) RETURNS SETOF helix.answer
@@ -6763,6 +9818,7 @@ declare
   v_done  bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
@@ -6807,7 +9863,7 @@ CREATE FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint
     AS $$
 declare
   v_now   timestamptz := clock_timestamp();
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_fence helix.fence;
 begin
   perform helix.enter();
@@ -6815,7 +9871,7 @@ begin
   set state = p_to, version = f.version + 1, actor = v_actor, detail = left(p_detail, 16000),
       reason = case p_to when 'EFFECT_STARTED' then 'started' when 'RELEASED' then 'released'
                          else 'failed' end::helix.fence_reason,
-      changed_at = v_now,
+      changed_at = v_now, request = case p_to when 'RELEASED' then null else f.request end,
       deadline = case p_to when 'EFFECT_STARTED' then v_now + make_interval(secs => f.lease_seconds)
                            else least(f.deadline, v_now) end,
       until = case p_to when 'RELEASED' then v_now + make_interval(secs => p_tombstone_seconds) end
@@ -6841,9 +9897,68 @@ $$;
 
 ALTER FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) OWNER TO helix_engine;
 
--- Name: submit_many(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: submit_from_v1(text, text, text, text, text[], text[], text[], text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) RETURNS SETOF helix.submitted
+CREATE FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[] DEFAULT NULL::text[], p_revision text[] DEFAULT NULL::text[], p_priority smallint[] DEFAULT NULL::smallint[], p_run_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_expires_at timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], p_limit_key text[] DEFAULT NULL::text[], p_requires text[] DEFAULT NULL::text[]) RETURNS SETOF helix.submitted
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+  v_actor   text := helix.actor_of(p_actor);
+  v_scope   bytea := helix.framed(p_tenant) || helix.framed(p_queue);
+  v_queue   helix.queue;
+  v_hash    bytea[];     -- by place; null without a source
+  v_key     bytea[];     -- by place; null where submit_many makes a key of its own
+  v_reused  integer[];   -- places whose source stands for other work
+  v_answers helix.submitted[];
+  v_again   bytea[];     -- keys of FAILED batches that a new source asks for
+begin
+  perform helix.demand_parallel(
+    cardinality(p_payload), helix.shape(p_kind), helix.shape(p_name), helix.shape(p_id),
+    helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw), helix.shape(p_revision),
+    helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at), helix.shape(p_limit_key),
+    helix.shape(p_requires));
+  select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
+  v_hash := array(
+    select case when u.kind is not null then helix.source_hash(p_tenant, u.kind, u.name, u.id) end
+    from unnest(p_kind, p_name, p_id) with ordinality as u (kind, name, id, place) order by u.place);
+  v_key := array(
+    select case when u.identity is not null
+                then helix.key_within(v_scope, u.identity, coalesce(u.revision, ''))
+                -- A repeat is answered although the queue refuses such work by now.
+                when v_queue.unknown = 'accept' or exists (select from helix.batch b where b.key = u.own)
+                then u.own end
+    from (select g.*, case when g.identity is null and g.kind is not null
+                           then helix.source_key(v_scope, g.kind, g.name, g.id) end as own
+          from unnest(p_identity, p_revision, p_kind, p_name, p_id)
+               with ordinality as g (identity, revision, kind, name, id, place) offset 0) u
+    order by u.place);
+  v_reused := helix.reused_sources(v_hash, v_key, p_kind);
+  v_answers := array(
+    select s from helix.submit_many(
+      p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
+      p_run_at, p_expires_at, p_limit_key, p_requires, v_key, v_reused) s);
+  if nullif(current_setting('helix.fence', true), '') is not null then
+    perform helix.link_submitted(v_answers);
+  end if;
+  if v_queue.id is not null then
+    v_again := helix.record_sources(v_queue, v_actor, v_hash, p_kind, p_name, p_id, v_answers, v_reused);
+  end if;
+  return query
+    select a.place, a.decision, a.key, a.fingerprint,
+           case when a.key = any (v_again) then 'PENDING' else a.state end::helix.state, a.payload, a.note,
+           case when a.place = any (v_reused) then '{source}'::text[] else a.differs end
+    from unnest(v_answers) a;
+end
+$$;
+
+ALTER FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
+
+-- Name: submit_many(text, text, text, text, text[], text[], text[], text[], smallint[], timestamp with time zone[], timestamp with time zone[], text[], text[], bytea[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[] DEFAULT NULL::bytea[], p_reused integer[] DEFAULT '{}'::integer[]) RETURNS SETOF helix.submitted
     LANGUAGE plpgsql
     SET enable_nestloop TO 'off'
     SET jit TO 'off'
@@ -6864,6 +9979,10 @@ declare
   v_after   bigint;       -- and its turn
   v_place   integer[];    -- of submissions that made a batch
 begin
+  perform helix.count_respelled(p_tenant, p_queue, n.number)
+  from (select count(*) as number from unnest(p_identity, p_raw) as u (identity, raw)
+        where u.raw <> u.identity) n
+  where n.number > 0;
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
@@ -6891,6 +10010,10 @@ begin
           from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
           offset 0) u
     order by u.place);
+  if p_key is not null then
+    v_key := array(select case when u.place <> all (p_reused) then coalesce(u.given, u.made) end
+                   from unnest(p_key, v_key) with ordinality as u (given, made, place) order by u.place);
+  end if;
 
   if p_requires is null and p_priority is null then
     v_usual := helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
@@ -6935,12 +10058,12 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end);
+             else 'expires_at is in the past' end, p_reused);
   end if;
 end
 $$;
 
-ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) OWNER TO helix_engine;
+ALTER FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]) OWNER TO helix_engine;
 
 -- Name: submit_one(text, text, text, text, text, text, text, text, smallint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -7013,8 +10136,10 @@ CREATE FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_pro
     AS $$
 declare
   v_tenants text[] := helix.enter_for(p_tenant);
-  v_actor   text := coalesce(p_actor, session_user);
+  v_actor   text := helix.actor_of(p_actor);
   v_one     helix.submitted;
+  v_fenced  boolean := nullif(current_setting('helix.fence', true), '') is not null;
+  v_many    helix.submitted[];
 begin
   -- One element that is the first is an array of the right shape.
   if cardinality(p_payload) = 1 and p_payload[1] is not null
@@ -7028,6 +10153,12 @@ begin
                               p_raw[1], coalesce(p_revision[1], ''),
                               coalesce(p_priority[1], 5::smallint));
     if v_one.place is not null then
+      if p_raw[1] <> p_identity[1] then
+        perform helix.count_respelled(p_tenant, p_queue, 1);
+      end if;
+      if v_fenced then
+        perform helix.link_submitted(array[v_one]);
+      end if;
       return next v_one;
       return;
     end if;
@@ -7036,6 +10167,15 @@ begin
     cardinality(p_payload), helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw),
     helix.shape(p_revision), helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at),
     helix.shape(p_limit_key), helix.shape(p_requires));
+  if v_fenced then
+    v_many := array(
+      select s from helix.submit_many(
+        p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
+        p_run_at, p_expires_at, p_limit_key, p_requires) s);
+    perform helix.link_submitted(v_many);
+    return query select * from unnest(v_many);
+    return;
+  end if;
   return query
     select * from helix.submit_many(
       p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
@@ -7059,7 +10199,7 @@ begin
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
-                  helix.idle_lanes(p_limit));
+                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
 end
 $$;
 
@@ -7084,6 +10224,7 @@ begin
     set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
         version = f.version + 1, reason = 'lapsed', actor = p_actor, changed_at = v_now,
         detail = format('%s did not renew before %s', f.actor, f.deadline),
+        request = case f.state when 'CLAIMED' then null else f.request end,
         until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
     from lapsed where f.key = lapsed.key
     returning f.state
@@ -7117,11 +10258,64 @@ CREATE FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer DEFAULT 1000
     AS $$
 begin
   perform helix.enter();
-  return query select * from helix.sweep_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
+  return query select * from helix.sweep_fences(helix.actor_of(p_actor), least(p_limit, 10000));
 end
 $$;
 
 ALTER FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: take_feed_v1(text, text, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) RETURNS SETOF helix.feed_event
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_feed   helix.feed;
+  v_events helix.feed_event[];
+  v_last   helix.feed_event;
+begin
+  perform helix.enter_for(p_tenant);
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  -- A lock takes a transaction number, which feeds of others would wait for; an idle consumer takes none.
+  if v_feed.paused or not exists (select from helix.feed_events(v_feed, 1)) then
+    return;
+  end if;
+  select * into v_feed from helix.feed f where f.tenant = p_tenant and f.name = p_feed
+  for update skip locked;
+  if not found then
+    return;
+  end if;
+  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000)) e);
+  if v_events = '{}' then
+    return;
+  end if;
+  v_last := v_events[cardinality(v_events)];
+  update helix.feed f
+  set xid = v_last.xid, number = v_last.number, version = v_last.version, moved_at = clock_timestamp(),
+      delivered = f.delivered + cardinality(v_events)
+  where f.tenant = p_tenant and f.name = p_feed;
+  return query select * from unnest(v_events);
+end
+$$;
+
+ALTER FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_engine;
+
+-- Name: tenant_key_v1(text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.tenant_key_v1(p_tenant text) RETURNS bytea
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+begin
+  return (select sha256(s.outer_pad || sha256(s.inner_pad || convert_to('numbers of tenant ' || p_tenant, 'UTF8')))
+          from helix.secret s order by s.id limit 1);
+end
+$$;
+
+ALTER FUNCTION helix.tenant_key_v1(p_tenant text) OWNER TO helix_engine;
 
 -- Name: tombstone_hash(bytea, bytea, integer, bigint, integer, helix.state, smallint, timestamp with time zone, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -7252,6 +10446,56 @@ $$;
 
 ALTER FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) OWNER TO helix_engine;
 
+-- Name: write_letters_v1(text, text, text, text, text[], text[], text[], text[], bytea[], bigint[], bytea[], bytea[], double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision DEFAULT 0) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform helix.enter_for(p_tenant);
+  perform helix.demand_parallel(
+    cardinality(p_source), helix.shape(p_source), helix.shape(p_queue), helix.shape(p_reason),
+    helix.shape(p_detail), helix.shape(p_body), helix.shape(p_size), helix.shape(p_digest),
+    helix.shape(p_key));
+  return query
+    with given as materialized (
+      select u.*, octet_length(u.body) = u.size as complete,
+             u.reason = 'vanished'
+             and (exists (select from helix.source s
+                          where s.hash = helix.source_hash(p_tenant, p_kind, p_name, u.source))
+                  or exists (select from helix.dead_letter l
+                             where l.tenant = p_tenant and l.kind = p_kind and l.name = p_name
+                               and l.source = u.source)) as known
+      from unnest(p_source, p_queue, p_reason, p_detail, p_body, p_size, p_digest, p_key)
+           with ordinality as u (source, queue, reason, detail, body, size, digest, key, place)
+    ),
+    written as (
+      insert into helix.dead_letter as l (first_at, last_at, until, batch, size, deliveries, complete,
+                                          tenant, queue, kind, name, source, digest, reason, detail, actor,
+                                          body)
+      select distinct on (g.source, d.digest) v_now, v_now,
+             case when p_keep_seconds > 0 then v_now + make_interval(secs => p_keep_seconds) end,
+             (select b.id from helix.batch b where b.key = g.key), g.size, 1, coalesce(g.complete, false),
+             p_tenant, g.queue, p_kind, p_name, g.source, d.digest, g.reason, g.detail,
+             helix.actor_of(p_actor), g.body
+      from given g
+      -- The digest of a whole message is not left to the caller.
+      cross join lateral (select case when g.complete then sha256(g.body) else g.digest end as digest) d
+      where not g.known
+      order by g.source, d.digest, g.place
+      on conflict (tenant, kind, name, source, digest) do update
+      set deliveries = l.deliveries + 1, last_at = v_now
+      returning l.id, l.source
+    )
+    select (select max(w.id) from written w where w.source = g.source) from given g order by g.place;
+end
+$$;
+
+ALTER FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) OWNER TO helix_engine;
+
 -- Name: arrow; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.arrow (
@@ -7260,40 +10504,6 @@ CREATE TABLE helix.arrow (
 );
 
 ALTER TABLE helix.arrow OWNER TO helix_owner;
-
--- Name: batch; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.batch (
-    id bigint NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    run bigint,
-    run_at helix.moment,
-    expires_at helix.moment,
-    queue integer NOT NULL,
-    class integer NOT NULL,
-    secret smallint NOT NULL,
-    priority helix.priority NOT NULL,
-    retired_at timestamp with time zone,
-    ended_at timestamp with time zone,
-    entry bigint,
-    version integer,
-    state helix.state,
-    attempt smallint,
-    key helix.key NOT NULL,
-    fingerprint helix.sha256 NOT NULL,
-    actor text NOT NULL,
-    revision helix.revision_text DEFAULT ''::text NOT NULL,
-    identity helix.identity_text,
-    raw text,
-    limit_key helix.limit_key,
-    payload helix.document,
-    tombstone helix.sha256,
-    CONSTRAINT batch_identity_assigned CHECK (unicode_assigned((identity)::text))
-);
-
-ALTER TABLE ONLY helix.batch FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.batch OWNER TO helix_owner;
 
 -- Name: batch_id; Type: SEQUENCE; Schema: helix; Owner: helix_owner
 
@@ -7306,6 +10516,17 @@ CREATE SEQUENCE helix.batch_id
 
 ALTER SEQUENCE helix.batch_id OWNER TO helix_owner;
 
+-- Name: dead_letter_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.dead_letter_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 -- Name: decision; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.decision (
@@ -7317,8 +10538,9 @@ CREATE TABLE helix.decision (
     queue text NOT NULL,
     actor text NOT NULL,
     detail helix.long_text,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     hash helix.sha256 NOT NULL,
-    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text])))
+    CONSTRAINT decision_kind_check CHECK ((kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text, 'erased'::text, 'setting'::text, 'retired'::text, 'audit'::text])))
 );
 
 ALTER TABLE ONLY helix.decision FORCE ROW LEVEL SECURITY;
@@ -7476,6 +10698,19 @@ CREATE TABLE helix.fence_arrow (
 
 ALTER TABLE helix.fence_arrow OWNER TO helix_owner;
 
+-- Name: fence_batch; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.fence_batch (
+    fence helix.key NOT NULL,
+    batch bigint NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    conflict boolean NOT NULL
+);
+
+ALTER TABLE ONLY helix.fence_batch FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.fence_batch OWNER TO helix_owner;
+
 -- Name: fence_decision; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.fence_decision (
@@ -7485,9 +10720,10 @@ CREATE TABLE helix.fence_decision (
     tenant helix.tenant_name NOT NULL,
     name helix.fence_name NOT NULL,
     kind helix.fence_decision_kind NOT NULL,
-    actor helix.fence_name NOT NULL,
+    actor helix.actor_name NOT NULL,
     detail helix.long_text,
     evidence helix.evidence,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     hash helix.sha256 NOT NULL
 );
 
@@ -7521,6 +10757,8 @@ CREATE TABLE helix.fence_event (
     actor text NOT NULL,
     reason helix.fence_reason NOT NULL,
     detail text,
+    content helix.sha256 NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     hash helix.sha256 NOT NULL
 );
 
@@ -7538,6 +10776,38 @@ CREATE SEQUENCE helix.fence_number
     CACHE 1;
 
 ALTER SEQUENCE helix.fence_number OWNER TO helix_owner;
+
+-- Name: intake; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.intake (
+    tenant helix.tenant_name NOT NULL,
+    stream helix.source_text NOT NULL,
+    consumer helix.source_text NOT NULL,
+    group_name helix.source_text NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    problem helix.long_text,
+    figures jsonb NOT NULL,
+    CONSTRAINT intake_figures_check CHECK ((octet_length((figures)::text) <= 65536))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE ONLY helix.intake FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.intake OWNER TO helix_owner;
+
+-- Name: intake_failure; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.intake_failure (
+    hash helix.sha256 NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    tries integer NOT NULL,
+    last_at timestamp with time zone NOT NULL
+);
+
+ALTER TABLE ONLY helix.intake_failure FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.intake_failure OWNER TO helix_owner;
 
 -- Name: key_limit; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -7564,6 +10834,59 @@ ALTER TABLE helix.lane ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+-- Name: ledger_event_id; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+CREATE SEQUENCE helix.ledger_event_id
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+ALTER SEQUENCE helix.ledger_event_id OWNER TO helix_owner;
+
+-- Name: ledger_event; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.ledger_event (
+    id bigint DEFAULT nextval('helix.ledger_event_id'::regclass) NOT NULL,
+    seq helix.event_seq NOT NULL,
+    at timestamp with time zone NOT NULL,
+    xid bigint NOT NULL,
+    feed_xid bigint NOT NULL,
+    ledger integer NOT NULL,
+    version integer NOT NULL,
+    secret smallint NOT NULL,
+    is_strict boolean NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    entity helix.identity_text NOT NULL,
+    kind helix.event_kind NOT NULL,
+    bound bytea NOT NULL,
+    key helix.key NOT NULL,
+    fingerprint helix.sha256 NOT NULL,
+    hash helix.sha256 NOT NULL,
+    node helix.short_text,
+    actor text NOT NULL,
+    violations text[],
+    payload helix.document NOT NULL,
+    CONSTRAINT ledger_event_check CHECK (((NOT is_strict) OR (version = (seq)::bigint))),
+    CONSTRAINT ledger_event_check1 CHECK (((NOT is_strict) OR (violations IS NULL)))
+);
+
+ALTER TABLE ONLY helix.ledger_event FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.ledger_event OWNER TO helix_owner;
+
+-- Name: ledger_id_seq; Type: SEQUENCE; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.ledger ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME helix.ledger_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 -- Name: login; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.login (
@@ -7575,13 +10898,27 @@ CREATE TABLE helix.login (
     expires_at timestamp with time zone NOT NULL,
     used_at timestamp with time zone,
     CONSTRAINT login_hash_check CHECK ((octet_length(hash) = 32)),
-    CONSTRAINT login_scopes_check CHECK ((cardinality(scopes) > 0)),
+    CONSTRAINT login_scopes_check CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['submit'::text, 'work'::text, 'read'::text, 'payloads'::text, 'operate'::text, 'admin'::text]))),
     CONSTRAINT login_token_seconds_check CHECK (((token_seconds >= (1)::double precision) AND (token_seconds <= (86400)::double precision)))
 );
 
 ALTER TABLE ONLY helix.login FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.login OWNER TO helix_owner;
+
+-- Name: metric_change; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.metric_change (
+    tenant text NOT NULL,
+    name text NOT NULL,
+    queue text DEFAULT ''::text NOT NULL,
+    label text DEFAULT ''::text NOT NULL,
+    value double precision NOT NULL
+);
+
+ALTER TABLE ONLY helix.metric_change FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.metric_change OWNER TO helix_owner;
 
 -- Name: result; Type: TABLE; Schema: helix; Owner: helix_owner
 
@@ -7671,7 +11008,10 @@ CREATE VIEW helix.overview WITH (security_invoker='true') AS
             WHEN s.finished THEN (r.failure)::text
             ELSE NULL::text
         END AS failure,
-    (r.detail)::text AS detail,
+        CASE
+            WHEN helix.sees_payloads() THEN (r.detail)::text
+            ELSE NULL::text
+        END AS detail,
     q.profile,
     b.run,
     (b.run_at)::timestamp with time zone AS run_at,
@@ -7731,6 +11071,7 @@ CREATE TABLE helix.refusal (
     times integer DEFAULT 1 NOT NULL,
     first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     last_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    xid bigint DEFAULT ((pg_current_xact_id())::text)::bigint NOT NULL,
     hash helix.sha256 NOT NULL,
     CONSTRAINT refusal_operation_check CHECK ((operation = ANY (ARRAY['start'::text, 'renew'::text, 'settle'::text, 'release'::text])))
 );
@@ -7800,6 +11141,28 @@ ALTER TABLE helix.role_tenant OWNER TO helix_owner;
 
 COMMENT ON TABLE helix.role_tenant IS 'Bindings of login roles to tenants; tenant * binds all.';
 
+-- Name: source; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.source (
+    hash helix.sha256 NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    batch bigint,
+    queue integer NOT NULL,
+    times integer NOT NULL,
+    decision text NOT NULL,
+    kind helix.source_kind,
+    name helix.source_text,
+    id helix.source_text,
+    actor text,
+    CONSTRAINT source_decision_check CHECK ((decision = ANY (ARRAY['new'::text, 'duplicate'::text, 'conflict'::text, 'refused'::text])))
+)
+WITH (fillfactor='90');
+
+ALTER TABLE ONLY helix.source FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.source OWNER TO helix_owner;
+
 -- Name: waiter; Type: TABLE; Schema: helix; Owner: helix_owner
 
 CREATE TABLE helix.waiter (
@@ -7867,6 +11230,16 @@ ALTER TABLE ONLY helix.arrow
 ALTER TABLE ONLY helix.batch
     ADD CONSTRAINT batch_pkey PRIMARY KEY (id);
 
+-- Name: dead_letter dead_letter_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.dead_letter
+    ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
+
+-- Name: dead_letter dead_letter_tenant_kind_name_source_digest_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.dead_letter
+    ADD CONSTRAINT dead_letter_tenant_kind_name_source_digest_key UNIQUE (tenant, kind, name, source, digest);
+
 -- Name: decision decision_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.decision
@@ -7892,10 +11265,20 @@ ALTER TABLE ONLY helix.entry
 ALTER TABLE ONLY helix.epoch
     ADD CONSTRAINT epoch_pkey PRIMARY KEY (number);
 
+-- Name: feed feed_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.feed
+    ADD CONSTRAINT feed_pkey PRIMARY KEY (tenant, name);
+
 -- Name: fence_arrow fence_arrow_from_state_to_state_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.fence_arrow
     ADD CONSTRAINT fence_arrow_from_state_to_state_key UNIQUE NULLS NOT DISTINCT (from_state, to_state);
+
+-- Name: fence_batch fence_batch_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.fence_batch
+    ADD CONSTRAINT fence_batch_pkey PRIMARY KEY (fence, batch);
 
 -- Name: fence_decision fence_decision_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -7912,6 +11295,21 @@ ALTER TABLE ONLY helix.fence_event
 ALTER TABLE ONLY helix.fence
     ADD CONSTRAINT fence_pkey PRIMARY KEY (key);
 
+-- Name: finding finding_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.finding
+    ADD CONSTRAINT finding_pkey PRIMARY KEY (kind, batch, number);
+
+-- Name: intake_failure intake_failure_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.intake_failure
+    ADD CONSTRAINT intake_failure_pkey PRIMARY KEY (hash);
+
+-- Name: intake intake_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.intake
+    ADD CONSTRAINT intake_pkey PRIMARY KEY (tenant, stream, group_name, consumer);
+
 -- Name: key_limit key_limit_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.key_limit
@@ -7927,10 +11325,40 @@ ALTER TABLE ONLY helix.lane
 ALTER TABLE ONLY helix.lane
     ADD CONSTRAINT lane_queue_class_priority_key UNIQUE (queue, class, priority);
 
+-- Name: ledger_event ledger_event_key_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.ledger_event
+    ADD CONSTRAINT ledger_event_key_key UNIQUE (key);
+
+-- Name: ledger_event ledger_event_ledger_entity_version_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.ledger_event
+    ADD CONSTRAINT ledger_event_ledger_entity_version_key UNIQUE (ledger, entity, version);
+
+-- Name: ledger_event ledger_event_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.ledger_event
+    ADD CONSTRAINT ledger_event_pkey PRIMARY KEY (ledger, entity, seq, kind, bound);
+
+-- Name: ledger ledger_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.ledger
+    ADD CONSTRAINT ledger_pkey PRIMARY KEY (id);
+
+-- Name: ledger ledger_tenant_name_key; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.ledger
+    ADD CONSTRAINT ledger_tenant_name_key UNIQUE (tenant, name);
+
 -- Name: login login_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.login
     ADD CONSTRAINT login_pkey PRIMARY KEY (hash);
+
+-- Name: metric metric_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.metric
+    ADD CONSTRAINT metric_pkey PRIMARY KEY (name, tenant, queue, label);
 
 -- Name: queue queue_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
@@ -7977,6 +11405,11 @@ ALTER TABLE ONLY helix.role_tenant
 ALTER TABLE ONLY helix.secret
     ADD CONSTRAINT secret_pkey PRIMARY KEY (id);
 
+-- Name: source source_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
+
+ALTER TABLE ONLY helix.source
+    ADD CONSTRAINT source_pkey PRIMARY KEY (hash);
+
 -- Name: waiter waiter_pkey; Type: CONSTRAINT; Schema: helix; Owner: helix_owner
 
 ALTER TABLE ONLY helix.waiter
@@ -8021,6 +11454,18 @@ CREATE INDEX batch_run ON helix.batch USING btree (queue, run, created_at, id) W
 
 CREATE INDEX batch_tombstone ON helix.batch USING btree (id) WHERE (retired_at IS NOT NULL);
 
+-- Name: dead_letter_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX dead_letter_batch ON helix.dead_letter USING btree (batch) WHERE (batch IS NOT NULL);
+
+-- Name: dead_letter_list; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX dead_letter_list ON helix.dead_letter USING btree (tenant, id);
+
+-- Name: dead_letter_until; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX dead_letter_until ON helix.dead_letter USING btree (until) WHERE ((body IS NOT NULL) AND (until IS NOT NULL));
+
 -- Name: decision_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHERE (kind = ANY (ARRAY['duplicate'::text, 'conflict'::text, 'refused'::text]));
@@ -8028,6 +11473,14 @@ CREATE INDEX decision_age ON helix.decision USING btree (tenant, queue, at) WHER
 -- Name: decision_batch; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX decision_batch ON helix.decision USING btree (batch, id) WHERE (batch IS NOT NULL);
+
+-- Name: decision_refused; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX decision_refused ON helix.decision USING btree (tenant, queue, id) WHERE (kind = 'refused'::text);
+
+-- Name: decision_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX decision_xid ON helix.decision USING brin (xid) WITH (autosummarize='on');
 
 -- Name: entry_age; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -8041,13 +11494,25 @@ CREATE UNIQUE INDEX fence_age ON helix.fence USING btree (tenant, life);
 
 CREATE INDEX fence_answer_until ON helix.fence USING btree (answer_until) WHERE ((sealed_at IS NOT NULL) AND ((answer IS NOT NULL) OR (request IS NOT NULL)));
 
+-- Name: fence_batch_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_batch_batch ON helix.fence_batch USING btree (batch);
+
 -- Name: fence_deadline; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_deadline ON helix.fence USING btree (deadline) WHERE (state = ANY (ARRAY['CLAIMED'::helix.fence_state, 'EFFECT_STARTED'::helix.fence_state]));
 
+-- Name: fence_decision_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_decision_xid ON helix.fence_decision USING brin (xid) WITH (autosummarize='on');
+
 -- Name: fence_doubt; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX fence_doubt ON helix.fence USING btree (tenant, life) WHERE (state = 'IN_DOUBT'::helix.fence_state);
+
+-- Name: fence_event_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX fence_event_xid ON helix.fence_event USING brin (xid) WITH (autosummarize='on');
 
 -- Name: fence_listed; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -8057,9 +11522,25 @@ CREATE INDEX fence_listed ON helix.fence USING btree (tenant, name, life);
 
 CREATE INDEX fence_until ON helix.fence USING btree (until) WHERE (until IS NOT NULL);
 
+-- Name: finding_open; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX finding_open ON helix.finding USING btree (kind, batch, number) WHERE (cleared_at IS NULL);
+
 -- Name: lane_active; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX lane_active ON helix.lane USING btree (queue) WHERE (NOT idle);
+
+-- Name: ledger_event_feed; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX ledger_event_feed ON helix.ledger_event USING btree (((ledger)::bigint), feed_xid, id);
+
+-- Name: ledger_event_xid; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX ledger_event_xid ON helix.ledger_event USING brin (xid) WITH (autosummarize='on');
+
+-- Name: refusal_age; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX refusal_age ON helix.refusal USING brin (xid) WITH (autosummarize='on');
 
 -- Name: request_due; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -8068,6 +11549,10 @@ CREATE INDEX request_due ON helix.request USING btree (due, number) WHERE (due I
 -- Name: request_number; Type: INDEX; Schema: helix; Owner: helix_owner
 
 CREATE INDEX request_number ON helix.request USING btree (number);
+
+-- Name: source_batch; Type: INDEX; Schema: helix; Owner: helix_owner
+
+CREATE INDEX source_batch ON helix.source USING btree (batch, first_at) WHERE (batch IS NOT NULL);
 
 -- Name: work_blocked; Type: INDEX; Schema: helix; Owner: helix_owner
 
@@ -8111,6 +11596,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.batch FOR EACH
 
 ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: dead_letter a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.dead_letter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: decision a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8141,6 +11632,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.epoch FOR EACH
 
 ALTER TABLE helix.epoch ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: feed a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.feed FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.feed ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: fence a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8152,6 +11649,12 @@ ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER a_guard;
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_arrow FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.fence_arrow ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: fence_batch a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_batch FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_batch ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: fence_decision a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8165,6 +11668,24 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.fence_event FO
 
 ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: finding a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.finding FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.finding ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: intake a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.intake FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.intake ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: intake_failure a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.intake_failure FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.intake_failure ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: key_limit a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.key_limit FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8177,11 +11698,35 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.lane FOR EACH 
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: ledger a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.ledger FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: ledger_event a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.ledger_event FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_append_only();
+
+ALTER TABLE helix.ledger_event ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: login a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.login FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: metric a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.metric FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.metric ENABLE ALWAYS TRIGGER a_guard;
+
+-- Name: metric_change a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.metric_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.metric_change ENABLE ALWAYS TRIGGER a_guard;
 
 -- Name: queue a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8225,6 +11770,12 @@ CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.secret FOR EAC
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER a_guard;
 
+-- Name: source a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.source FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.source ENABLE ALWAYS TRIGGER a_guard;
+
 -- Name: waiter a_guard; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard BEFORE INSERT OR DELETE OR UPDATE ON helix.waiter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8261,6 +11812,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.batch FOR EACH STATEMEN
 
 ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: dead_letter a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.dead_letter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: decision a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.decision FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8291,6 +11848,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.epoch FOR EACH STATEMEN
 
 ALTER TABLE helix.epoch ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: feed a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.feed FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.feed ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: fence a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8302,6 +11865,12 @@ ALTER TABLE helix.fence ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_arrow FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.fence_arrow ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: fence_batch a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_batch FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.fence_batch ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: fence_decision a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8315,6 +11884,24 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.fence_event FOR EACH ST
 
 ALTER TABLE helix.fence_event ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: finding a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.finding FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.finding ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: intake a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.intake FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.intake ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: intake_failure a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.intake_failure FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.intake_failure ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: key_limit a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.key_limit FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8327,11 +11914,35 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.lane FOR EACH STATEMENT
 
 ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: ledger a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.ledger FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: ledger_event a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.ledger_event FOR EACH STATEMENT EXECUTE FUNCTION helix.guard_append_only();
+
+ALTER TABLE helix.ledger_event ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: login a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.login FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
 
 ALTER TABLE helix.login ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: metric a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.metric FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.metric ENABLE ALWAYS TRIGGER a_guard_truncate;
+
+-- Name: metric_change a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.metric_change FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.metric_change ENABLE ALWAYS TRIGGER a_guard_truncate;
 
 -- Name: queue a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8375,6 +11986,12 @@ CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.secret FOR EACH STATEME
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER a_guard_truncate;
 
+-- Name: source a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.source FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
+
+ALTER TABLE helix.source ENABLE ALWAYS TRIGGER a_guard_truncate;
+
 -- Name: waiter a_guard_truncate; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER a_guard_truncate BEFORE TRUNCATE ON helix.waiter FOR EACH STATEMENT EXECUTE FUNCTION helix.guard();
@@ -8398,6 +12015,84 @@ ALTER TABLE helix.worker ENABLE ALWAYS TRIGGER a_guard_truncate;
 CREATE TRIGGER asked_once AFTER DELETE OR UPDATE ON helix.batch FOR EACH ROW EXECUTE FUNCTION helix.check_asked();
 
 ALTER TABLE helix.batch ENABLE ALWAYS TRIGGER asked_once;
+
+-- Name: api_token audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, generation, hash, scopes, queues, created_at, created_by, expires_at, revoked_at, revoked_by, reason ON helix.api_token FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,name,generation', 'tenant,name,generation,hash,scopes,queues,created_at,created_by,expires_at,revoked_at,revoked_by,reason');
+
+ALTER TABLE helix.api_token ENABLE ALWAYS TRIGGER audit;
+
+-- Name: duty audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF duty, every, of_claims ON helix.duty FOR EACH ROW EXECUTE FUNCTION helix.audit_row('duty', 'duty,every,of_claims');
+
+ALTER TABLE helix.duty ENABLE ALWAYS TRIGGER audit;
+
+-- Name: epoch audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF number, timeline, reason, started_at ON helix.epoch FOR EACH ROW EXECUTE FUNCTION helix.audit_row('number', 'number,timeline,reason,started_at');
+
+ALTER TABLE helix.epoch ENABLE ALWAYS TRIGGER audit;
+
+-- Name: feed audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF tenant, name, ledger, queue, paused, created_at, created_by ON helix.feed FOR EACH ROW EXECUTE FUNCTION helix.audit_row('tenant,name', 'tenant,name,ledger,queue,paused,created_at,created_by');
+
+ALTER TABLE helix.feed ENABLE ALWAYS TRIGGER audit;
+
+-- Name: lane audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, queue, class, priority, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels, made_for ON helix.lane FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,queue,class,priority,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels,made_for');
+
+ALTER TABLE helix.lane ENABLE ALWAYS TRIGGER audit;
+
+-- Name: ledger audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, machine, initial, is_strict, bound, ignored, created_at, created_by ON helix.ledger FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,machine,initial,is_strict,bound,ignored,created_at,created_by');
+
+ALTER TABLE helix.ledger ENABLE ALWAYS TRIGGER audit;
+
+-- Name: queue audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, tenant, name, profile, lease_seconds, max_attempts, backoff_seconds, backoff_max_seconds, key_limit, unknown, resubmit_failed, paused, closed, class, payload_schema, result_schema, keep_completed_seconds, keep_failed_seconds, keep_cancelled_seconds, keep_decisions_seconds, stalled_after_seconds, created_at ON helix.queue FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,tenant,name,profile,lease_seconds,max_attempts,backoff_seconds,backoff_max_seconds,key_limit,unknown,resubmit_failed,paused,closed,class,payload_schema,result_schema,keep_completed_seconds,keep_failed_seconds,keep_cancelled_seconds,keep_decisions_seconds,stalled_after_seconds,created_at');
+
+ALTER TABLE helix.queue ENABLE ALWAYS TRIGGER audit;
+
+-- Name: requirement_class audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, requires, gpus, gpu_vram_gb, cpu_cores, ram_gb, disk_gb, labels ON helix.requirement_class FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,requires,gpus,gpu_vram_gb,cpu_cores,ram_gb,disk_gb,labels');
+
+ALTER TABLE helix.requirement_class ENABLE ALWAYS TRIGGER audit;
+
+-- Name: role_tenant audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF role, tenant, by_setting ON helix.role_tenant FOR EACH ROW EXECUTE FUNCTION helix.audit_row('role,tenant', 'role,tenant,by_setting');
+
+ALTER TABLE helix.role_tenant ENABLE ALWAYS TRIGGER audit;
+
+-- Name: secret audit; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, inner_pad, outer_pad, created_at ON helix.secret FOR EACH ROW EXECUTE FUNCTION helix.audit_row('id', 'id,inner_pad,outer_pad,created_at');
+
+ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER audit;
+
+-- Name: decision count_decisions; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_decisions AFTER INSERT ON helix.decision REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_decisions();
+
+ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER count_decisions;
+
+-- Name: refusal count_new_refusals; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_new_refusals AFTER INSERT ON helix.refusal REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_refusals();
+
+ALTER TABLE helix.refusal ENABLE ALWAYS TRIGGER count_new_refusals;
+
+-- Name: refusal count_repeated_refusals; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_repeated_refusals AFTER UPDATE ON helix.refusal REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_refusals();
+
+ALTER TABLE helix.refusal ENABLE ALWAYS TRIGGER count_repeated_refusals;
 
 -- Name: decision hash_row; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8431,19 +12126,13 @@ ALTER TABLE helix.work ENABLE ALWAYS TRIGGER leaves;
 
 -- Name: work next_step; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
-CREATE TRIGGER next_step AFTER UPDATE ON helix.work FOR EACH ROW WHEN ((new.step AND (((new.batch = old.batch) AND (new.before = old.entry) AND (new.came_from = old.state) AND (new.version = (old.version +
+CREATE TRIGGER next_step AFTER UPDATE ON helix.work FOR EACH ROW WHEN (((new.step AND (new.batch = old.batch) AND (new.before = old.entry) AND (new.came_from = old.state) AND (new.version = (old.version +
         CASE
             WHEN ((old.state = 'PENDING'::helix.state) AND (new.state = 'RUNNING'::helix.state)) THEN 2
             ELSE 1
-        END))) IS NOT TRUE))) EXECUTE FUNCTION helix.refuse_step();
+        END))) IS NOT TRUE)) EXECUTE FUNCTION helix.check_move();
 
 ALTER TABLE helix.work ENABLE ALWAYS TRIGGER next_step;
-
--- Name: work no_step; Type: TRIGGER; Schema: helix; Owner: helix_owner
-
-CREATE TRIGGER no_step AFTER UPDATE ON helix.work FOR EACH ROW WHEN ((new.step IS NOT TRUE)) EXECUTE FUNCTION helix.check_move();
-
-ALTER TABLE helix.work ENABLE ALWAYS TRIGGER no_step;
 
 -- Name: fence record; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -8477,6 +12166,14 @@ ALTER TABLE helix.api_token ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.batch ENABLE ROW LEVEL SECURITY;
 
+-- Name: worker counted; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY counted ON helix.worker FOR SELECT TO helix_engine USING ((current_setting('helix.scope'::text, true) = '*'::text));
+
+-- Name: dead_letter; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.dead_letter ENABLE ROW LEVEL SECURITY;
+
 -- Name: decision; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.decision ENABLE ROW LEVEL SECURITY;
@@ -8493,6 +12190,10 @@ CREATE POLICY engine ON helix.api_token TO helix_engine USING (((current_setting
 
 CREATE POLICY engine ON helix.batch TO helix_engine USING (true);
 
+-- Name: dead_letter engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.dead_letter TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: decision engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.decision TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
@@ -8505,9 +12206,17 @@ CREATE POLICY engine ON helix.ended TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.entry TO helix_engine USING (true);
 
+-- Name: feed engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.feed TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: fence engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.fence TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: fence_batch engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.fence_batch TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: fence_decision engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8517,13 +12226,41 @@ CREATE POLICY engine ON helix.fence_decision TO helix_engine USING (((current_se
 
 CREATE POLICY engine ON helix.fence_event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
+-- Name: finding engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.finding TO helix_engine USING (true);
+
+-- Name: intake engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.intake TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: intake_failure engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.intake_failure TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: key_limit engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.key_limit TO helix_engine USING (true);
 
+-- Name: ledger engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.ledger TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: ledger_event engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.ledger_event TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
 -- Name: login engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.login TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR ((tenant)::text = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: metric engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.metric TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
+
+-- Name: metric_change engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.metric_change TO helix_engine USING (((current_setting('helix.scope'::text, true) = '*'::text) OR (tenant = ANY (string_to_array(current_setting('helix.scope'::text, true), ','::text)))));
 
 -- Name: queue engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8541,6 +12278,10 @@ CREATE POLICY engine ON helix.requirement_class TO helix_engine USING (true);
 
 CREATE POLICY engine ON helix.result TO helix_engine USING (true);
 
+-- Name: source engine; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY engine ON helix.source TO helix_engine USING (true);
+
 -- Name: work engine; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY engine ON helix.work TO helix_engine USING (true);
@@ -8549,9 +12290,17 @@ CREATE POLICY engine ON helix.work TO helix_engine USING (true);
 
 ALTER TABLE helix.entry ENABLE ROW LEVEL SECURITY;
 
+-- Name: feed; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.feed ENABLE ROW LEVEL SECURITY;
+
 -- Name: fence; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.fence ENABLE ROW LEVEL SECURITY;
+
+-- Name: fence_batch; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.fence_batch ENABLE ROW LEVEL SECURITY;
 
 -- Name: fence_decision; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -8561,9 +12310,29 @@ ALTER TABLE helix.fence_decision ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.fence_event ENABLE ROW LEVEL SECURITY;
 
+-- Name: finding; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.finding ENABLE ROW LEVEL SECURITY;
+
+-- Name: intake; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.intake ENABLE ROW LEVEL SECURITY;
+
+-- Name: intake_failure; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.intake_failure ENABLE ROW LEVEL SECURITY;
+
 -- Name: key_limit; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.key_limit ENABLE ROW LEVEL SECURITY;
+
+-- Name: ledger; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.ledger ENABLE ROW LEVEL SECURITY;
+
+-- Name: ledger_event; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.ledger_event ENABLE ROW LEVEL SECURITY;
 
 -- Name: login; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
@@ -8573,6 +12342,14 @@ ALTER TABLE helix.login ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY long_gone ON helix.worker TO helix_engine USING ((last_seen < (statement_timestamp() - '30 days'::interval))) WITH CHECK (false);
 
+-- Name: metric; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.metric ENABLE ROW LEVEL SECURITY;
+
+-- Name: metric_change; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.metric_change ENABLE ROW LEVEL SECURITY;
+
 -- Name: api_token operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.api_token FOR SELECT TO helix_operator USING (true);
@@ -8580,6 +12357,10 @@ CREATE POLICY operator ON helix.api_token FOR SELECT TO helix_operator USING (tr
 -- Name: batch operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.batch FOR SELECT TO helix_operator USING (true);
+
+-- Name: dead_letter operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.dead_letter FOR SELECT TO helix_operator USING (true);
 
 -- Name: decision operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8593,9 +12374,17 @@ CREATE POLICY operator ON helix.ended FOR SELECT TO helix_operator USING (true);
 
 CREATE POLICY operator ON helix.entry FOR SELECT TO helix_operator USING (true);
 
+-- Name: feed operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.feed FOR SELECT TO helix_operator USING (true);
+
 -- Name: fence operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.fence FOR SELECT TO helix_operator USING (true);
+
+-- Name: fence_batch operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.fence_batch FOR SELECT TO helix_operator USING (true);
 
 -- Name: fence_decision operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8605,13 +12394,41 @@ CREATE POLICY operator ON helix.fence_decision FOR SELECT TO helix_operator USIN
 
 CREATE POLICY operator ON helix.fence_event FOR SELECT TO helix_operator USING (true);
 
+-- Name: finding operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.finding FOR SELECT TO helix_operator USING (true);
+
+-- Name: intake operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.intake FOR SELECT TO helix_operator USING (true);
+
+-- Name: intake_failure operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.intake_failure FOR SELECT TO helix_operator USING (true);
+
 -- Name: key_limit operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.key_limit FOR SELECT TO helix_operator USING (true);
 
+-- Name: ledger operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.ledger FOR SELECT TO helix_operator USING (true);
+
+-- Name: ledger_event operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.ledger_event FOR SELECT TO helix_operator USING (true);
+
 -- Name: login operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.login FOR SELECT TO helix_operator USING (true);
+
+-- Name: metric operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.metric FOR SELECT TO helix_operator USING (true);
+
+-- Name: metric_change operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.metric_change FOR SELECT TO helix_operator USING (true);
 
 -- Name: queue operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8628,6 +12445,10 @@ CREATE POLICY operator ON helix.requirement_class FOR SELECT TO helix_operator U
 -- Name: result operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY operator ON helix.result FOR SELECT TO helix_operator USING (true);
+
+-- Name: source operator; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY operator ON helix.source FOR SELECT TO helix_operator USING (true);
 
 -- Name: work operator; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8663,6 +12484,10 @@ CREATE POLICY reader ON helix.api_token FOR SELECT TO helix_reader USING (COALES
 
 CREATE POLICY reader ON helix.batch FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: dead_letter reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.dead_letter FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: decision reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.decision FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
@@ -8675,9 +12500,17 @@ CREATE POLICY reader ON helix.ended FOR SELECT TO helix_reader USING (COALESCE((
 
 CREATE POLICY reader ON helix.entry FOR SELECT TO helix_reader USING (true);
 
+-- Name: feed reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.feed FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: fence reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.fence FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: fence_batch reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.fence_batch FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
 -- Name: fence_decision reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8687,13 +12520,41 @@ CREATE POLICY reader ON helix.fence_decision FOR SELECT TO helix_reader USING (C
 
 CREATE POLICY reader ON helix.fence_event FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
+-- Name: finding reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.finding FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
+
+-- Name: intake reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.intake FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: intake_failure reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.intake_failure FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: key_limit reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.key_limit FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
+-- Name: ledger reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.ledger FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: ledger_event reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.ledger_event FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
 -- Name: login reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.login FOR SELECT TO helix_reader USING (COALESCE(((tenant)::text = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: metric reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.metric FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
+
+-- Name: metric_change reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.metric_change FOR SELECT TO helix_reader USING (COALESCE((tenant = ANY (( SELECT helix.session_tenants() AS session_tenants)::text[])), true));
 
 -- Name: queue reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8712,6 +12573,10 @@ CREATE POLICY reader ON helix.requirement_class FOR SELECT TO helix_reader USING
 -- Name: result reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
 CREATE POLICY reader ON helix.result FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
+
+-- Name: source reader; Type: POLICY; Schema: helix; Owner: helix_owner
+
+CREATE POLICY reader ON helix.source FOR SELECT TO helix_reader USING (COALESCE((queue = ANY (( SELECT helix.session_queues() AS session_queues)::integer[])), true));
 
 -- Name: work reader; Type: POLICY; Schema: helix; Owner: helix_owner
 
@@ -8733,6 +12598,10 @@ ALTER TABLE helix.result ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.role_tenant ENABLE ROW LEVEL SECURITY;
 
+-- Name: source; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
+
+ALTER TABLE helix.source ENABLE ROW LEVEL SECURITY;
+
 -- Name: work; Type: ROW SECURITY; Schema: helix; Owner: helix_owner
 
 ALTER TABLE helix.work ENABLE ROW LEVEL SECURITY;
@@ -8745,7 +12614,14 @@ ALTER TABLE helix.worker ENABLE ROW LEVEL SECURITY;
 
 GRANT USAGE ON SCHEMA helix TO helix_engine;
 GRANT USAGE ON SCHEMA helix TO helix_reader;
-GRANT USAGE ON SCHEMA helix TO helix_client;
+GRANT USAGE ON SCHEMA helix TO helix_submit;
+GRANT USAGE ON SCHEMA helix TO helix_work;
+GRANT USAGE ON SCHEMA helix TO helix_read;
+GRANT USAGE ON SCHEMA helix TO helix_payloads;
+GRANT USAGE ON SCHEMA helix TO helix_operate;
+GRANT USAGE ON SCHEMA helix TO helix_admin;
+GRANT USAGE ON SCHEMA helix TO helix_intake;
+GRANT USAGE ON SCHEMA helix TO helix_delegate;
 GRANT USAGE ON SCHEMA helix TO helix_operator;
 
 -- Name: SCHEMA helix_migration; Type: ACL; Schema: -; Owner: helix_owner
@@ -8756,13 +12632,28 @@ GRANT USAGE ON SCHEMA helix_migration TO PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.activate_lanes(p_batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION actor_of(p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.actor_of(p_actor text) FROM PUBLIC;
+
+-- Name: FUNCTION advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.advance_feed_v1(p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint, p_to_number bigint, p_to_version integer, p_count integer) TO helix_payloads;
+
+-- Name: FUNCTION all_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.all_metrics(p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.all_metrics(p_limit integer) TO helix_reader;
+
 -- Name: FUNCTION answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.answer_by_id(p_ids uuid[], p_done bigint[], p_state helix.state, p_reason helix.reason, p_actor text) FROM PUBLIC;
 
--- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.answer_repeats(p_tenant text, p_queue text, p_actor text, p_key bytea[], p_made integer[], p_payload text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[], p_why text, p_reused integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION answer_rest(p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -8772,21 +12663,72 @@ REVOKE ALL ON FUNCTION helix.answer_rest(p_operation text, p_worker text, p_done
 
 REVOKE ALL ON FUNCTION helix.answer_stale(p_operation text, p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[]) FROM PUBLIC;
 
+-- Name: TABLE ledger; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.ledger TO helix_engine;
+GRANT SELECT ON TABLE helix.ledger TO helix_reader;
+GRANT SELECT ON TABLE helix.ledger TO helix_operator;
+
+-- Name: FUNCTION append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.append_round(p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) FROM PUBLIC;
+
+-- Name: FUNCTION append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.append_v1(p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[], p_payload text[], p_node text[]) TO helix_submit;
+
 -- Name: FUNCTION archive(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.archive(p_limit integer) FROM PUBLIC;
+
+-- Name: TABLE batch; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.batch TO helix_engine;
+GRANT SELECT ON TABLE helix.batch TO helix_reader;
+GRANT SELECT ON TABLE helix.batch TO helix_operator;
+
+-- Name: FUNCTION asked_bytes(p_batch helix.batch); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.asked_bytes(p_batch helix.batch) FROM PUBLIC;
 
 -- Name: FUNCTION assume_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.assume_v1(p_hash bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.assume_v1(p_hash bytea) TO helix_delegate;
+
+-- Name: FUNCTION audit_present(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.audit_present() FROM PUBLIC;
+
+-- Name: FUNCTION audit_row(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.audit_row() FROM PUBLIC;
+
+-- Name: FUNCTION audit_rows(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.audit_rows(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION audit_table(p_table regclass, p_key name[], p_columns name[]); Type: ACL; Schema: helix; Owner: helix_owner
+
+REVOKE ALL ON FUNCTION helix.audit_table(p_table regclass, p_key name[], p_columns name[]) FROM PUBLIC;
+
+-- Name: FUNCTION audited(p_row jsonb, p_columns text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.audited(p_row jsonb, p_columns text[]) FROM PUBLIC;
+
+-- Name: FUNCTION audited_rows(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.audited_rows() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.audited_rows() TO helix_reader;
 
 -- Name: FUNCTION authenticate_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.authenticate_v1(p_hash bytea) TO helix_delegate;
 
 -- Name: FUNCTION bind_v1(p_role name, p_tenant text, p_by_setting boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -8805,7 +12747,7 @@ REVOKE ALL ON FUNCTION helix.cancel(p_batch bigint[], p_reason helix.reason, p_a
 
 REVOKE ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_client;
+GRANT ALL ON FUNCTION helix.cancel_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operate;
 
 -- Name: FUNCTION check_asked(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -8819,33 +12761,58 @@ REVOKE ALL ON FUNCTION helix.check_move() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.choose(p_worker text, p_queues text[], p_mine integer[], p_free helix.resources, p_count integer, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
--- Name: FUNCTION choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION choose_one(p_queues text[], p_mine integer, p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.choose_one(p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.choose_one(p_queues text[], p_mine integer, p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_client;
+GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_submit;
+GRANT ALL ON FUNCTION helix.claim_fence_v1(p_tenant text, p_name text, p_identity text, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) TO helix_work;
 
 -- Name: FUNCTION claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.claim_header(p_settled helix.answer[], p_state helix.state, p_epoch integer, p_nonce bigint, p_number bigint, p_queues text, p_hints text, p_more boolean) FROM PUBLIC;
 
--- Name: FUNCTION claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[]) TO helix_client;
+REVOKE ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.claim_v1(p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb, p_start boolean, p_lease_seconds real, p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_done_batch bigint[], p_done_epoch integer[], p_done_nonce bigint[], p_done_number bigint[], p_done_outcome text[], p_done_result text[], p_done_failure text[], p_done_detail text[], p_done_permanent boolean[], p_done_after real[], p_tenant text) TO helix_work;
 
 -- Name: FUNCTION claimable_queues(p_tenants text[], p_queues text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.claimable_queues(p_tenants text[], p_queues text[]) FROM PUBLIC;
 
+-- Name: TABLE queue; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
+GRANT SELECT ON TABLE helix.queue TO helix_reader;
+GRANT SELECT ON TABLE helix.queue TO helix_operator;
+
+-- Name: FUNCTION claimable_since(p_batch bigint, p_queue helix.queue); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.claimable_since(p_batch bigint, p_queue helix.queue) FROM PUBLIC;
+
 -- Name: FUNCTION class_of(p_requires jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.class_of(p_requires jsonb) FROM PUBLIC;
+
+-- Name: FUNCTION clear_findings(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.clear_findings() FROM PUBLIC;
+
+-- Name: FUNCTION clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.clear_tries_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_intake;
+
+-- Name: FUNCTION compared(p_payload text, p_ignored text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.compared(p_payload text, p_ignored text[]) FROM PUBLIC;
 
 -- Name: FUNCTION complete(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], OUT batch bigint[], OUT late boolean[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -8861,19 +12828,37 @@ REVOKE ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_resul
 GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result text) TO helix_operator;
 
+-- Name: FUNCTION count_decisions(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_decisions() FROM PUBLIC;
+
 -- Name: FUNCTION count_leases(p_queue integer[], p_key text[], p_change integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_refusals(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_refusals() FROM PUBLIC;
+
+-- Name: FUNCTION count_respelled(p_tenant text, p_queue text, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_respelled(p_tenant text, p_queue text, p_number bigint) FROM PUBLIC;
 
 -- Name: FUNCTION count_settled(p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_settled(p_number bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION count_try_v1(p_tenant text, p_kind text, p_name text, p_source text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.count_try_v1(p_tenant text, p_kind text, p_name text, p_source text) TO helix_intake;
+
 -- Name: FUNCTION create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) TO helix_client;
+GRANT ALL ON FUNCTION helix.create_token_v1(p_tenant text, p_name text, p_hash bytea, p_scopes text[], p_queues text[], p_expires_at timestamp with time zone, p_actor text) TO helix_admin;
 
 -- Name: FUNCTION current_epoch(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9032,6 +13017,18 @@ GRANT SELECT(until) ON TABLE helix.fence TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.decide_fence(p_fence helix.fence, p_request text, p_actor text, p_nonce bigint, p_start boolean, p_lease_seconds real, p_quiet_seconds real, p_replayable boolean, p_max_attempts integer, p_keep_request boolean, p_alone boolean) FROM PUBLIC;
 
+-- Name: FUNCTION declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.declare_feed_v1(p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean) TO helix_payloads;
+
+-- Name: FUNCTION declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.declare_ledger_v1(p_tenant text, p_ledger text, p_actor text, p_machine jsonb, p_initial text[], p_strict boolean, p_bound boolean, p_ignored text[]) TO helix_operate;
+
 -- Name: FUNCTION delete_fences(p_keys bytea[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.delete_fences(p_keys bytea[]) FROM PUBLIC;
@@ -9039,6 +13036,10 @@ REVOKE ALL ON FUNCTION helix.delete_fences(p_keys bytea[]) FROM PUBLIC;
 -- Name: FUNCTION delete_old_decisions(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.delete_old_decisions(p_limit integer) FROM PUBLIC;
+
+-- Name: FUNCTION delete_old_intakes(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.delete_old_intakes(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION delete_old_logins(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9048,14 +13049,29 @@ REVOKE ALL ON FUNCTION helix.delete_old_logins(p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.delete_old_workers(p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text) TO helix_operate;
+
+-- Name: FUNCTION demand_every_tenant(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.demand_every_tenant() FROM PUBLIC;
+
 -- Name: FUNCTION demand_parallel(p_count integer, VARIADIC p_shapes text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.demand_parallel(p_count integer, VARIADIC p_shapes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.demand_parallel(p_count integer, VARIADIC p_shapes text[]) TO helix_reader;
 
--- Name: FUNCTION demand_token_admin(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION demand_payloads(p_wanted boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.demand_token_admin(p_tenant text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.demand_payloads(p_wanted boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.demand_payloads(p_wanted boolean) TO helix_reader;
+
+-- Name: FUNCTION demand_token_admin(p_tenant text, p_scopes text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.demand_token_admin(p_tenant text, p_scopes text[]) FROM PUBLIC;
 
 -- Name: FUNCTION demand_tombstone(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9072,11 +13088,31 @@ GRANT ALL ON FUNCTION helix.derive_fence_key(p_tenant text, p_name text, p_ident
 REVOKE ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_client;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_work;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_read;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_delegate;
+
+-- Name: FUNCTION discard_letters_v1(p_ids bigint[], p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.discard_letters_v1(p_ids bigint[], p_actor text, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.doubt_fence(p_key bytea, p_reason helix.fence_reason, p_actor text, p_detail text) FROM PUBLIC;
+
+-- Name: FUNCTION empty_fences(p_batch bigint[], p_identity boolean); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.empty_fences(p_batch bigint[], p_identity boolean) FROM PUBLIC;
+
+-- Name: FUNCTION empty_letters(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.empty_letters(p_batch bigint[]) FROM PUBLIC;
 
 -- Name: FUNCTION end_leases(p_batch bigint[], p_reason helix.reason, p_actor text, p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9102,11 +13138,23 @@ REVOKE ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part sm
 GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_reader;
 GRANT ALL ON FUNCTION helix.entry_hash(p_hashes bytea[], p_id bigint, p_part smallint, p_at timestamp with time zone, p_xid bigint, p_epoch integer, p_from helix.state, p_to helix.state, p_reason helix.reason, p_late boolean, p_actor text, p_batch bigint[], p_queue integer[], p_version integer[], p_attempt smallint[], p_before bigint[], p_content bytea[]) TO helix_operator;
 
--- Name: FUNCTION erase_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
+REVOKE ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.erase_v1(p_ids uuid[], p_actor text, p_detail text, p_identity boolean) TO helix_operate;
+
+-- Name: FUNCTION event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) TO helix_reader;
+GRANT ALL ON FUNCTION helix.event_hash(p_before bytea, p_key bytea, p_version integer, p_at timestamp with time zone, p_xid bigint, p_feed_xid bigint, p_fingerprint bytea, p_node text, p_actor text, p_violations text[], p_payload json) TO helix_operator;
+
+-- Name: FUNCTION event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) TO helix_reader;
+GRANT ALL ON FUNCTION helix.event_key(p_tenant text, p_ledger text, p_entity text, p_seq bigint, p_kind text, p_bound bytea) TO helix_operator;
 
 -- Name: FUNCTION expire(p_batch bigint[], p_actor text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9116,19 +13164,73 @@ REVOKE ALL ON FUNCTION helix.expire(p_batch bigint[], p_actor text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.expire_due(p_actor text, p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION expire_letters(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.expire_letters(p_limit integer) FROM PUBLIC;
+
+-- Name: TABLE feed; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.feed TO helix_engine;
+GRANT SELECT ON TABLE helix.feed TO helix_reader;
+GRANT SELECT ON TABLE helix.feed TO helix_operator;
+
+-- Name: FUNCTION feed_events(p_feed helix.feed, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) TO helix_reader;
+GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) TO helix_operator;
+
+-- Name: FUNCTION feed_steps(p_feed helix.feed, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) TO helix_reader;
+GRANT ALL ON FUNCTION helix.feed_steps(p_feed helix.feed, p_limit integer) TO helix_operator;
+
 -- Name: FUNCTION fence_answer(p_fence helix.fence, p_decision text, p_retry_after real, p_note text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fence_answer(p_fence helix.fence, p_decision text, p_retry_after real, p_note text) FROM PUBLIC;
+
+-- Name: FUNCTION fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone) TO helix_reader;
+GRANT ALL ON FUNCTION helix.fence_content(p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint, p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone, p_answer_until timestamp with time zone, p_until timestamp with time zone) TO helix_operator;
 
 -- Name: FUNCTION fence_differs(p_fence helix.fence, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.fence_differs(p_fence helix.fence, p_request text) FROM PUBLIC;
 
--- Name: FUNCTION fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_reader;
-GRANT ALL ON FUNCTION helix.fence_receipt(p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) TO helix_reader;
+GRANT ALL ON FUNCTION helix.fence_receipt(p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea, p_first_at timestamp with time zone, p_sealed_at timestamp with time zone) TO helix_operator;
+
+-- Name: FUNCTION find_feed(p_tenant text, p_feed text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_feed(p_tenant text, p_feed text) FROM PUBLIC;
+
+-- Name: TABLE finding; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.finding TO helix_engine;
+GRANT SELECT ON TABLE helix.finding TO helix_reader;
+GRANT SELECT ON TABLE helix.finding TO helix_operator;
+
+-- Name: FUNCTION find_in_claims(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_in_claims(p_from bigint, p_to bigint) FROM PUBLIC;
+
+-- Name: FUNCTION find_in_requests(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_in_requests() FROM PUBLIC;
+
+-- Name: FUNCTION find_in_rows(p_after bigint, p_last bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_in_rows(p_after bigint, p_last bigint) FROM PUBLIC;
+
+-- Name: FUNCTION find_stalled(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.find_stalled() FROM PUBLIC;
 
 -- Name: TABLE api_token; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -9220,26 +13322,56 @@ GRANT SELECT ON TABLE helix.lane TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.fitting_lanes(p_queues text[], p_free helix.resources, p_empty integer[]) FROM PUBLIC;
 
+-- Name: FUNCTION fold_changes(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fold_changes() FROM PUBLIC;
+
+-- Name: FUNCTION fold_entries(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.fold_entries(p_from bigint, p_to bigint) FROM PUBLIC;
+
+-- Name: FUNCTION follow_ledger(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.follow_ledger() FROM PUBLIC;
+
 -- Name: FUNCTION framed(p_text text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed(p_text text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_client;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_work;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_read;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed(p_text text) TO helix_delegate;
 
 -- Name: FUNCTION framed_identity(p_identity text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed_identity(p_identity text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_client;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_work;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_read;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed_identity(p_identity text) TO helix_delegate;
 
 -- Name: FUNCTION framed_parts(p_parts text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.framed_parts(p_parts text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_reader;
 GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_submit;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_work;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_read;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_operate;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_admin;
+GRANT ALL ON FUNCTION helix.framed_parts(p_parts text[]) TO helix_delegate;
 
 -- Name: FUNCTION grant_fence(p_fence helix.fence, p_to helix.fence_state, p_reason helix.fence_reason, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_detail text, p_request text, p_keep_request boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9248,6 +13380,10 @@ REVOKE ALL ON FUNCTION helix.grant_fence(p_fence helix.fence, p_to helix.fence_s
 -- Name: FUNCTION guard(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.guard() FROM PUBLIC;
+
+-- Name: FUNCTION guard_append_only(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.guard_append_only() FROM PUBLIC;
 
 -- Name: FUNCTION guard_ledger(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9261,7 +13397,7 @@ REVOKE ALL ON FUNCTION helix.hash_row() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_operator;
-GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_client;
+GRANT ALL ON FUNCTION helix.hello_v1(p_worker text, p_free jsonb) TO helix_work;
 
 -- Name: FUNCTION hinted(p_hint bigint[], p_hint_lane integer[], p_lane integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9273,15 +13409,15 @@ REVOKE ALL ON FUNCTION helix.history_of(p_batch bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.history_of(p_batch bigint[]) TO helix_reader;
 GRANT ALL ON FUNCTION helix.history_of(p_batch bigint[]) TO helix_operator;
 
+-- Name: FUNCTION hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real) TO helix_operator;
+GRANT ALL ON FUNCTION helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real) TO helix_payloads;
+
 -- Name: FUNCTION idle_lanes(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.idle_lanes(p_limit integer) FROM PUBLIC;
-
--- Name: TABLE queue; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.queue TO helix_engine;
-GRANT SELECT ON TABLE helix.queue TO helix_reader;
-GRANT SELECT ON TABLE helix.queue TO helix_operator;
 
 -- Name: FUNCTION insert_batches(p_queue helix.queue, p_secret smallint, p_actor text, p_now timestamp with time zone, p_key bytea[], p_id bigint[], p_print bytea[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_class integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9290,6 +13426,10 @@ REVOKE ALL ON FUNCTION helix.insert_batches(p_queue helix.queue, p_secret smalli
 -- Name: FUNCTION insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_now timestamp with time zone, p_place integer[], p_id bigint[], p_lane integer[], p_turn bigint[], p_payload text[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[]) FROM PUBLIC;
+
+-- Name: FUNCTION is_doubled(p_batch bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) FROM PUBLIC;
 
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9303,19 +13443,35 @@ REVOKE ALL ON FUNCTION helix.is_service_for(p_tenant text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.is_step(p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean, p_cause helix.cause, p_due timestamp with time zone, p_limit_key text, p_number bigint, p_nonce bigint, p_epoch integer, p_deadline timestamp with time zone) FROM PUBLIC;
 
+-- Name: FUNCTION keep_metrics(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.keep_metrics(p_limit integer) FROM PUBLIC;
+
 -- Name: FUNCTION key_text(p_key bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.key_text(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_reader;
 GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_submit;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_work;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_read;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_operate;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_admin;
+GRANT ALL ON FUNCTION helix.key_text(p_key bytea) TO helix_delegate;
 
 -- Name: FUNCTION key_within(p_scope bytea, p_identity text, p_revision text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_reader;
 GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_client;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_work;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_read;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.key_within(p_scope bytea, p_identity text, p_revision text) TO helix_delegate;
 
 -- Name: FUNCTION lane_bound(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9337,9 +13493,31 @@ REVOKE ALL ON FUNCTION helix.lanes_of(p_queue helix.queue, p_requires text[], p_
 
 REVOKE ALL ON FUNCTION helix.lease_nonce(p_nonce bigint, p_batch bigint) FROM PUBLIC;
 
+-- Name: FUNCTION lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.lease_one(p_one helix.chosen, p_worker text, p_request uuid, p_start boolean, p_seconds real, p_epoch integer, p_settled helix.answer[]) FROM PUBLIC;
+
 -- Name: FUNCTION leases_of(p_worker text, p_request uuid, p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.leases_of(p_worker text, p_request uuid, p_settled helix.answer[]) FROM PUBLIC;
+
+-- Name: FUNCTION ledger_hint_key_v1(p_tenant text, p_ledger text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) TO helix_submit;
+
+-- Name: FUNCTION ledger_is_unique(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.ledger_is_unique() FROM PUBLIC;
+
+-- Name: FUNCTION link_fence(p_batch bigint[], p_conflict boolean[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.link_fence(p_batch bigint[], p_conflict boolean[]) FROM PUBLIC;
+
+-- Name: FUNCTION link_submitted(p_answers helix.submitted[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.link_submitted(p_answers helix.submitted[]) FROM PUBLIC;
 
 -- Name: FUNCTION locate(p_ids uuid[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9350,6 +13528,10 @@ GRANT ALL ON FUNCTION helix.locate(p_ids uuid[]) TO helix_operator;
 -- Name: FUNCTION lock_ended(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.lock_ended(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION lock_if_empty(p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.lock_if_empty(p_queue integer) FROM PUBLIC;
 
 -- Name: FUNCTION lock_keys(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9363,9 +13545,29 @@ REVOKE ALL ON FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_
 
 REVOKE ALL ON FUNCTION helix.make_claimable(p_batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION measure_fences(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_fences() FROM PUBLIC;
+
+-- Name: FUNCTION measure_findings(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_findings() FROM PUBLIC;
+
+-- Name: FUNCTION measure_queues(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_queues() FROM PUBLIC;
+
+-- Name: FUNCTION measure_server(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_server() FROM PUBLIC;
+
 -- Name: FUNCTION move_blocked(p_batch bigint[], p_taken bigint[], p_worker text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.move_blocked(p_batch bigint[], p_taken bigint[], p_worker text) FROM PUBLIC;
+
+-- Name: FUNCTION new_finding(p_kind text, p_batch bigint, p_number bigint, p_queue integer, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.new_finding(p_kind text, p_batch bigint, p_number bigint, p_queue integer, p_detail text) FROM PUBLIC;
 
 -- Name: FUNCTION new_secret_pads(OUT inner_pad bytea, OUT outer_pad bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9387,7 +13589,7 @@ REVOKE ALL ON FUNCTION helix.next_fence_number() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.note_refused_v1(p_tenant text, p_queue text, p_actor text, p_raw bytea[], p_why text[]) TO helix_submit;
 
 -- Name: FUNCTION note_served(p_lane integer[], p_turn bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9397,7 +13599,11 @@ REVOKE ALL ON FUNCTION helix.note_served(p_lane integer[], p_turn bigint[]) FROM
 
 REVOKE ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_client;
+GRANT ALL ON FUNCTION helix.offer_login_v1(p_tenant text, p_hash bytea, p_scopes text[], p_seconds double precision, p_token_seconds double precision, p_actor text) TO helix_admin;
+
+-- Name: FUNCTION overdue_after(p_seconds real); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.overdue_after(p_seconds real) FROM PUBLIC;
 
 -- Name: FUNCTION owned(p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9419,13 +13625,14 @@ REVOKE ALL ON FUNCTION helix.pick(p_lane integer[], p_share integer[], p_turn bi
 
 REVOKE ALL ON FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_client;
+GRANT ALL ON FUNCTION helix.preview_fence_v1(p_tenant text, p_name text, p_identity text, p_request text) TO helix_payloads;
 
 -- Name: FUNCTION probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
+GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_submit;
+GRANT ALL ON FUNCTION helix.probe_fence_v1(p_key bytea, p_version integer, p_found text, p_actor text, p_nonce bigint, p_lease_seconds real, p_quiet_seconds real, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_work;
 
 -- Name: FUNCTION promote(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9435,7 +13642,8 @@ REVOKE ALL ON FUNCTION helix.promote(p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.promote_v1(p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.promote_v1(p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.promote_v1(p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.promote_v1(p_limit integer) TO helix_work;
+GRANT ALL ON FUNCTION helix.promote_v1(p_limit integer) TO helix_operate;
 
 -- Name: FUNCTION protect(p_table regclass); Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -9450,61 +13658,86 @@ REVOKE ALL ON FUNCTION helix.protect_table(p_table regclass, p_guard regproc) FR
 REVOKE ALL ON FUNCTION helix.public_id(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_reader;
 GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_submit;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_work;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_read;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_operate;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_admin;
+GRANT ALL ON FUNCTION helix.public_id(p_key bytea) TO helix_delegate;
+
+-- Name: FUNCTION queue_header(p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.queue_header(p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamp with time zone) FROM PUBLIC;
 
 -- Name: FUNCTION queue_requires_v1(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_client;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_work;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_read;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) TO helix_admin;
 
 -- Name: FUNCTION read_batch_states_v1(p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_batch_v1(p_ids uuid[], p_keys bytea[], p_payload boolean, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_batches_v1(p_scan text, p_tenant text, p_queue text, p_state text, p_worker text, p_failure text, p_identity text[], p_run bigint, p_since timestamp with time zone, p_until timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_bindings_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_bindings_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_work;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_read;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_bindings_v1() TO helix_admin;
 
 -- Name: FUNCTION read_can_serve_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_can_serve_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_work;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_read;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_can_serve_v1() TO helix_admin;
 
 -- Name: FUNCTION read_chains_v1(p_after bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_chains_v1(p_after bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_changes_lost_v1(p_xid bigint, p_batch bigint, p_version integer, p_since timestamp with time zone) TO helix_read;
 
 -- Name: FUNCTION read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_changes_v1(p_xid bigint, p_batch bigint, p_version integer, p_queue text, p_span bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_check_batches(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9522,6 +13755,10 @@ REVOKE ALL ON FUNCTION helix.read_check_entries() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.read_check_fences() FROM PUBLIC;
 
+-- Name: FUNCTION read_check_findings(); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_findings() FROM PUBLIC;
+
 -- Name: FUNCTION read_check_records(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_check_records() FROM PUBLIC;
@@ -9530,71 +13767,123 @@ REVOKE ALL ON FUNCTION helix.read_check_records() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.read_check_results() FROM PUBLIC;
 
+-- Name: FUNCTION read_check_settings(); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_settings() FROM PUBLIC;
+
 -- Name: FUNCTION read_check_steps(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_check_steps() FROM PUBLIC;
+
+-- Name: FUNCTION read_check_tombstones(); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_tombstones() FROM PUBLIC;
+
+-- Name: FUNCTION read_check_user_ledgers(); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_check_user_ledgers() FROM PUBLIC;
 
 -- Name: FUNCTION read_check_v1(p_set text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_check_v1(p_set text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_check_v1(p_set text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_check_v1(p_set text) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_check_v1(p_set text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_check_v1(p_set text) TO helix_operate;
 
 -- Name: FUNCTION read_claimed(p_queues integer[], p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_claimed(p_queues integer[], p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_contents_v1(p_ids uuid[]); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_contents_v1(p_ids uuid[]) TO helix_payloads;
+
 -- Name: FUNCTION read_duties_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_duties_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_duties_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_duties_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_duties_v1() TO helix_read;
+GRANT ALL ON FUNCTION helix.read_duties_v1() TO helix_operate;
+
+-- Name: FUNCTION read_entity_v1(p_tenant text, p_ledger text, p_entity text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text) TO helix_read;
 
 -- Name: FUNCTION read_entries_v1(p_id bigint, p_part smallint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_entries_v1(p_id bigint, p_part smallint, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_entries_v1(p_id bigint, p_part smallint, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_entries_v1(p_id bigint, p_part smallint, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_entries_v1(p_id bigint, p_part smallint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_events_v1(p_ids uuid[], p_after integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_events_v1(p_ids uuid[], p_after integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_events_v1(p_ids uuid[], p_after integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_events_v1(p_ids uuid[], p_after integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_events_v1(p_ids uuid[], p_after integer) TO helix_read;
 
 -- Name: FUNCTION read_every_tenant_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_every_tenant_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_work;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_read;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_every_tenant_v1() TO helix_admin;
+
+-- Name: FUNCTION read_feed_v1(p_tenant text, p_feed text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
+
+-- Name: FUNCTION read_feeds_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_payloads;
 
 -- Name: FUNCTION read_fence_counts_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_counts_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fence_counts_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_counts_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fence_counts_v1() TO helix_read;
 
 -- Name: FUNCTION read_fence_history_v1(p_key bytea); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_history_v1(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fence_history_v1(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_history_v1(p_key bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fence_history_v1(p_key bytea) TO helix_read;
 
 -- Name: FUNCTION read_fence_holder_v1(p_key bytea); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) TO helix_work;
+GRANT ALL ON FUNCTION helix.read_fence_holder_v1(p_key bytea) TO helix_read;
 
 -- Name: FUNCTION read_fence_lag_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_lag_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fence_lag_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_lag_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fence_lag_v1() TO helix_read;
 
 -- Name: FUNCTION read_fence_tenants(p_tenant text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fence_tenants(p_tenant text) FROM PUBLIC;
+
+-- Name: FUNCTION sees_payloads(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.sees_payloads() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.sees_payloads() TO helix_reader;
+GRANT ALL ON FUNCTION helix.sees_payloads() TO helix_operator;
 
 -- Name: TABLE fence_overview; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -9606,13 +13895,20 @@ GRANT SELECT ON TABLE helix.fence_overview TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.read_fence_v1(p_key bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fence_v1(p_key bytea) TO helix_read;
 
 -- Name: FUNCTION read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_fences_v1(p_scan text, p_tenant text, p_name text, p_state text, p_life bigint, p_look integer, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_findings_v1(p_open boolean, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_findings_v1(p_open boolean, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_findings_v1(p_open boolean, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_findings_v1(p_open boolean, p_limit integer) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_findings_v1(p_open boolean, p_limit integer) TO helix_operate;
 
 -- Name: FUNCTION read_finished(p_tenant text, p_queue text, p_ending smallint, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9622,6 +13918,18 @@ REVOKE ALL ON FUNCTION helix.read_finished(p_tenant text, p_queue text, p_ending
 
 REVOKE ALL ON FUNCTION helix.read_finished_by(p_tenant text, p_queue text, p_ending smallint, p_worker text, p_failure text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_identities_v1(p_tenant text, p_queue text, p_after_at timestamp with time zone, p_after_id bigint, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_intakes_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_intakes_v1(p_tenant text) TO helix_read;
+
 -- Name: FUNCTION read_lease_counts(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_lease_counts() FROM PUBLIC;
@@ -9630,15 +13938,69 @@ REVOKE ALL ON FUNCTION helix.read_lease_counts() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_lease_names_v1(p_batch bigint[], p_epoch integer[], p_number bigint[]) TO helix_work;
 
 -- Name: FUNCTION read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state helix.state, p_worker text, p_since timestamp with time zone, p_until timestamp with time zone, p_id bigint, p_look integer, p_limit integer) FROM PUBLIC;
 
+-- Name: FUNCTION read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_ledgers_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_work;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix_admin;
+
+-- Name: FUNCTION read_letter_counts_v1(p_tenant text, p_bound integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_read;
+
+-- Name: TABLE dead_letter; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.dead_letter TO helix_engine;
+GRANT SELECT ON TABLE helix.dead_letter TO helix_reader;
+GRANT SELECT ON TABLE helix.dead_letter TO helix_operator;
+
+-- Name: TABLE letter_overview; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.letter_overview TO helix_engine;
+GRANT SELECT ON TABLE helix.letter_overview TO helix_reader;
+GRANT SELECT ON TABLE helix.letter_overview TO helix_operator;
+
+-- Name: FUNCTION read_letter_v1(p_letter bigint, p_body boolean); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_letter_v1(p_letter bigint, p_body boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_letter_v1(p_letter bigint, p_body boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_letter_v1(p_letter bigint, p_body boolean) TO helix_read;
+
+-- Name: FUNCTION read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_letters_v1(p_tenant text, p_status text, p_reason text, p_queue text, p_before bigint, p_look integer, p_limit integer) TO helix_read;
+
 -- Name: FUNCTION read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker text, p_failure text) FROM PUBLIC;
+
+-- Name: FUNCTION read_metrics_v1(p_every_tenant boolean, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_metrics_v1(p_every_tenant boolean, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_metrics_v1(p_every_tenant boolean, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_metrics_v1(p_every_tenant boolean, p_limit integer) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_metrics_v1(p_every_tenant boolean, p_limit integer) TO helix_operate;
 
 -- Name: FUNCTION read_newest(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9660,7 +14022,7 @@ REVOKE ALL ON FUNCTION helix.read_of_run(p_tenant text, p_queue text, p_run bigi
 
 REVOKE ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_outcomes_v1(p_ids uuid[], p_results boolean) TO helix_read;
 
 -- Name: FUNCTION read_pending(p_tenant text, p_queue text, p_since timestamp with time zone, p_at timestamp with time zone, p_id bigint, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -9684,37 +14046,54 @@ GRANT SELECT ON TABLE helix.queue_settings TO helix_reader;
 
 REVOKE ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_work;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_admin;
+GRANT ALL ON FUNCTION helix.read_queue_v1(p_tenant text, p_queue text) TO helix_intake;
 
 -- Name: FUNCTION read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_queues_v1(p_tenant text, p_queue text, p_bound integer, p_after_tenant text, p_after_queue text, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_refused_v1(p_tenant text, p_queue text, p_before bigint, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_tenant_workers_v1(p_tenant text, p_after text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION read_tenants_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_tenants_v1() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_client;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_submit;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_work;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_read;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_payloads;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_operate;
+GRANT ALL ON FUNCTION helix.read_tenants_v1() TO helix_admin;
 
 -- Name: FUNCTION read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_tokens_v1(p_tenant text, p_name text, p_after_tenant text, p_after_name text, p_after_generation integer, p_limit integer) TO helix_admin;
 
 -- Name: FUNCTION read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer); Type: ACL; Schema: helix; Owner: helix_reader
 
 REVOKE ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.read_workers_v1(p_after_role name, p_after_name text, p_since timestamp with time zone, p_look integer, p_limit integer) TO helix_read;
 
 -- Name: FUNCTION reap(p_actor text, p_limit integer, p_from timestamp with time zone, OUT lost bigint[], OUT visited integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9728,7 +14107,12 @@ REVOKE ALL ON FUNCTION helix.reap_since(p_actor text, p_limit integer) FROM PUBL
 
 REVOKE ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_work;
+GRANT ALL ON FUNCTION helix.reap_v1(p_actor text, p_limit integer) TO helix_operate;
+
+-- Name: FUNCTION reconcile(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reconcile(p_limit integer) FROM PUBLIC;
 
 -- Name: FUNCTION record_fence_decision(p_fence helix.fence, p_kind helix.fence_decision_kind, p_actor text, p_alone boolean, p_detail text, p_evidence bytea); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9738,13 +14122,25 @@ REVOKE ALL ON FUNCTION helix.record_fence_decision(p_fence helix.fence, p_kind h
 
 REVOKE ALL ON FUNCTION helix.record_fence_step() FROM PUBLIC;
 
+-- Name: FUNCTION record_findings(p_new helix.finding[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.record_findings(p_new helix.finding[]) FROM PUBLIC;
+
 -- Name: FUNCTION record_first(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.record_first() FROM PUBLIC;
 
+-- Name: FUNCTION record_sources(p_queue helix.queue, p_actor text, p_hash bytea[], p_kind text[], p_name text[], p_id text[], p_answers helix.submitted[], p_reused integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.record_sources(p_queue helix.queue, p_actor text, p_hash bytea[], p_kind text[], p_name text[], p_id text[], p_answers helix.submitted[], p_reused integer[]) FROM PUBLIC;
+
 -- Name: FUNCTION record_step(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.record_step() FROM PUBLIC;
+
+-- Name: FUNCTION recount_batches(p_from bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.recount_batches(p_from bigint) FROM PUBLIC;
 
 -- Name: FUNCTION recover_fences(p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9759,7 +14155,13 @@ GRANT ALL ON FUNCTION helix.recover_v1(p_actor text, p_detail text) TO helix_ope
 
 REVOKE ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) TO helix_operator;
-GRANT ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) TO helix_client;
+GRANT ALL ON FUNCTION helix.redeem_login_v1(p_hash bytea, p_token_hash bytea) TO helix_delegate;
+
+-- Name: FUNCTION redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.redrive_letter_v1(p_letter bigint, p_actor text, p_reason text, p_queue text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint) TO helix_operate;
 
 -- Name: FUNCTION refuse(p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9777,33 +14179,47 @@ REVOKE ALL ON FUNCTION helix.refuse_missing_entry(p_entry bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.refuse_stale_fence(p_key bytea, p_actor text, p_what text, p_evidence bytea) FROM PUBLIC;
 
--- Name: FUNCTION refuse_step(); Type: ACL; Schema: helix; Owner: helix_engine
-
-REVOKE ALL ON FUNCTION helix.refuse_step() FROM PUBLIC;
-
 -- Name: FUNCTION release_by_id_v1(p_ids uuid[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_client;
+GRANT ALL ON FUNCTION helix.release_by_id_v1(p_ids uuid[], p_actor text, p_detail text) TO helix_operate;
 
 -- Name: FUNCTION release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_client;
+GRANT ALL ON FUNCTION helix.release_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_detail text) TO helix_work;
 
 -- Name: FUNCTION renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_submit;
+GRANT ALL ON FUNCTION helix.renew_fences_v1(p_key bytea[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_work;
 
 -- Name: FUNCTION renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_work;
+
+-- Name: FUNCTION reopen(p_batch bigint[], p_actor text, p_detail text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) FROM PUBLIC;
+
+-- Name: FUNCTION report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_submit;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_intake;
+
+-- Name: FUNCTION report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) TO helix_operator;
+GRANT ALL ON FUNCTION helix.report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb) TO helix_intake;
 
 -- Name: FUNCTION rerun_at(p_fence helix.fence); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9813,7 +14229,7 @@ REVOKE ALL ON FUNCTION helix.rerun_at(p_fence helix.fence) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_client;
+GRANT ALL ON FUNCTION helix.resolve_by_token_v1(p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean) TO helix_delegate;
 
 -- Name: FUNCTION resolve_fence_v1(p_key bytea, p_version integer, p_applied boolean, p_actor text, p_reason text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision, p_correct boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9836,19 +14252,23 @@ REVOKE ALL ON FUNCTION helix.retire_due(p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.retire_v1(p_tenant text, p_queue text, p_state helix.state, p_before timestamp with time zone, p_limit integer) TO helix_operate;
 
 -- Name: FUNCTION retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operator;
-GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_client;
+GRANT ALL ON FUNCTION helix.retry_v1(p_ids uuid[], p_actor text, p_detail text, p_dry_run boolean) TO helix_operate;
+
+-- Name: FUNCTION reused_sources(p_hash bytea[], p_key bytea[], p_kind text[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.reused_sources(p_hash bytea[], p_key bytea[], p_kind text[]) FROM PUBLIC;
 
 -- Name: FUNCTION revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_client;
+GRANT ALL ON FUNCTION helix.revoke_token_v1(p_tenant text, p_name text, p_actor text, p_reason text) TO helix_admin;
 
 -- Name: FUNCTION rotate_secret_v1(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9859,7 +14279,7 @@ GRANT ALL ON FUNCTION helix.rotate_secret_v1() TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_client;
+GRANT ALL ON FUNCTION helix.rotate_token_v1(p_tenant text, p_name text, p_hash bytea, p_expires_at timestamp with time zone, p_overlap_seconds real, p_actor text) TO helix_admin;
 
 -- Name: FUNCTION row_hash(p_row jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9875,7 +14295,8 @@ REVOKE ALL ON FUNCTION helix.run_claim_duties(p_worker text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_work;
+GRANT ALL ON FUNCTION helix.run_duty_v1(p_actor text, p_limit integer) TO helix_operate;
 
 -- Name: FUNCTION scope_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9889,7 +14310,25 @@ REVOKE ALL ON FUNCTION helix.seal_doubt(p_fence helix.fence, p_reason helix.fenc
 
 REVOKE ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_client;
+GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_submit;
+GRANT ALL ON FUNCTION helix.seal_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_actor text, p_effect text, p_form text, p_answer bytea, p_omitted boolean, p_answer_seconds double precision, p_tombstone_seconds double precision) TO helix_work;
+
+-- Name: FUNCTION seal_pages_v1(p_from bigint, p_to bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.seal_pages_v1(p_from bigint, p_to bigint) TO helix_operate;
+
+-- Name: FUNCTION seal_position_v1(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seal_position_v1() FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.seal_position_v1() TO helix_operator;
+GRANT ALL ON FUNCTION helix.seal_position_v1() TO helix_operate;
+
+-- Name: FUNCTION seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.seal_witness_v1(p_kind text, p_from bigint, p_to bigint, p_place bigint) TO helix_operator;
 
 -- Name: FUNCTION session_queues(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9903,11 +14342,32 @@ REVOKE ALL ON FUNCTION helix.session_tenants() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_reader;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_operator;
 
--- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_duty_v1(p_duty text, p_every_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_reason text) TO helix_client;
+REVOKE ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) TO helix_operator;
+
+-- Name: FUNCTION set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone) TO helix_operate;
+
+-- Name: TABLE metric; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.metric TO helix_engine;
+GRANT SELECT ON TABLE helix.metric TO helix_reader;
+GRANT SELECT ON TABLE helix.metric TO helix_operator;
+
+-- Name: FUNCTION set_gauges(p_names text[], p_new helix.metric[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.set_gauges(p_names text[], p_new helix.metric[]) FROM PUBLIC;
+
+-- Name: FUNCTION set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.set_queue_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_lease_seconds real, p_max_attempts smallint, p_backoff_seconds real, p_backoff_max_seconds real, p_key_limit integer, p_unknown text, p_paused boolean, p_closed boolean, p_requires jsonb, p_payload_schema jsonb, p_result_schema jsonb, p_keep_completed_seconds double precision, p_keep_failed_seconds double precision, p_keep_cancelled_seconds double precision, p_keep_decisions_seconds double precision, p_stalled_after_seconds double precision, p_resubmit_failed text, p_reason text) TO helix_operate;
 
 -- Name: FUNCTION settle(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9917,7 +14377,11 @@ REVOKE ALL ON FUNCTION helix.settle(p_worker text, p_batch bigint[], p_epoch int
 
 REVOKE ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.settle_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[], p_outcome text[], p_result text[], p_failure text[], p_detail text[], p_permanent boolean[], p_after real[]) TO helix_work;
+
+-- Name: FUNCTION settled_json(p_settled helix.answer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.settled_json(p_settled helix.answer[]) FROM PUBLIC;
 
 -- Name: FUNCTION shape(p_array anyarray); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9932,11 +14396,25 @@ REVOKE ALL ON FUNCTION helix.share_out(p_lane integer[], p_each integer, p_free 
 
 REVOKE ALL ON FUNCTION helix.skip_counted_keys(p_batch bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION source_hash(p_tenant text, p_kind text, p_name text, p_id text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id text) TO helix_reader;
+GRANT ALL ON FUNCTION helix.source_hash(p_tenant text, p_kind text, p_name text, p_id text) TO helix_operator;
+
+-- Name: FUNCTION source_key(p_scope bytea, p_kind text, p_name text, p_id text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.source_key(p_scope bytea, p_kind text, p_name text, p_id text) FROM PUBLIC;
+
+-- Name: FUNCTION start_series(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.start_series() FROM PUBLIC;
+
 -- Name: FUNCTION start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.start_v1(p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[]) TO helix_work;
 
 -- Name: FUNCTION state_of(p_batch bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9948,11 +14426,19 @@ GRANT ALL ON FUNCTION helix.state_of(p_batch bigint) TO helix_operator;
 
 REVOKE ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_operator;
-GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_client;
+GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_submit;
+GRANT ALL ON FUNCTION helix.step_fence_v1(p_key bytea, p_epoch integer, p_nonce bigint, p_number bigint, p_to helix.fence_state, p_actor text, p_detail text, p_tombstone_seconds double precision) TO helix_work;
 
--- Name: FUNCTION submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
+GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_submit;
+GRANT ALL ON FUNCTION helix.submit_from_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_kind text[], p_name text[], p_id text[], p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_intake;
+
+-- Name: FUNCTION submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.submit_many(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[], p_key bytea[], p_reused integer[]) FROM PUBLIC;
 
 -- Name: FUNCTION submit_one(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text, p_raw text, p_revision text, p_priority smallint); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9962,7 +14448,7 @@ REVOKE ALL ON FUNCTION helix.submit_one(p_tenant text, p_queue text, p_actor tex
 
 REVOKE ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_operator;
-GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_client;
+GRANT ALL ON FUNCTION helix.submit_v1(p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[], p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamp with time zone[], p_expires_at timestamp with time zone[], p_limit_key text[], p_requires text[]) TO helix_submit;
 
 -- Name: FUNCTION sweep(p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -9976,7 +14462,20 @@ REVOKE ALL ON FUNCTION helix.sweep_fences(p_actor text, p_limit integer) FROM PU
 
 REVOKE ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_operator;
-GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_client;
+GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_work;
+GRANT ALL ON FUNCTION helix.sweep_fences_v1(p_actor text, p_limit integer) TO helix_operate;
+
+-- Name: FUNCTION take_feed_v1(p_tenant text, p_feed text, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
+GRANT ALL ON FUNCTION helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
+
+-- Name: FUNCTION tenant_key_v1(p_tenant text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_operator;
+GRANT ALL ON FUNCTION helix.tenant_key_v1(p_tenant text) TO helix_delegate;
 
 -- Name: FUNCTION tombstone_hash(p_key bytea, p_fingerprint bytea, p_queue integer, p_entry bigint, p_version integer, p_state helix.state, p_attempt smallint, p_ended_at timestamp with time zone, p_retired_at timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -10001,7 +14500,7 @@ REVOKE ALL ON FUNCTION helix.unblock(p_queue integer, p_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_operator;
-GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_client;
+GRANT ALL ON FUNCTION helix.wait_v1(p_worker text, p_queues text[], p_seconds real) TO helix_work;
 
 -- Name: FUNCTION wake(p_tenant text, p_queue text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -10011,23 +14510,27 @@ REVOKE ALL ON FUNCTION helix.wake(p_tenant text, p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.wake_channel(p_queue text, p_login name, p_tenants text[]) FROM PUBLIC;
 
+-- Name: FUNCTION write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_operator;
+GRANT ALL ON FUNCTION helix.write_letters_v1(p_tenant text, p_actor text, p_kind text, p_name text, p_source text[], p_queue text[], p_reason text[], p_detail text[], p_body bytea[], p_size bigint[], p_digest bytea[], p_key bytea[], p_keep_seconds double precision) TO helix_intake;
+
 -- Name: TABLE arrow; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT ON TABLE helix.arrow TO helix_engine;
 GRANT SELECT ON TABLE helix.arrow TO helix_reader;
 GRANT SELECT ON TABLE helix.arrow TO helix_operator;
 
--- Name: TABLE batch; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.batch TO helix_engine;
-GRANT SELECT ON TABLE helix.batch TO helix_reader;
-GRANT SELECT ON TABLE helix.batch TO helix_operator;
-
 -- Name: SEQUENCE batch_id; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT ALL ON SEQUENCE helix.batch_id TO helix_engine;
 GRANT SELECT ON SEQUENCE helix.batch_id TO helix_reader;
 GRANT SELECT ON SEQUENCE helix.batch_id TO helix_operator;
+
+-- Name: SEQUENCE dead_letter_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.dead_letter_id_seq TO helix_engine;
 
 -- Name: TABLE decision; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -10081,6 +14584,12 @@ GRANT SELECT ON TABLE helix.fence_arrow TO helix_engine;
 GRANT SELECT ON TABLE helix.fence_arrow TO helix_reader;
 GRANT SELECT ON TABLE helix.fence_arrow TO helix_operator;
 
+-- Name: TABLE fence_batch; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence_batch TO helix_engine;
+GRANT SELECT ON TABLE helix.fence_batch TO helix_reader;
+GRANT SELECT ON TABLE helix.fence_batch TO helix_operator;
+
 -- Name: TABLE fence_decision; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.fence_decision TO helix_engine;
@@ -10103,6 +14612,18 @@ GRANT ALL ON SEQUENCE helix.fence_number TO helix_engine;
 GRANT SELECT ON SEQUENCE helix.fence_number TO helix_reader;
 GRANT SELECT ON SEQUENCE helix.fence_number TO helix_operator;
 
+-- Name: TABLE intake; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.intake TO helix_engine;
+GRANT SELECT ON TABLE helix.intake TO helix_reader;
+GRANT SELECT ON TABLE helix.intake TO helix_operator;
+
+-- Name: TABLE intake_failure; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.intake_failure TO helix_engine;
+GRANT SELECT ON TABLE helix.intake_failure TO helix_reader;
+GRANT SELECT ON TABLE helix.intake_failure TO helix_operator;
+
 -- Name: TABLE key_limit; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.key_limit TO helix_engine;
@@ -10113,9 +14634,29 @@ GRANT SELECT ON TABLE helix.key_limit TO helix_operator;
 
 GRANT ALL ON SEQUENCE helix.lane_id_seq TO helix_engine;
 
+-- Name: SEQUENCE ledger_event_id; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.ledger_event_id TO helix_engine;
+GRANT SELECT ON SEQUENCE helix.ledger_event_id TO helix_reader;
+GRANT SELECT ON SEQUENCE helix.ledger_event_id TO helix_operator;
+
+-- Name: TABLE ledger_event; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.ledger_event TO helix_engine;
+GRANT SELECT ON TABLE helix.ledger_event TO helix_reader;
+GRANT SELECT ON TABLE helix.ledger_event TO helix_operator;
+
+-- Name: SEQUENCE ledger_id_seq; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT ALL ON SEQUENCE helix.ledger_id_seq TO helix_engine;
+
 -- Name: TABLE login; Type: ACL; Schema: helix; Owner: helix_owner
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.login TO helix_engine;
+
+-- Name: TABLE metric_change; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.metric_change TO helix_engine;
 
 -- Name: TABLE result; Type: ACL; Schema: helix; Owner: helix_owner
 
@@ -10302,6 +14843,12 @@ GRANT ALL ON SEQUENCE helix.requirement_class_id_seq TO helix_engine;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.role_tenant TO helix_engine;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_reader;
 GRANT SELECT ON TABLE helix.role_tenant TO helix_operator;
+
+-- Name: TABLE source; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.source TO helix_engine;
+GRANT SELECT ON TABLE helix.source TO helix_reader;
+GRANT SELECT ON TABLE helix.source TO helix_operator;
 
 -- Name: TABLE waiter; Type: ACL; Schema: helix; Owner: helix_owner
 

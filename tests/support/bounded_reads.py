@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.lab import one_database
+from tests.support.lab import new_database
 
 ROWS_SCANNED = 40  # what pages may scan in these tests, so that a few hundred batches are many
 LIMIT = 4
@@ -17,7 +17,7 @@ READ = """
 
 def database_without_autovacuum(server, template, pooler):
     """A database in which only the tests analyze: plans must not change while they run."""
-    for database in one_database(server, template, pooler):
+    for database in new_database(server, template, pooler):
         with database.connect("helix_bootstrap") as connection:
             for (table,) in database.rows(
                 "select oid::regclass::text from pg_class "
@@ -30,7 +30,7 @@ def database_without_autovacuum(server, template, pooler):
 def rows_read(lab, call) -> int:
     """Return how many rows of tables a call reads, by the server's own count."""
     with lab.store.connection.transaction(force_rollback=True):
-        [(before,)] = lab.own_rows(READ)
+        [(before,)] = lab.rows_as_client(READ)
         lab.run(call)
-        [(after,)] = lab.own_rows(READ)
+        [(after,)] = lab.rows_as_client(READ)
         return after - before

@@ -48,6 +48,27 @@ class CommandResult:
         return [line.split("\t") for line in self.out.splitlines()][1:]
 
 
+def run_in_process(arguments, environment, *, stdin=b"", terminal=False):
+    """Run `helixq` in this process: a process of its own takes a second to start."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    out.isatty = lambda: terminal
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), "utf-8")
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch("sys.stdin", stream),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([str(argument) for argument in arguments])
+    for output in (out, err):
+        output.flush()
+    texts = (output.buffer.getvalue().decode() for output in (out, err))
+    result = CommandResult(ended.value.code, *texts)
+    assert "Traceback" not in result.err, result.err
+    return result
+
+
 class Helixq:
     """Runs commands against one database; `q` is a queue name that only this test uses."""
 
@@ -59,23 +80,9 @@ class Helixq:
 
     def __call__(self, *arguments, stdin=b"", role=None, terminal=False, **environment):
         """Run in this process; with `terminal`, standard output claims to be a terminal."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
-        out.isatty = lambda: terminal
-        stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), "utf-8")
-        with (
-            mock.patch.dict(os.environ, self.environment(role, **environment), clear=True),
-            mock.patch("sys.stdin", stream),
-            redirect_stdout(out),
-            redirect_stderr(err),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main([str(argument) for argument in arguments])
-        for output in (out, err):
-            output.flush()
-        texts = (output.buffer.getvalue().decode() for output in (out, err))
-        result = CommandResult(ended.value.code, *texts)
-        assert "Traceback" not in result.err, result.err
-        return result
+        return run_in_process(
+            arguments, self.environment(role, **environment), stdin=stdin, terminal=terminal
+        )
 
     def process(self, *arguments, stdin=b"", role=None, cwd=None, **environment):
         """Run in a process of its own."""

@@ -106,11 +106,11 @@ class Model:
             return []
         return [batch for batch in self.pending() if not batch.delayed]
 
-    def claim_count(self, asked: int) -> int:
+    def claim_count(self, wanted: int) -> int:
         """The number of batches that a claim must return."""
         keys = Counter(batch.limit_key for batch in self.claimable())
         free = keys.pop(None, 0)
-        return min(asked, free + sum(min(n, KEY_LIMIT - self.held(k)) for k, n in keys.items()))
+        return min(wanted, free + sum(min(n, KEY_LIMIT - self.held(k)) for k, n in keys.items()))
 
     def claim(self, batch: Batch, worker: str, token: tuple[int, int, int], *, start: bool) -> None:
         batch.move(State.ASSIGNED, "claimed")

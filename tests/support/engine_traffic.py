@@ -189,9 +189,3 @@ def _begin(work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
 def wait_for_all() -> None:
     """Wait until all processes of a group have reached this point."""
     _barrier.wait(TOGETHER_S)
-
-
-# Former names, for tests that are being changed.
-store, stuck, operator, proven = open_store, unfinished_rows, connect_operator, assert_consistent
-together, in_threads, meet = run_in_processes, run_in_threads, wait_for_all
-until_waiting, until_overdue = wait_until_blocked, wait_until_expired

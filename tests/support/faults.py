@@ -31,7 +31,7 @@ class Link:
     def __init__(self, client: StreamWriter, server: StreamWriter) -> None:
         self.client = client
         self.server = server
-        self.asked = b""  # the last bytes of the client, for a pattern split between two chunks
+        self.received = b""  # the last bytes of the client, for a pattern split between two chunks
         self.withheld: bytes | None = None  # the reply that is withheld from the client
 
     def cut(self) -> None:
@@ -117,7 +117,7 @@ class FaultProxy:
         link = Link(client_out, server_out)
         self._links.add(link)
         await asyncio.gather(
-            self._pass(link, client_in, server_out, self._asked),
+            self._pass(link, client_in, server_out, self._receive),
             self._pass(link, server_in, client_out, self._answered),
         )
         self._links.discard(link)
@@ -139,18 +139,18 @@ class FaultProxy:
             if not end.is_closing():
                 end.close()
 
-    def _asked(self, link: Link, chunk: bytes) -> bytes:
-        link.asked = (link.asked + chunk)[-CHUNK - 200 :]
-        if self._lose_request is not None and self._lose_request in link.asked:
+    def _receive(self, link: Link, chunk: bytes) -> bytes:
+        link.received = (link.received + chunk)[-CHUNK - 200 :]
+        if self._lose_request is not None and self._lose_request in link.received:
             self._lose_request = None
             self.fired += 1
             link.cut()
             return b""
-        if self._hang_up_at is not None and self._hang_up_at in link.asked:
+        if self._hang_up_at is not None and self._hang_up_at in link.received:
             self._hang_up_at = None
             self.fired += 1
             self._loop.call_soon(link.client.transport.abort)  # this chunk still passes
-        if self._lose_reply_to is not None and self._lose_reply_to in link.asked:
+        if self._lose_reply_to is not None and self._lose_reply_to in link.received:
             self._lose_reply_to = None
             link.withheld = b""
         return chunk
@@ -163,7 +163,3 @@ class FaultProxy:
             self.fired += 1
             link.cut()
         return b""
-
-
-# Former names, for tests that are being changed.
-Faults = FaultProxy

@@ -42,9 +42,9 @@ class FenceCaller:
         )
 
     def hold(self, identity="k1", **options):
-        told = self.claim(identity, **options)
-        assert told.decision == "granted"
-        return FenceLease(told.key, Token(told.epoch, self.nonce, told.number))
+        claimed = self.claim(identity, **options)
+        assert claimed.decision == "granted"
+        return FenceLease(claimed.key, Token(claimed.epoch, self.nonce, claimed.number))
 
     def seal(self, held, data=b"7", times=TIMES, **options):
         answer = FenceResult("json", data, **options)
@@ -56,7 +56,7 @@ class FenceCaller:
 
     def story(self, held):
         row = self.run(fences.find_fence(held.key))
-        return [told.what for told in self.run(fences.fence_history(row.key))]
+        return [operation.what for operation in self.run(fences.fence_history(row.key))]
 
     def expire(self, held, **moments):
         expire(self.database, held.key, **moments)

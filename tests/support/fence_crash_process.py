@@ -31,12 +31,14 @@ class Refused(Exception):
 
 
 class Case:
-    def __init__(self, dsn: str, told: dict[str, str]) -> None:
+    def __init__(self, dsn: str, details: dict[str, str]) -> None:
         self.dsn = dsn
-        self.name = told["name"]
-        self.how = told["how"]  # done, failed (after the effect), refused (before it), dies in it
-        self.file = Path(told["file"])
-        self.insert = f"insert into public.{told['table']} values (1)".encode()
+        self.name = details["name"]
+        self.how = details[
+            "how"
+        ]  # done, failed (after the effect), refused (before it), dies in it
+        self.file = Path(details["file"])
+        self.insert = f"insert into public.{details['table']} values (1)".encode()
         self.ran = False
 
     def foreign(self) -> None:
@@ -153,11 +155,11 @@ def perform(case: Case, surface: str) -> int:
 
 def main() -> None:
     for line in sys.stdin:
-        told = json.loads(line)
+        document = json.loads(line)
         child = os.fork()
         if child == 0:
-            failpoints._armed = failpoints._parse(told["failpoint"])
-            os._exit(perform(Case(sys.argv[1], told), told["surface"]))
+            failpoints._armed = failpoints._parse(document["failpoint"])
+            os._exit(perform(Case(sys.argv[1], document), document["surface"]))
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - the answer
 

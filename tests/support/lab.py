@@ -75,7 +75,7 @@ $$;
 alter function helix.test_pass_time owner to helix_engine;
 """
 # Triggers that compare a row with its old version.
-_ROW_TRIGGERS = {"next_step": "work", "no_step": "work", "asked_once": "batch"}
+_ROW_TRIGGERS = {"next_step": "work", "asked_once": "batch"}
 
 
 def new_database(server: Postgres, template: str, pooler: Pooler | None) -> Iterator[Database]:
@@ -303,6 +303,13 @@ class Lab:
             batch_id,
         )
 
+    def batch_number(self, batch_id: uuid.UUID | str) -> int:
+        """The internal number of a batch, which HTTP clients do not receive."""
+        [(number,)] = self.rows(
+            "select b.id from helix.batch b where helix.public_id(b.key) = %s", str(batch_id)
+        )
+        return int(number)
+
     def pass_time(self, *batches: int) -> None:
         """Move deadlines, due times and expiries of these batches into the past; duties are due."""
         _pass_time(self.superuser, list(batches))
@@ -326,20 +333,3 @@ class Lab:
     def number(self, batch_id: uuid.UUID) -> int:
         """The internal id."""
         return self.value("select batch from helix.locate(array[%s::uuid])", batch_id)
-
-    standing, belong, own_rows, call_claim = location, set_run, rows_as_client, claim_result
-
-
-# Former names, for tests that are being changed.
-def until(ask: Callable[[], Any], seconds: float = TIMEOUT_S) -> Any:
-    return wait_until(ask, seconds=seconds)
-
-
-held, completed, failed, PLACE, PATIENCE_S = (
-    lease_refs,
-    completion,
-    failure,
-    WORK_LOCATION,
-    TIMEOUT_S,
-)
-one_database, passing_time, wrong_function = new_database, time_control, engine_function

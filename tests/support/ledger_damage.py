@@ -61,7 +61,3 @@ def damage(database: Database, *statements: str) -> None:
                         table, sql.Identifier(name)
                     )
                 )
-
-
-# Former names, for tests that are being changed.
-one, damaged = with_batch_ids, damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from contextlib import contextmanager
@@ -193,6 +194,8 @@ class SqlClient:
 
 def _cast(name: str, value: object) -> str:
     kind = TYPES.get(name, "")
+    if name == "to" and isinstance(value, int):  # a transaction, not the state of a fence
+        return "::bigint"
     if isinstance(value, list) and not kind.endswith("[]"):
         return ""
     return kind and "::" + (kind if isinstance(value, list) else kind.removesuffix("[]"))
@@ -231,10 +234,64 @@ def run_traffic(database: Database) -> None:
         assert a.rows("select helix.retire_v1('a', 'old', 'COMPLETED', 'infinity')") == [(2,)]
         archive_all(operator)
         fence_every_way(a)
+        append_events(a)
+        deliver_every_way(a)
         # left as they are: ASSIGNED, RUNNING and ready
         a.submit("t1", "t2", "t3", "t4")
         a.claim(1, start=False)
         a.claim(1)
+
+
+def append_events(a: SqlClient) -> None:
+    """Two events of an entity in a user ledger, and a feed of it."""
+    a.call(
+        "declare_ledger_v1", tenant="a", ledger="dispatch", actor="w1",
+        machine='{"ASKED": ["DONE"], "DONE": []}', initial=["ASKED"], strict=True, bound=False,
+        ignored=[],
+    )  # fmt: skip
+    for seq, kind in ((1, "ASKED"), (2, "DONE")):
+        a.call(
+            "append_v1", tenant="a", ledger="dispatch", actor="w1", entity=["e1"], seq=[seq],
+            kind=[kind], payload=[f'{{"n":{seq}}}'], node=[None],
+        )  # fmt: skip
+    a.call(
+        "declare_feed_v1", tenant="a", feed="mail", actor="w1", ledger="dispatch", queue=None,
+        now=False,
+    )  # fmt: skip
+
+
+def deliver_every_way(a: SqlClient) -> None:
+    """Submissions with sources; a dead letter, one that is redriven and an intake's report."""
+    a.call(
+        "submit_from_v1", tenant="a", queue="still", actor="intake", profile="text-v1",
+        kind=["stream"] * 2, name=["in"] * 2, id=["1-1", "2-1"], identity=["d1", "d1"],
+        payload=["{}", "{}"],
+    )  # fmt: skip
+    a.call("write_letters_v1", **letters("in", "x", "3-1", "4-1"))
+    redriven = a.rows(
+        "select id from helix.read_letters_v1('a', 'open', null, null, 1000, 9, 9)"
+        " as r (edge, letter), lateral (select (r.letter).id) as n (id) limit 1"
+    )
+    a.call(
+        "redrive_letter_v1", letter=redriven[0][0], actor="ann", reason="fixed", queue="still",
+        profile="text-v1", identity="d2", payload="{}", raw=None, revision=None, priority=None,
+    )  # fmt: skip
+    a.call("count_try_v1", tenant="a", kind="stream", name="in", source="5-1")
+    a.call(
+        "report_stream_v1", tenant="a", stream="in", group="g", consumer="c",
+        started_at="2026-01-01Z", problem=None, figures="{}",
+    )  # fmt: skip
+
+
+def letters(name: str, body: str, *sources: str, tenant: str = "a") -> dict[str, Any]:
+    """Arguments of `write_letters_v1`."""
+    count = len(sources)
+    return {
+        "tenant": tenant, "actor": "intake", "kind": "stream", "name": name,
+        "source": list(sources), "queue": [None] * count, "reason": ["json"] * count,
+        "detail": [body] * count, "body": [body.encode()] * count, "size": [len(body)] * count,
+        "digest": [hashlib.sha256(body.encode()).digest()] * count, "key": [None] * count,
+    }  # fmt: skip
 
 
 def settle_every_way(a: SqlClient, operator: SqlClient) -> SqlLease:
@@ -321,7 +378,3 @@ def fence_every_way(a: SqlClient, tenant: str = "a", word: str = "order") -> dic
     assert claim("sealed")[0] == "repeated"
     assert claim("in_doubt", tube=2)[0] == "mismatch"
     return {state: row[1] for state, row in claims.items()}
-
-
-# Former names, for tests that are being changed.
-Lab, lab, Held, busy_lab = SqlClient, sql_client, SqlLease, run_traffic

@@ -91,7 +91,3 @@ class LossyProxy:
         self._lost_already.add(request)
         self.lost.append(b" ".join(request.split(b" ", 2)[:2]).decode())
         return True
-
-
-# Former names, for tests that are being changed.
-Cutting = LossyProxy

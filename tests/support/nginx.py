@@ -134,7 +134,3 @@ def _program() -> str:
             pytest.fail(HOW_TO_GET_IT)
         pytest.skip(HOW_TO_GET_IT)
     return found
-
-
-# Former names, for tests that are being changed.
-block = configuration

@@ -11,6 +11,7 @@ import psycopg
 
 from helixqueue.embedded import Postgres
 from helixqueue.engine.migrate import migrate
+from helixqueue.engine.tokens import SERVICE_ROLES
 from tests.support.database import Database
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def new_server(directory: Path) -> Iterator[Database]:
         with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
             connection.execute("create role pool login")
             connection.execute("create role operator login")
-            connection.execute("grant helix_client to pool")
+            connection.execute(f"grant {', '.join(SERVICE_ROLES)}, helix_intake to pool")
             connection.execute("grant helix_operator to operator")
             connection.execute("select helix.bind_v1('pool', '*', false)")
         yield Database(server, "helix")

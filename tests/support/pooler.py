@@ -63,13 +63,13 @@ class Pooler:
     def __enter__(self) -> Self:
         account = Account.owning(self._server.data)
         account.make_private(self.socket_dir)
-        with account.accessible_path(self.socket_dir) as (here, handles):
-            conf = CONF.format(server=self._server.socket_dir, here=here, ignored=self._ignored)
+        with account.accessible_path(self.socket_dir) as (value, handles):
+            conf = CONF.format(server=self._server.socket_dir, here=value, ignored=self._ignored)
             (self.socket_dir / "conf").write_text(conf, encoding="utf-8")
             (self.socket_dir / "users").write_text('"helix_bootstrap" ""\n', encoding="utf-8")
             account.chown_tree(self.socket_dir)
             self._process = subprocess.Popen(
-                [_program(), f"{here}/conf"],
+                [_program(), f"{value}/conf"],
                 cwd="/",
                 user=account.user,
                 group=account.group,

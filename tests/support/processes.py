@@ -85,7 +85,3 @@ def _run(command: list[str], environment: dict[str, str], output: Path) -> None:
     warnings.simplefilter("error")
     sys.argv = command
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-
-
-# Former names, for tests that are being changed.
-Module = ModuleProcess

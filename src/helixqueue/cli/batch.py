@@ -1,4 +1,4 @@
-"""`helixq batch list | show | retry | cancel | release | erase`."""
+"""`helixq batch list | show | export | retry | cancel | release | erase`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from helixqueue.cli import (
+    batch_causes,
+    batch_export,
+    batch_options,
     batch_ref,
     batch_report,
     connection,
@@ -18,7 +21,7 @@ from helixqueue.cli import (
     times,
     unicode_diff,
 )
-from helixqueue.cli.batch_selection import Selection, act, show_results
+from helixqueue.cli.batch_selection import Selection, act, act_on_each, show_results
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import NoSuchBatch
 from helixqueue.states import State
@@ -28,65 +31,12 @@ if TYPE_CHECKING:
 
     from helixqueue.records.batch import BatchRow
 
-app = typer.Typer(no_args_is_help=True, help="Batches: list, show, retry, cancel, release, erase.")
+app = typer.Typer(
+    no_args_is_help=True, help="Batches: list, show, export, retry, cancel, release, erase."
+)
 
-Ref = Annotated[
-    str, typer.Argument(metavar="BATCH", help="Id (at least 8 characters), key or identity.")
-]
-Refs = Annotated[
-    list[str],
-    typer.Argument(metavar="BATCH", help="Ids (at least 8 characters), keys or identities."),
-]
-InQueue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="NAME", help="Only batches of this queue.", show_default=False),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision",
-        metavar="TEXT",
-        help="Revision, if the identity has several.",
-        show_default=False,
-    ),
-]
-Failure = Annotated[
-    str | None,
-    typer.Option(
-        "--failure",
-        metavar="CLASS",
-        help="Only FAILED batches of this failure class.",
-        show_default=False,
-    ),
-]
-InIdentity = Annotated[
-    str | None,
-    typer.Option(
-        "--identity",
-        metavar="TEXT",
-        help="Only batches of this identity, in any spelling.",
-        show_default=False,
-    ),
-]
-ByWorker = Annotated[
-    str | None,
-    typer.Option(
-        "--worker",
-        metavar="NAME",
-        help="Only batches that this worker holds; with a finished state, that it finished.",
-        show_default=False,
-    ),
-]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since", metavar="TIME", help=f"From this time, {options.TIME_HELP}.", show_default=False
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Before this time.", show_default=False),
-]
+
+batch_export.register(app)
 
 
 def register(parent: typer.Typer) -> None:
@@ -97,33 +47,18 @@ def register(parent: typer.Typer) -> None:
 @connection.over_http
 def _list(
     *,
-    queue: InQueue = None,
-    state: Annotated[
-        State | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            case_sensitive=False,
-            help=f"{', '.join(State)}.",
-            show_default=False,
-        ),
-    ] = None,
-    failure: Failure = None,
-    identity: InIdentity = None,
-    worker: ByWorker = None,
-    run: Annotated[
-        int | None,
-        typer.Option(
-            "--run",
-            metavar="N",
-            min=1,
-            max=2**63 - 1,
-            help="Only batches of this run.",
-            show_default=False,
-        ),
-    ] = None,
-    since: Since = None,
-    until: Until = None,
+    queue: batch_options.InQueue = None,
+    state: batch_options.InState = None,
+    failure: batch_options.Failure = None,
+    identity: batch_options.InIdentity = None,
+    worker: batch_options.ByWorker = None,
+    run: batch_options.InRun = None,
+    since: batch_options.Since = None,
+    until: batch_options.Until = None,
+    by_cause: Annotated[
+        bool,
+        typer.Option("--by-cause", help="Group all FAILED batches by failure class and message."),
+    ] = False,
     limit: options.Limit = 50,
     after: options.After = None,
     tenant: options.Tenant = None,
@@ -135,14 +70,16 @@ def _list(
 
     With a finished state, order, --since and --until refer to the time when the batch finished,
     else to the time of submission. If there are more rows, the last line shows the cursor for
-    --after.
+    --after. In the messages of --by-cause, (identity) and N stand for identities and numbers.
     """
+    if by_cause and state not in {None, State.FAILED}:
+        raise typer.BadParameter(f"--by-cause: expected the state FAILED, got {state}")
     with connection.open_target(dsn, data) as target:
         read = partial(
             target.reads.batches,
             tenant=connection.tenant_to_read(target, tenant),
             queue=queue,
-            state=state,
+            state=State.FAILED if by_cause else state,
             failure=failure,
             identity=identity,
             worker=worker,
@@ -150,6 +87,9 @@ def _list(
             since=None if since is None else times.moment(since),
             until=None if until is None else times.moment(until),
         )
+        if by_cause:
+            batch_causes.print_causes(batch_causes.group(target, read), as_json=as_json)
+            return
         rows, cursor = pages.read_rows(target, read, limit, after)
     if as_json:
         show.as_json({"batches": [shapes.batch(row) for row in rows], "next": cursor})
@@ -159,35 +99,38 @@ def _list(
         [_row(row) for row in rows],
         [show.STYLES[row.state] for row in rows],
         empty="no batches",
+        first="identity",
+        optional=("detail", "submitted", "queue", "attempt"),
     )
     pages.print_next(cursor)
 
 
-def _row(row: BatchRow) -> tuple[str, ...]:
+def _row(row: BatchRow) -> tuple[show.Cell, ...]:
     detail = ""
     if row.worker is not None:
-        detail = f"leased to {row.worker} until {times.to_seconds(row.deadline)}"
+        detail = f"leased to {row.worker} until {show.time_text(row.deadline)}"
     elif row.cause is not None:
-        detail = f"{row.cause}{' until ' + times.to_seconds(row.due) if row.due else ''}"
+        detail = f"{row.cause}{' until ' + show.time_text(row.due) if row.due else ''}"
     elif row.finished_at is not None:
-        failure = " ".join(part for part in (row.failure, row.detail) if part)
-        detail = f"{times.to_seconds(row.finished_at)} by {row.finished_by}"
+        message = (row.detail or "").strip().partition("\n")[0]
+        failure = " ".join(part for part in (row.failure, message) if part)
+        detail = f"{show.time_text(row.finished_at)} by {row.finished_by}"
         if row.state == State.FAILED and row.last_worker not in {None, row.finished_by}:
             detail += f", last held by {row.last_worker}"
         detail += failure and f": {failure}"
     return (
-        str(row.batch_id), row.queue, unicode_diff.identity_text(row.raw, row.revision), row.state,
-        str(row.attempt), times.to_seconds(row.created_at), detail,
+        row.batch_id, row.queue, unicode_diff.identity_text(row.identity, row.revision), row.state,
+        str(row.attempt), row.created_at, detail,
     )  # fmt: skip
 
 
 @command(app, "show", example="helixq batch show 6ead468e")
 @connection.over_http
 def _show(
-    batch: Ref,
+    batch: batch_options.Ref,
     *,
-    queue: InQueue = None,
-    revision: Revision = None,
+    queue: batch_options.InQueue = None,
+    revision: batch_options.Revision = None,
     payload: Annotated[
         bool, typer.Option("--payload", help="Also show payload and result.")
     ] = False,
@@ -223,42 +166,22 @@ def _find(
     return batch_ref.find(target, ref, tenant=tenant, queue=queue, revision=revision)
 
 
-OptionalRefs = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="BATCH", help="Ids, keys or identities; omit them to use filters."),
-]
-ActionLimit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        metavar="N",
-        min=1,
-        max=options.LIMIT_MAX,
-        help="Maximum number of batches that filters select. [default: all]",
-        show_default=False,
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would happen without changing anything.")
-]
-
-
 @command(app, "retry", example='helixq batch retry --failure executor --reason "disk replaced"')
 @connection.over_http
 def _retry(
-    batches: OptionalRefs = None,
+    batches: batch_options.OptionalRefs = None,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
-    queue: InQueue = None,
-    failure: Failure = None,
-    identity: InIdentity = None,
-    worker: ByWorker = None,
-    since: Since = None,
-    until: Until = None,
-    limit: ActionLimit = None,
+    queue: batch_options.InQueue = None,
+    failure: batch_options.Failure = None,
+    identity: batch_options.InIdentity = None,
+    worker: batch_options.ByWorker = None,
+    since: batch_options.Since = None,
+    until: batch_options.Until = None,
+    limit: batch_options.ActionLimit = None,
     after: options.After = None,
-    dry_run: DryRun = False,
+    dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
     dsn: options.Dsn = None,
     data: options.Data = None,
@@ -289,11 +212,11 @@ def _retry(
 @command(app, "cancel", example='helixq batch cancel Sample-11 --reason "wrong flow cell"')
 @connection.over_http
 def _cancel(
-    batches: OptionalRefs = None,
+    batches: batch_options.OptionalRefs = None,
     *,
     reason: options.Reason,
     actor: options.Actor = None,
-    queue: InQueue = None,
+    queue: batch_options.InQueue = None,
     state: Annotated[
         State | None,
         typer.Option(
@@ -304,13 +227,13 @@ def _cancel(
             show_default=False,
         ),
     ] = None,
-    identity: InIdentity = None,
-    worker: ByWorker = None,
-    since: Since = None,
-    until: Until = None,
-    limit: ActionLimit = None,
+    identity: batch_options.InIdentity = None,
+    worker: batch_options.ByWorker = None,
+    since: batch_options.Since = None,
+    until: batch_options.Until = None,
+    limit: batch_options.ActionLimit = None,
     after: options.After = None,
-    dry_run: DryRun = False,
+    dry_run: batch_options.DryRun = False,
     tenant: options.Tenant = None,
     dsn: options.Dsn = None,
     data: options.Data = None,
@@ -338,52 +261,52 @@ def _cancel(
         )
 
 
-def _add_action(name: str, call: str, *, text: str, example: str) -> None:
-    """Register a command that changes the named batches with the engine call `call`."""
-
-    @command(app, name, text=text, example=example)
-    @connection.over_http
-    def action(
-        batches: Refs,
-        *,
-        reason: options.Reason,
-        actor: options.Actor = None,
-        queue: InQueue = None,
-        tenant: options.Tenant = None,
-        dsn: options.Dsn = None,
-        data: options.Data = None,
-        as_json: options.AsJson = False,
-    ) -> None:
-        with connection.open_target(dsn, data) as target:
-            ids = [_find(target, ref, tenant, queue) for ref in batches]
-            build = getattr(target.calls, call)
-            # A service takes one batch per request; a database takes all at once.
-            chunks = [[batch_id] for batch_id in ids] if target.is_service else [ids]
-            results = [
-                result
-                for chunk in chunks
-                for result in target.run(build(ids=chunk, reason=reason, actor=actor))
-            ]
-        show_results(results, as_json=as_json)
-
-
-_add_action(
-    "release",
-    "release_by_id",
-    text="""Return batches of lost workers to their queue.
+@command(app, "release", example='helixq batch release Sample-11 --reason "the node is down"')
+@connection.over_http
+def _release(
+    batches: batch_options.Refs,
+    *,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    queue: batch_options.InQueue = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Return batches of lost workers to their queue.
 
     This costs no attempt, and later writes of those workers are refused. Exit code 1: a batch is
     not leased or does not exist.
-    """,
-    example='helixq batch release Sample-11 --reason "the node is down"',
-)
-_add_action(
-    "erase",
-    "erase",
-    text="""Delete payload and result of finished batches.
+    """
+    with connection.open_target(dsn, data) as target:
+        ids = [_find(target, ref, tenant, queue) for ref in batches]
+        results = act_on_each(target, "release_by_id", ids, reason=reason, actor=actor)
+    show_results(results, as_json=as_json)
 
-    This cannot be undone; the ledger keeps the events. Exit code 1: a batch has not finished or
-    does not exist.
-    """,
-    example='helixq batch erase Sample-07 --reason "consent withdrawn"',
-)
+
+@command(app, "erase", example='helixq batch erase Sample-07 --reason "consent withdrawn"')
+@connection.over_http
+def _erase(
+    batches: batch_options.Refs,
+    *,
+    reason: options.Reason,
+    identity: Annotated[
+        bool, typer.Option("--identity", help="Delete the identity as well.")
+    ] = False,
+    actor: options.Actor = None,
+    queue: batch_options.InQueue = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Delete payload and result of finished batches.
+
+    Failure details and the copies in fences are deleted too. This cannot be undone; the ledger
+    keeps the events. Exit code 1: a batch has not finished or does not exist.
+    """
+    with connection.open_target(dsn, data) as target:
+        ids = [_find(target, ref, tenant, queue) for ref in batches]
+        results = act_on_each(target, "erase", ids, reason=reason, actor=actor, identity=identity)
+    show_results(results, as_json=as_json)

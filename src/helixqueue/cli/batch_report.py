@@ -14,32 +14,44 @@ if TYPE_CHECKING:
 
 def print_batch(batch: BatchDetail) -> None:
     _print_summary(batch)
-    if batch.leases:
+    if batch.attempts:
         show.line("\nAttempts", "bold")
         show.table(
             ("attempt", "token", "worker", "claimed", "started", "ended", "outcome"),
-            [_attempt_row(lease) for lease in batch.leases],
+            [_attempt_row(attempt, batch.created_at) for attempt in batch.attempts],
+            optional=("started", "token"),
         )
     if batch.events:
         show.line("\nEvents", "bold")
         show.table(
             ("version", "time", "from", "to", "reason", "actor", "detail"),
-            [_event_row(event) for event in batch.events],
+            [_event_row(event, batch.created_at) for event in batch.events],
             [show.STYLES[event.to_state] for event in batch.events],
+            optional=("version", "from"),
         )
     if batch.refusals:
         show.line("\nRefused writes", "bold")
         show.table(
-            ("time", "worker", "operation", "token", "next owner", "reason", "count"),
-            [_refusal_row(refusal) for refusal in batch.refusals],
+            ("time", "worker", "operation", "token", "next owner", "count", "reason"),
+            [_refusal_row(refusal, batch.created_at) for refusal in batch.refusals],
             ["bold red"] * len(batch.refusals),
+            optional=("count", "token", "operation"),
+        )
+    if batch.sources:
+        show.line("\nSources", "bold")
+        show.table(
+            ("source", "decision", "times", "actor"),
+            [
+                (f"{row.kind} {row.name} {row.id}", row.decision, str(row.times), row.actor)
+                for row in batch.sources
+            ],
         )
     if batch.decisions:
         show.line("\nDecisions without a state change", "bold")
         show.table(
             ("time", "decision", "actor", "detail"),
             [
-                (times.to_milliseconds(row.at), row.kind, row.actor, row.detail or "")
+                (show.clock(row.at, batch.created_at), row.kind, row.actor, row.detail or "")
                 for row in batch.decisions
             ],
         )
@@ -65,11 +77,9 @@ def _print_summary(batch: BatchDetail) -> None:
         "payload": batch.payload or ("(erased)" if batch.erased and batch.queue else ""),
         "result": batch.result or "",
     }
-    for name, value in facts.items():
-        if value:
-            show.line(f"{name:<12} {value}", show.STYLES[batch.state] if name == "state" else "")
+    show.facts(facts, {"state": show.STYLES[batch.state]})
     for difference in unicode_diff.differences(batch.raw, batch.identity):
-        show.line(f"{'spelling':<12} {unicode_diff.difference_text(difference)}")
+        show.facts({"spelling    ": unicode_diff.difference_text(difference)})
 
 
 def _state(batch: BatchDetail) -> str:
@@ -85,7 +95,7 @@ def _time_and_actor(time: datetime | None, actor: str | None) -> str:
     return times.with_zone(time) + (f" by {actor}" if actor else "")
 
 
-def _attempt_row(lease: AttemptRow) -> tuple[str, ...]:
+def _attempt_row(lease: AttemptRow, day: datetime | None) -> tuple[str, ...]:
     outcome = "active" if lease.end is None else lease.end
     if lease.ended_by not in {None, lease.worker}:
         outcome += f", by {lease.ended_by}"
@@ -93,24 +103,24 @@ def _attempt_row(lease: AttemptRow) -> tuple[str, ...]:
         outcome += ", late"
     return (
         str(lease.attempt), f"{lease.epoch}.{lease.number}", lease.worker,
-        times.to_milliseconds(lease.claimed_at),
+        show.clock(lease.claimed_at, day),
         times.without_date(lease.started_at, lease.claimed_at),
         times.without_date(lease.ended_at, lease.claimed_at),
         outcome,
     )  # fmt: skip
 
 
-def _event_row(event: EventRow) -> tuple[str, ...]:
+def _event_row(event: EventRow, day: datetime | None) -> tuple[str, ...]:
     return (
-        str(event.version), times.to_milliseconds(event.at), event.from_state or "(new)",
+        str(event.version), show.clock(event.at, day), event.from_state or "(new)",
         event.to_state, f"{event.reason}{', late' if event.late else ''}", event.actor,
         event.detail or "",
     )  # fmt: skip
 
 
-def _refusal_row(refusal: RefusalRow) -> tuple[str, ...]:
+def _refusal_row(refusal: RefusalRow, day: datetime | None) -> tuple[str, ...]:
     return (
-        times.to_milliseconds(refusal.last_at), refusal.worker, refusal.operation,
-        f"{refusal.epoch}.{refusal.number}", refusal.owner or "(none)", refusal.why,
-        str(refusal.times),
+        show.clock(refusal.last_at, day), refusal.worker, refusal.operation,
+        f"{refusal.epoch}.{refusal.number}", refusal.owner or "(none)", str(refusal.times),
+        refusal.why,
     )  # fmt: skip

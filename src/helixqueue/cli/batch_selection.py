@@ -94,6 +94,15 @@ def _pages(
             return
 
 
+def act_on_each(
+    target: connection.Target, call: str, ids: list[uuid.UUID], **arguments: object
+) -> list[ActionResult]:
+    """Change batches by id: one per request of a service, all at once in a database."""
+    build = getattr(target.calls, call)
+    chunks = [[batch_id] for batch_id in ids] if target.is_service else [ids]
+    return [result for chunk in chunks for result in target.run(build(ids=chunk, **arguments))]
+
+
 def show_results(
     results: Sequence[ActionResult], *, as_json: bool, more: Mapping[str, Any] | None = None
 ) -> NoReturn:
@@ -107,7 +116,7 @@ def show_results(
             ("batch", "identity", "answer", "state", "note"),
             [
                 (
-                    str(result.batch_id),
+                    result.batch_id,
                     unicode_diff.identity_text(result.identity, result.revision or ""),
                     result.answer,
                     result.state or "",
@@ -117,6 +126,7 @@ def show_results(
             ],
             ["green" if result.answer in {"ok", "repeat"} else "bold red" for result in results],
             empty="no batches",
+            first="identity",
         )
     raise typer.Exit(_code({result.answer for result in results}))
 

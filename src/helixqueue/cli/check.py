@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
-from helixqueue.operate.check import CheckResult, check
+from helixqueue.operate.check import CheckResult, check, invariants
+from helixqueue.operate.check_seals import check_seals
+from helixqueue.operate.exported import check_export
+from helixqueue.operate.seal import read_seals
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from helixqueue.client.http import HelixClient
+    from psycopg import Connection
+
+    from helixqueue.fence.signing import Signer
+
+
+class Against(NamedTuple):
+    """Seals to compare with, and the keys that verify them."""
+
+    seals: list[dict[str, Any]]
+    keys: Sequence[Signer]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +43,35 @@ def register(app: typer.Typer) -> None:
 
 def _check(
     *,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="PATH",
+            help="Also compare with the seals in this file or directory (see `helixq seal`).",
+            show_default=False,
+        ),
+    ] = None,
+    exported: Annotated[
+        Path | None,
+        typer.Option(
+            "--exported",
+            metavar="FILE",
+            help="Compare the seals with this export of `seal --export`, without a database.",
+            show_default=False,
+        ),
+    ] = None,
+    public_key: options.PublicKey = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch",
+            metavar="SECONDS",
+            min=1,
+            help="Check again this long after each check, and report what changes.",
+            show_default=False,
+        ),
+    ] = None,
     dsn: options.Dsn = None,
     data: options.Data = None,
     as_json: options.AsJson = False,
@@ -35,9 +80,62 @@ def _check(
 
     Reads one snapshot; work may continue meanwhile. Run it as the owner of the schema: other logins
     and tokens cannot read all tables, and the invariants on those are skipped. A token with the
-    scope operate checks its own tenant. Exit code 1: an invariant is broken; 3: a check timed out.
+    scope operate checks its own tenant. --against finds what the hashes inside the database cannot
+    show: histories that were cut or rewritten. Exit code 1: an invariant is broken; 3: a check
+    timed out.
     """
-    every_tenant, results = _run_checks(dsn, data)
+    if against is not None and connection.current_service() is not None:
+        raise typer.BadParameter("--against reads the database itself; select it with --dsn")
+    seals = None if against is None else Against(read_seals(against), _keys(public_key))
+    if exported is not None:
+        if seals is None:
+            raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
+        _check_exported(exported, seals, as_json=as_json)
+    reported: set[str] | None = None
+    while True:
+        every_tenant, results = _run_checks(dsn, data, seals)
+        broken = {result.name for result in results if result.count}
+        if broken != reported:
+            _report(results, every_tenant=every_tenant, as_json=as_json)
+        if watch is None:
+            late = any(result.late for result in results)
+            raise typer.Exit(Exit.NO if broken else Exit.UNAVAILABLE if late else Exit.OK)
+        reported = broken
+        time.sleep(watch)
+
+
+def _keys(public_key: Path | None) -> Sequence[Signer]:
+    if public_key is not None:
+        return read_public(public_key)
+    keys = [key.signer for key in find_keys()]
+    if not keys:
+        raise typer.BadParameter("--against needs --public-key, or a key file")
+    return keys
+
+
+def _check_exported(file: Path, against: Against, *, as_json: bool) -> NoReturn:
+    """Verify an export offline."""
+    export = check_export(file, against.seals, against.keys)
+    broken = [result for result in export.results if result.count]
+    ok = not broken and not export.violations
+    if as_json:
+        results = [asdict(result) for result in broken]
+        show.as_json({"ok": ok, **asdict(export), "results": results})
+    else:
+        if broken:
+            _print(broken, every_tenant=True)
+        for violation in export.violations[:10]:
+            show.line(violation, "bold red")
+        states = ", ".join(f"{count:,} {state}" for state, count in sorted(export.states.items()))
+        show.line(
+            f"{'yes' if ok else 'no'}: {len(against.seals)} seals, {export.entries:,} ledger "
+            f"entries; batches: {states or 'none'}",
+            "green" if ok else "bold red",
+        )
+    raise typer.Exit(Exit.OK if ok else Exit.NO)
+
+
+def _report(results: list[CheckResult], *, every_tenant: bool, as_json: bool) -> None:
     ok = all(result.count == 0 and not result.late for result in results)
     if as_json:
         show.as_json(
@@ -49,27 +147,47 @@ def _check(
         )
     else:
         _print(results, every_tenant=every_tenant)
-    broken = any(result.count for result in results)
-    raise typer.Exit(Exit.OK if ok else Exit.NO if broken else Exit.UNAVAILABLE)
 
 
-def _run_checks(dsn: str | None, data: Path | None) -> tuple[bool, list[CheckResult]]:
+def _run_checks(
+    dsn: str | None, data: Path | None, against: Against | None
+) -> tuple[bool, list[CheckResult]]:
     """Whether every tenant was checked, and the results."""
-    service = connection.current_service()
-    if service is None:
+    if connection.current_service() is None:
         with connection.open_database(dsn, data, as_owner=True) as database:
-            return sees_every_tenant(database.connection), check(database.connection)
-    with connection.open_client(service) as client:
-        response = client.run(checks.check())
-        results = [_retry_late(client, _parse(result)) for result in response["results"]]
+            return sees_every_tenant(database.connection), [
+                *_check_invariants(database.connection),
+                *([] if against is None else _check_against(database.connection, against)),
+            ]
+    with connection.open_target(None, None) as target:
+        response = target.run(checks.check())
+        results = [_retry_late(target, _parse(result)) for result in response["results"]]
         return response["every_tenant"], results
 
 
-def _retry_late(client: HelixClient, result: CheckResult) -> CheckResult:
+def _check_invariants(database: Connection[Any]) -> list[CheckResult]:
+    with show.bar("checking", "invariants", len(invariants())) as update:
+        started = itertools.count()
+
+        def progress(_: str) -> None:
+            number = next(started)
+            update(number, number)
+
+        return check(database, progress=progress)
+
+
+def _check_against(database: Connection[Any], against: Against) -> list[CheckResult]:
+    with show.bar("comparing", "seals", len(against.seals)) as update:
+        return check_seals(
+            database, against.seals, against.keys, progress=lambda done: update(done, done)
+        )
+
+
+def _retry_late(target: connection.Target, result: CheckResult) -> CheckResult:
     """Repeat a check that timed out in a request of its own."""
     if not result.late:
         return result
-    [alone] = client.run(checks.check(result.name))["results"]
+    [alone] = target.run(checks.check(result.name))["results"]
     return _parse(alone)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeGuard
 import typer
 
 from helixqueue.cli import config, options, show
+from helixqueue.client.backend import backend_of
 from helixqueue.engine import reads
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.identity import check_name
@@ -57,6 +58,8 @@ class Target:
     calls: Any
     reads: Any
     fences: Any
+    letters: Any
+    call_set: Any  # for operations of several steps
     is_service: bool
 
 
@@ -169,17 +172,23 @@ def open_target(dsn: str | None, data: Path | None, *, as_owner: bool = False) -
     """The service of this command, else a database."""
     service = _service.get()
     if service is not None:
+        from helixqueue.client.http_backend import HTTP_CALLS  # noqa: PLC0415
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
         from helixqueue.transport.http import fences as http_fences  # noqa: PLC0415
+        from helixqueue.transport.http import letters as http_letters  # noqa: PLC0415
         from helixqueue.transport.http import reads as http_reads  # noqa: PLC0415
 
         with open_client(service) as client:
-            yield Target(client.run, http_calls, http_reads, http_fences, is_service=True)
+            yield Target(
+                backend_of(client).run, http_calls, http_reads, http_fences, http_letters,
+                HTTP_CALLS, is_service=True,
+            )  # fmt: skip
         return
-    from helixqueue.engine import calls, fences  # noqa: PLC0415 - the other
+    from helixqueue.client.postgres_backend import POSTGRES_CALLS  # noqa: PLC0415 - the other
+    from helixqueue.engine import calls, fences, letters  # noqa: PLC0415
 
     with open_database(dsn, data, as_owner=as_owner) as database:
-        yield Target(database.run, calls, reads, fences, is_service=False)
+        yield Target(database.run, calls, reads, fences, letters, POSTGRES_CALLS, is_service=False)
 
 
 @contextmanager
@@ -190,7 +199,7 @@ def open_client(service: ServiceTarget) -> Iterator[HelixClient]:
 
     with HelixClient(service.url, service.token) as client:
         if service.tenant is not None:
-            tenant = client.run(tokens.own_tenant())
+            tenant = backend_of(client).run(tokens.own_tenant())
             if tenant != service.tenant:
                 raise NotPermitted(
                     f"--tenant or HELIX_TENANT is {service.tenant!r}, but the token belongs to "
@@ -220,7 +229,7 @@ def database_target(
     """The selected database; starts embedded servers. `create` allows a new data directory."""
     dsn = _select_dsn(dsn, data)
     if dsn is not None:
-        show.progress(f"database: {_without_password(dsn)}")
+        show.progress(f"database: {without_password(dsn)}")
         yield DatabaseTarget(dsn, dsn, None)
         return
     directory = data_directory(data)
@@ -293,6 +302,15 @@ def tenant_to_change(target: Database | Target, tenant: str | None) -> str:
     return tenant
 
 
+def tenant_to_work_for(database: Database, tenant: str | None, *, every: bool) -> str:
+    """The tenant of a worker's client; with `every`, any tenant of the login."""
+    if not every:
+        return tenant_to_change(database, tenant)
+    bound = [name for name in database.run(reads.tenants()) if name != EVERY_TENANT]
+    show.progress("tenant: all of this login")
+    return bound[0] if bound else options.DEFAULT_TENANT
+
+
 def tenant_name(target: Database | Target, tenant: str | None) -> str:
     """As `tenant_to_change`, and the name of the token's tenant for a service."""
     if _is_service(target):
@@ -319,7 +337,7 @@ def _check_permitted(target: Database | Target, tenant: str) -> str:
     return tenant
 
 
-def _without_password(dsn: str) -> str:
+def without_password(dsn: str) -> str:
     """The DSN as key=value, for terminals and logs."""
     from helixqueue.postgres.database import parse_dsn  # noqa: PLC0415 - a service needs no driver
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -28,6 +29,16 @@ def _doctor(
     *,
     dsn: options.Dsn = None,
     data: options.Data = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            "--redis",
+            metavar="URL",
+            envvar="HELIX_REDIS",
+            help="Examine this Redis or Valkey, too.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check that a database is set up for the guarantees.
@@ -35,7 +46,7 @@ def _doctor(
     Use the DSN of your programs. Exit code 1: a setting breaks a guarantee; warnings do not count.
     """
     with connection.database_target(dsn, data) as target:
-        findings = examine(target.dsn)
+        findings = examine(target.dsn, redis)
     ok = all(finding.verdict != "bad" for finding in findings)
     if as_json:
         show.as_json({"ok": ok, "findings": [asdict(finding) for finding in findings]})

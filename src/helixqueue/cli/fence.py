@@ -13,7 +13,8 @@ from helixqueue.cli.exits import Exit, NoSuchBatch
 from helixqueue.cli.rehearse import rehearse
 from helixqueue.engine.fences import Times
 from helixqueue.errors import Refused
-from helixqueue.fence.receipt import fence_key, receipt_of
+from helixqueue.fence.key_file import find_signer
+from helixqueue.fence.receipt import PREFIX, fence_key, receipt_of
 from helixqueue.fence.resolution import resolved_result
 from helixqueue.identity import (
     PART_SEPARATOR,
@@ -351,12 +352,14 @@ def _facts(row: FenceRow) -> dict[str, Any]:
 
 
 def _receipt(row: FenceRow) -> dict[str, Any] | None:
-    if row.state is not FenceState.SEALED:
-        return None
-    if row.digest is None:
+    if row.state is FenceState.SEALED and row.digest is None:
         show.progress("the receipt requires a token with the scope payloads")
+    if row.state is not FenceState.SEALED or row.digest is None:
         return None
-    return receipt_of(row).document()
+    # A service signs what it states; the key of this machine does not vouch for it.
+    if connection.current_service() is None:
+        return receipt_of(row).document(find_signer())
+    return receipt_of(row).document() | ({"signature": row.signature} if row.signature else {})
 
 
 def _event(event: FenceEventRow) -> dict[str, Any]:
@@ -382,7 +385,7 @@ def _clocks(row: FenceRow) -> str:
 
 def _print(row: FenceRow, history: list[FenceEventRow]) -> None:
     show.line(f"{key_text(row.key)}  {row.name}  {_identity(row)}", _STYLES[row.state])
-    receipt = "" if row.receipt is None else f"; receipt r1:{row.receipt.hex()}"
+    receipt = f"; receipt {PREFIX}{row.receipt.hex()}" if row.receipt else ""
     show.line(f"{row.state} since {times.to_milliseconds(row.changed_at)}; {_clocks(row)}{receipt}")
     show.table(
         ("time", "event", "from", "to", "attempt", "actor", "detail"),

@@ -1,4 +1,4 @@
-"""`helixq generate systemd | kubernetes`: files to review and apply."""
+"""`helixq generate systemd | kubernetes | alerts | grafana`: files to review and apply."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
+from helixqueue.operate import alerts
 
-app = typer.Typer(no_args_is_help=True, help="Deployment files: systemd, kubernetes.")
+app = typer.Typer(
+    no_args_is_help=True, help="Deployment files: systemd, kubernetes, alerts, grafana."
+)
 
 UNITS = ("helixq-migrate.service", "helixq-service.service", "helixq-worker@.service")
 # Values that are safe to insert into a unit or a manifest.
@@ -172,6 +175,38 @@ def _kubernetes(
         worker = _label(check_name("queue", name))
         text += _filled("kubernetes-worker.yaml", values | {"queue": f'"{name}"', "worker": worker})
     _output({"helixq.yaml": text}, write, as_json=as_json)
+
+
+@command(app, "alerts", example="helixq generate alerts --write /etc/prometheus/rules")
+@connection.without_service(NO_SERVICE)
+def _alerts(
+    *,
+    runbooks: Annotated[
+        str,
+        typer.Option(
+            "--runbooks",
+            metavar="URL",
+            help="Where your copy of the runbooks is; alerts link to it.",
+        ),
+    ] = alerts.RUNBOOKS,
+    write: Write = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate alert rules for Prometheus.
+
+    docs/guides/operating.md explains how to use them.
+    """
+    _output({"helixqueue-alerts.yml": alerts.alert_rules(runbooks)}, write, as_json=as_json)
+
+
+@command(app, "grafana", example="helixq generate grafana --write dashboards")
+@connection.without_service(NO_SERVICE)
+def _grafana(*, write: Write = None, as_json: AsJson = False) -> None:
+    """Generate a dashboard for Grafana.
+
+    Import it in Grafana, or put it into a directory that Grafana reads dashboards from.
+    """
+    _output({"helixqueue.json": alerts.grafana_dashboard()}, write, as_json=as_json)
 
 
 def _label(queue: str) -> str:

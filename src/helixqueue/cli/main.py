@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextvars import copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -40,16 +41,23 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "submit": ("helixqueue.cli.submit", "Submit one batch, or many from JSON, JSONL or CSV."),
     "work": ("helixqueue.cli.work", "Process batches with Python handlers or any program."),
-    "batch": ("helixqueue.cli.batch", "Batches: list, show, retry, cancel, release, erase."),
-    "worker": ("helixqueue.cli.worker", "Workers: list."),
-    "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume."),
+    "batch": (
+        "helixqueue.cli.batch",
+        "Batches: list, show, export, retry, cancel, release, erase.",
+    ),
+    "worker": ("helixqueue.cli.worker", "Workers: list, show."),
+    "queue": ("helixqueue.cli.queue", "Queues: list, show, set, pause, resume, delete."),
+    "identity": ("helixqueue.cli.identity", "Identities: refused, twins."),
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
+    "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
+    "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive, discard."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
+    "key": ("helixqueue.cli.key", "Signing keys: create, list, public, rotate."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal."),
     "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (
         "helixqueue.cli.generate",
-        "Deployment files: systemd, kubernetes.",
+        "Deployment files: systemd, kubernetes, alerts, grafana.",
     ),
     "migrate": (
         "helixqueue.cli.migrate",
@@ -60,12 +68,13 @@ VERBS: dict[str, tuple[str, str]] = {
         "Check that a database is set up for the guarantees.",
     ),
     "check": ("helixqueue.cli.check", "Check every invariant and show violating rows."),
+    "seal": ("helixqueue.cli.seal", "Write a signed seal of the ledger."),
     "replay": ("helixqueue.cli.replay", "Prove that the ledger replays to the current state."),
     "recover": ("helixqueue.cli.recover", "End every lease after a restore or a split brain."),
 }
 
 # The extra to install for verbs that need more than the core.
-EXTRAS = {"up": "service,embedded", "demo": "embedded", "migrate": "migrate"}
+EXTRAS = {"up": "service,embedded", "intake": "intake", "demo": "embedded", "migrate": "migrate"}
 
 
 def build(verb: str) -> typer.Typer:
@@ -106,14 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # Characters that the terminal cannot encode are printed as escapes.
             stream.reconfigure(errors="backslashreplace")
     _require_utf_8(args)
-    sys.exit(_flush(_run(args)))
+    # In a context of its own: a command may change how its messages are printed.
+    sys.exit(_flush(copy_context().run(_run, args)))
 
 
 def _run(args: Sequence[str]) -> int:
     """Run the command and return its exit code; errors become one line on standard error."""
     try:
         _handle_interrupts()
-        build(_verb(args))(args, prog_name="helixq")
+        _execute(args)
     except SystemExit as ended:
         return int(ended.code or 0)
     except KeyboardInterrupt:
@@ -130,6 +140,15 @@ def _run(args: Sequence[str]) -> int:
         sys.stderr.write("helixq: unexpected error; please report it with the lines above\n")
         return Exit.BUG
     return Exit.OK
+
+
+def _execute(args: Sequence[str]) -> None:
+    try:
+        build(_verb(args))(args, prog_name="helixq")
+    except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError):
+            import_module("helixqueue.postgres.database")  # says so if libpq is missing
+        raise
 
 
 def _handle_interrupts() -> None:

@@ -54,6 +54,22 @@ def parse_resources(option: str, text: str) -> dict[str, Any]:
     return checked_requires(value, option)
 
 
+def _resubmit_rule(text: str) -> str:
+    if text not in {"answer", "retry"}:
+        raise typer.BadParameter(f"expected answer or retry, got {text!r}")
+    return text
+
+
+ResubmitFailed = Annotated[
+    str | None,
+    typer.Option(
+        "--resubmit-failed",
+        metavar="RULE",
+        parser=_resubmit_rule,
+        help="answer or retry: what a new source does to a FAILED batch.",
+        show_default=False,
+    ),
+]
 Dsn = Annotated[
     str | None,
     typer.Option(
@@ -125,6 +141,25 @@ After = Annotated[
     str | None,
     typer.Option(
         "--after", metavar="CURSOR", help="Continue after this cursor.", show_default=False
+    ),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="Key file. [env: HELIX_KEY, default: ~/.config/helixq.key]",
+        show_default=False,
+    ),
+]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--public-key",
+        metavar="FILE",
+        help="Public keys: the output of `key public`, or 32 bytes, raw or in hex. "
+        "[default: those of the key file]",
+        show_default=False,
     ),
 ]
 TIME_HELP = "such as 2026-03-01T08:00 or 2h (2 hours ago)"

@@ -1,4 +1,4 @@
-"""`helixq queue list | show | set | pause | resume`."""
+"""`helixq queue list | show | set | pause | resume | delete`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from helixqueue.records.queue import QueueSummary
 
-app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume.")
+app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, resume, delete.")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Profile = Annotated[
@@ -125,6 +125,17 @@ KeepDecisions = Annotated[
     float | None, _retention("decisions", "records of duplicates, conflicts and refusals")
 ]
 
+StalledAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--stalled-after",
+        metavar="DURATION",
+        parser=times.span,
+        help="Report claimable batches that wait for longer: 15m by default.",
+        show_default=False,
+    ),
+]
+
 
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="queue")
@@ -162,6 +173,8 @@ def _list(
         ],
         ["yellow" if s.settings.paused or s.settings.closed else "" for s in queues],
         empty="no queues",
+        first="queue",
+        optional=("status", "tenant", "assigned", "waiting", "cancelled"),
     )
 
 
@@ -231,6 +244,8 @@ def _set(
     keep_failed: KeepFailed = None,
     keep_cancelled: KeepCancelled = None,
     keep_decisions: KeepDecisions = None,
+    stalled_after: StalledAfter = None,
+    resubmit_failed: options.ResubmitFailed = None,
     reason: options.Reason,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
@@ -260,6 +275,8 @@ def _set(
         "keep_failed_seconds": keep_failed,
         "keep_cancelled_seconds": keep_cancelled,
         "keep_decisions_seconds": keep_decisions,
+        "stalled_after_seconds": stalled_after,
+        "resubmit_failed": resubmit_failed,
     }
     _change(
         queue, settings, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
@@ -303,6 +320,43 @@ def _resume(
         queue, {"paused": False}, reason=reason, actor=actor, tenant=tenant, dsn=dsn, data=data,
         as_json=as_json,
     )  # fmt: skip
+
+
+@command(app, "delete", example='helixq queue delete basecal --reason "a typing error"')
+@connection.without_service("queue delete needs the database")
+def _delete(
+    queue: Name,
+    *,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Delete a queue that never had a batch.
+
+    A queue with batches, even deleted ones, stays: their keys contain its name. Close it with
+    `helixq queue set NAME --closed`. Exit code 1: the queue does not exist or is not empty.
+    """
+    check_name("queue", queue)
+    with connection.open_target(dsn, data) as target:
+        owner = connection.tenant_to_change(target, tenant)
+        call = target.calls.delete_queue(tenant=owner, queue=queue, reason=reason, actor=actor)
+        answer = target.run(call)
+    texts = {
+        "deleted": f"queue {queue} of tenant {owner} was deleted",
+        "absent": f"tenant {owner} has no queue {queue}",
+        "not_empty": f"queue {queue} has or had batches and stays; close it with `helixq queue "
+        f"set {queue} --closed --reason ...`",
+    }
+    if as_json:
+        show.as_json({"tenant": owner, "queue": queue, "answer": answer})
+    elif answer == "deleted":
+        show.line(texts[answer])
+    else:
+        show.progress(texts[answer])
+    raise typer.Exit(Exit.OK if answer == "deleted" else Exit.NO)
 
 
 def _change(

@@ -12,13 +12,20 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import NotInstalled, Refused
-from helixqueue.fence.receipt import HmacSigner, verify
+from helixqueue.errors import Refused
+from helixqueue.fence import key_file
+from helixqueue.fence.receipt import PREFIX, Verification, verify
+from helixqueue.fence.signing import HmacSigner
 from helixqueue.identity import key_bytes
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
-    from helixqueue.fence.receipt import Signer
+    from collections.abc import Sequence
+
+    from helixqueue.fence.signing import Signer
+
+# Exit code of each answer.
+_EXITS = {"yes": Exit.OK, "no": Exit.NO, "unsigned": Exit.UNSIGNED}
 
 app = typer.Typer(no_args_is_help=True, help="Receipts: verify.")
 
@@ -53,15 +60,7 @@ def _verify(
     ],
     *,
     answer: AnswerOption = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--public-key",
-            metavar="FILE",
-            help="Ed25519 public key: 32 bytes, raw or in hex.",
-            show_default=False,
-        ),
-    ] = None,
+    public_key: options.PublicKey = None,
     secret: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +68,7 @@ def _verify(
         ),
     ] = None,
     key_id: Annotated[
-        str, typer.Option("--key-id", metavar="ID", help="Id of the signing key.")
+        str, typer.Option("--key-id", metavar="ID", help="Id of the HMAC secret.")
     ] = "1",
     recorded: Annotated[
         bool,
@@ -84,9 +83,11 @@ def _verify(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Verify a receipt.
+    """Verify a receipt: yes, no or unsigned.
 
-    Works offline; with --recorded, also asks a service or database. Exit code 1: not valid.
+    Works offline; with --recorded, also asks a service or database. *yes* proves the effect: a
+    known key signed the whole receipt. Without a signature or a key the receipt is only consistent,
+    which anyone can make. Exit code 1: no; 10: unsigned.
     """
     if public_key is not None and secret is not None:
         raise typer.BadParameter("expected --public-key or --secret, got both")
@@ -95,22 +96,40 @@ def _verify(
             "a receipt is verified offline; add --recorded to compare with --url, --dsn or --data"
         )
     document = _document(receipt)
-    faults = verify(
-        document,
-        signer=_signer(public_key, secret, key_id),
-        answer=None if answer is None else answer.read_bytes(),
-    )
-    if recorded and not faults:
+    keys = _keys(public_key, secret, key_id)
+    verified = verify(document, keys=keys, answer=None if answer is None else answer.read_bytes())
+    if recorded and not verified.faults:
         with connection.using_service(connection.select_service(url, token, dsn, data)):
             faults = _compare_with_record(document, dsn, data)
+        verified = Verification("no", faults) if faults else verified
     if as_json:
-        show.as_json({"ok": not faults, "id": document.get("id"), "faults": faults})
-    elif faults:
-        for fault in faults:
-            show.line(fault, "bold red")
+        show.as_json(
+            {
+                "ok": verified.answer == "yes",
+                "answer": verified.answer,
+                "id": document.get("id"),
+                "faults": verified.faults,
+            }
+        )
     else:
-        show.line(f"{document['id']} proves the effect of {document['name']}", "green")
-    raise typer.Exit(Exit.NO if faults else Exit.OK)
+        _print(document, verified, has_keys=bool(keys))
+    raise typer.Exit(_EXITS[verified.answer])
+
+
+def _print(document: dict[str, Any], verified: Verification, *, has_keys: bool) -> None:
+    if verified.answer == "yes":
+        signature = document["signature"]
+        show.line(
+            f"yes: {document['id']} proves the effect of {document['name']}; signed by "
+            f"{signature['algorithm']} key {signature['key_id']}",
+            "green",
+        )
+    elif verified.answer == "no":
+        for fault in verified.faults:
+            show.line(f"no: {fault}", "bold red")
+    else:
+        lacks = "it has no signature" if has_keys else "no public key is known"
+        show.line(f"unsigned: {document['id']} is consistent, but {lacks}", "yellow")
 
 
 def _compare_with_record(document: dict[str, Any], dsn: str | None, data: Path | None) -> list[str]:
@@ -121,7 +140,7 @@ def _compare_with_record(document: dict[str, Any], dsn: str | None, data: Path |
         return ["no fence with this key is visible: it was deleted by retention, or never existed"]
     if row.state is not FenceState.SEALED or row.receipt is None:
         return [f"the recorded fence is {row.state} and has no receipt"]
-    if f"r1:{row.receipt.hex()}" != document["id"]:
+    if PREFIX + row.receipt.hex() != document["id"]:
         return ["the recorded fence has another receipt"]
     return []
 
@@ -144,16 +163,9 @@ def _read(name: str) -> str:
         return file.read()
 
 
-def _signer(public_key: Path | None, secret: Path | None, key_id: str) -> Signer | None:
+def _keys(public_key: Path | None, secret: Path | None, key_id: str) -> Sequence[Signer]:
     if secret is not None:
-        return HmacSigner(secret.read_bytes(), key_id)
-    if public_key is None:
-        return None
-    try:
-        from helixqueue.fence.ed25519 import Ed25519Signer  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise NotInstalled(error.name, "sign") from error
-    data = public_key.read_bytes()
-    return Ed25519Signer.from_public(
-        data if len(data) == 32 else bytes.fromhex(data.decode().strip()), key_id
-    )
+        return [HmacSigner(secret.read_bytes(), key_id)]
+    if public_key is not None:
+        return key_file.read_public(public_key)
+    return [key.signer for key in key_file.find_keys()]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from helixqueue.client.http import HelixClient
     from helixqueue.operations.steps import Step
 
 # How long to retry a request while the service runs another check or replay.
@@ -81,13 +80,12 @@ def _replay(
 
 
 def _run_replay(dsn: str | None, data: Path | None, limit: int) -> dict[str, Any]:
-    service = connection.current_service()
-    if service is not None:
+    if connection.current_service() is not None:
         with (
-            connection.open_client(service) as client,
+            connection.open_target(None, None) as target,
             show.bar("replaying", "events", None) as update,
         ):
-            return _replay_over_http(client, limit, update)
+            return _replay_over_http(target, limit, update)
     with connection.open_database(dsn, data, as_owner=True) as database:
         every_tenant = sees_every_tenant(database.connection)
         with show.bar("replaying", "events", estimate(database.connection)) as update:
@@ -100,15 +98,15 @@ def _run_replay(dsn: str | None, data: Path | None, limit: int) -> dict[str, Any
 
 
 def _replay_over_http(
-    client: HelixClient, limit: int, update: Callable[[int, int], None]
+    target: connection.Target, limit: int, update: Callable[[int, int], None]
 ) -> dict[str, Any]:
     def perform(step: Step) -> Any:  # noqa: ANN401 - the result of any call
-        return time.sleep(step.seconds) if isinstance(step, Sleep) else client.run(step.call)
+        return time.sleep(step.seconds) if isinstance(step, Sleep) else target.run(step.call)
 
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
     violations: list[dict[str, Any]] = []
-    after: int | None = 0
-    while after is not None:
+    after: int | None = None
+    while True:
         call = checks.replay(behind=after, limit=limit - len(violations))
         page = run_steps(
             retried(call, seconds=RETRY_SECONDS if after else FIRST_RETRY_SECONDS), perform
@@ -117,4 +115,6 @@ def _replay_over_http(
         violations += page["violations"]
         after = page["next"]
         update(counts["events"], counts["events"])
+        if after is None:
+            break
     return {**counts, "every_tenant": False, "violations": violations}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from helixqueue.cli import connection, show
+from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.errors import NotInstalled
+from helixqueue.fence.key_file import find_keys
 
 NO_SERVICE = "serve starts a service on a database; run it with --dsn"
 
@@ -73,6 +74,67 @@ RateOption = Annotated[
         help="Maximum requests per second and token; more are refused with 429.",
     ),
 ]
+MetricsTenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-tenant",
+        metavar="NAME",
+        help="Only tokens of this tenant read the metrics of all tenants.",
+        show_default=False,
+    ),
+]
+
+SealTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--seal-to",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="Write seals of the ledger to this directory.",
+        show_default=False,
+    ),
+]
+SealEvery = Annotated[
+    float,
+    typer.Option("--seal-every", metavar="SECONDS", min=1, help="Time between two seals."),
+]
+
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="idempotency.yml for the service's own writes.",
+        show_default=False,
+    ),
+]
+
+
+ConnectionsOption = Annotated[
+    int,
+    typer.Option(
+        "--connections", metavar="N", min=1, max=1000, help="Maximum database connections."
+    ),
+]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Host name of the service, repeatable; requests to other names are refused.",
+        show_default=False,
+    ),
+]
+TrustedProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        help="Proxy whose X-Forwarded-For counts: an address or a network, repeatable.",
+        show_default=False,
+    ),
+]
 
 
 def _serve(
@@ -86,29 +148,22 @@ def _serve(
         bool, typer.Option("--pooled", help="The DSN is a pgbouncer in transaction mode.")
     ] = False,
     listen_dsn: ListenDsn = None,
-    connections: Annotated[
-        int,
-        typer.Option(
-            "--connections", metavar="N", min=1, max=1000, help="Maximum database connections."
-        ),
-    ] = 10,
+    connections: ConnectionsOption = 10,
     max_pending: MaxPendingOption = 100_000,
     rate: RateOption = 500.0,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE",
-            help="idempotency.yml for the service's own writes.",
-            show_default=False,
-        ),
-    ] = None,
+    allowed_host: AllowedHostOption = None,
+    trusted_proxy: TrustedProxyOption = None,
+    metrics_tenant: MetricsTenantOption = None,
+    policy: PolicyFile = None,
+    key: options.Key = None,
+    seal_to: SealTo = None,
+    seal_every: SealEvery = 3600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")] = False,
 ) -> None:
     """Serve the HTTP API until a signal.
 
     The login must be bound with `helix.bind_v1(login, '*', true)`, so that each request sees only
-    the tenant of its token.
+    the tenant of its token. With a key file, the service signs receipts and publishes its keys.
     """
     if dsn is None:
         raise typer.BadParameter(
@@ -135,8 +190,14 @@ def _serve(
         listen_dsn=listen_dsn,
         connections=connections,
         max_pending=max_pending,
+        metrics_tenant=metrics_tenant,
         requests_per_second=rate,
         burst=math.ceil(rate * 2),
+        allowed_hosts=tuple(allowed_host or ()),
+        trusted_proxies=tuple(trusted_proxy or ()),
         policy=None if policy is None else read_policy(policy),
+        keys=find_keys(key),
+        seal_to=seal_to,
+        seal_seconds=seal_every,
     )
     serve(settings, host=host, port=port, listening=listening, warn=show.progress)

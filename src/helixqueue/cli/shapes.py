@@ -11,28 +11,25 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.cli.unicode_diff import differences
+from helixqueue.records.batch import identity_value
 
 if TYPE_CHECKING:
-    from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow
+    from helixqueue.records.batch import ActionResult, BatchContent, BatchDetail, BatchRow
     from helixqueue.records.queue import BoundedCount, QueueRow, QueueSummary
     from helixqueue.records.worker import WorkerRow
 
 
-def identity(parts: tuple[str, ...]) -> str | list[str] | None:
-    return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
-
-
 def batch(row: BatchRow) -> dict[str, Any]:
-    return _plain_members(row._asdict()) | {
-        "identity": identity(row.identity),
-        "raw": identity(row.raw),
+    return plain_members(asdict(row)) | {
+        "identity": identity_value(row.identity),
+        "raw": identity_value(row.raw),
     }
 
 
 def batch_detail(detail: BatchDetail, *, payload: bool) -> dict[str, Any]:
-    shape = _plain_members(asdict(detail)) | {
-        "identity": identity(detail.identity),
-        "raw": identity(detail.raw),
+    shape = plain_members(asdict(detail)) | {
+        "identity": identity_value(detail.identity),
+        "raw": identity_value(detail.raw),
         "differences": differences(detail.raw, detail.identity),
     }
     for name in ("payload", "result"):
@@ -42,12 +39,22 @@ def batch_detail(detail: BatchDetail, *, payload: bool) -> dict[str, Any]:
     return shape
 
 
+def batch_content(content: BatchContent) -> dict[str, Any]:
+    shape = plain_members(asdict(content)) | {
+        "identity": identity_value(content.identity),
+        "raw": identity_value(content.raw),
+    }
+    for name in ("payload", "result"):
+        shape[name] = None if shape[name] is None else json.loads(shape[name])
+    return shape
+
+
 def worker(row: WorkerRow) -> dict[str, Any]:
-    return _plain_members(asdict(row))
+    return plain_members(asdict(row))
 
 
 def action_result(result: ActionResult) -> dict[str, Any]:
-    return _plain_members(asdict(result)) | {"identity": identity(result.identity)}
+    return plain_members(asdict(result)) | {"identity": identity_value(result.identity)}
 
 
 def settings(row: QueueRow) -> dict[str, Any]:
@@ -64,13 +71,13 @@ def queue(summary: QueueSummary) -> dict[str, Any]:
 COUNTS = ("ready", "waiting", "assigned", "running", "completed", "failed", "cancelled")
 
 
-def _plain_members(members: dict[str, Any]) -> dict[str, Any]:
+def plain_members(members: dict[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in members.items()}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any member of a record
     if isinstance(value, dict):
-        return _plain_members(value)
+        return plain_members(value)
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
     return value.isoformat() if isinstance(value, datetime) else value

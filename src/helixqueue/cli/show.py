@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import textwrap
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from helixqueue.cli import times
 from helixqueue.cli.sanitize import plain
+from helixqueue.json_log import message_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Columns that are never folded on a narrow terminal.
-_NO_WRAP = {"batch", "state", "time", "version", "submitted", "answer"}
+SHORT_ID: Final = 8  # hexadecimal digits of an id; every command accepts them
+CUT_WIDTH: Final = 32  # wider cells are cut on a terminal that is too narrow for them
+WRAP_WIDTH: Final = 28  # the least width of the last column, whose texts wrap
 # Row colours by batch state.
 STYLES = {
     "PENDING": "cyan",
@@ -30,9 +40,18 @@ STYLES = {
 }
 
 
+_json_lines: ContextVar[bool] = ContextVar("json_lines", default=False)
+
+
+def write_json_lines() -> None:
+    """Print messages as JSON lines from now on: standard error is a log."""
+    _json_lines.set(True)
+
+
 def progress(message: str) -> None:
     """Print to standard error, so that standard output can be piped."""
-    sys.stderr.write(f"{plain(message)}\n")
+    text = message_line(logging.INFO, message) if _json_lines.get() else plain(message)
+    sys.stderr.write(f"{text}\n")
 
 
 def as_json(value: object) -> None:
@@ -46,16 +65,35 @@ def line(text: str, style: str = "") -> None:
         sys.stdout.write(f"{plain(text)}\n")
 
 
+def facts(values: Mapping[str, str], styles: Mapping[str, str] | None = None) -> None:
+    """Print names and values; on a terminal, long values wrap between words."""
+    width = max(map(len, values))
+    for name, value in values.items():
+        if not value:
+            continue
+        room = Console().width - width - 1 if sys.stdout.isatty() else 0
+        lines = textwrap.wrap(value, room, break_on_hyphens=False) if 20 < room < len(value) else []
+        text = f"\n{' ' * (width + 1)}".join(lines or [value])
+        line(f"{name:<{width}} {text}", (styles or {}).get(name, ""))
+
+
+Cell = str | UUID | datetime | None
+
+
 def table(
     columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[Cell]],
     styles: Sequence[str] = (),
     *,
     empty: str = "",
+    first: str | None = None,
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table; `styles` colours its rows, `empty` is the message for a table without rows.
 
-    In a pipe a row is one line with tabs, never truncated, after a line with the column names.
+    In a pipe a row is one line with tabs, never truncated, after a line with the column names. A
+    terminal shows short ids and relative times. There `first` is the first column, `optional`
+    columns are left out from the last on until the rest fits, and the last column wraps.
     """
     if not rows:
         if empty:
@@ -63,17 +101,73 @@ def table(
         return
     if not sys.stdout.isatty():
         for row in [columns, *rows]:
-            sys.stdout.write("\t".join(_single_line(cell) for cell in row) + "\n")
+            sys.stdout.write("\t".join(_single_line(_full_text(cell)) for cell in row) + "\n")
         return
-    grid = Table()
-    for name in columns:
-        grid.add_column(name, no_wrap=name in _NO_WRAP, overflow="fold")
-    for number, row in enumerate(rows):
+    console = Console()
+    order = sorted(range(len(columns)), key=lambda place: columns[place] != first)
+    texts = [[_short_text(cell) for cell in row] for row in rows]
+    widths = [
+        max(map(cell_len, [name, *(row[place] for row in texts)]))
+        for place, name in enumerate(columns)
+    ]
+    kept = _fitting(columns, widths, order, optional, console.width)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place in kept:
+        # The last column wraps between words; the others are cut only if nothing else helps.
+        last = place == kept[-1]
+        grid.add_column(
+            columns[place],
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+            min_width=None if last else min(widths[place], CUT_WIDTH),
+        )
+    for number, row in enumerate(texts):
         # Escaped: square brackets in a value are not markup.
         grid.add_row(
-            *(escape(plain(cell)) for cell in row), style=styles[number] if styles else None
+            *(escape(row[place]) for place in kept), style=styles[number] if styles else None
         )
-    Console().print(grid)
+    console.print(grid)
+
+
+def _fitting(
+    columns: Sequence[str],
+    widths: Sequence[int],
+    order: Sequence[int],
+    optional: Sequence[str],
+    width: int,
+) -> list[int]:
+    """The places of the columns that fit, in their order on the terminal."""
+    kept = list(order)
+    for name in [None, *reversed(optional)]:
+        if name is not None:
+            kept.remove(columns.index(name))
+        needed = [min(widths[place], CUT_WIDTH) for place in kept[:-1]]
+        last = min(widths[kept[-1]], WRAP_WIDTH)
+        if sum(needed) + last + 2 * len(kept) <= width:
+            break
+    return kept
+
+
+def time_text(time: datetime | None) -> str:
+    """A time inside a text: relative on a terminal, else the local time."""
+    return times.ago(time) if sys.stdout.isatty() else times.to_seconds(time)
+
+
+def clock(time: datetime | None, day_of: datetime | None) -> str:
+    """A time with milliseconds; a terminal shows no date if it is the date of `day_of`."""
+    if sys.stdout.isatty() and day_of is not None:
+        return times.without_date(time, day_of)
+    return times.to_milliseconds(time)
+
+
+def _full_text(cell: Cell) -> str:
+    return times.to_seconds(cell) if isinstance(cell, datetime) else str(cell or "")
+
+
+def _short_text(cell: Cell) -> str:
+    if isinstance(cell, UUID):
+        return str(cell)[:SHORT_ID]
+    return times.ago(cell) if isinstance(cell, datetime) else plain(cell or "")
 
 
 def _single_line(cell: str) -> str:

@@ -18,7 +18,7 @@ from helixqueue.identity import loads
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 Format = Literal["json", "jsonl", "csv"]
 FORMATS: tuple[Format, ...] = ("json", "jsonl", "csv")
@@ -60,10 +60,18 @@ def guess_format(name: str, start: bytes) -> Format:
     return "json" if text.startswith(b"[") else "csv"
 
 
-def parse(stream: IO[bytes], file_format: Format) -> Iterator[ParsedRow]:
+def parse(
+    stream: IO[bytes], file_format: Format, identity: Sequence[str] = ()
+) -> Iterator[ParsedRow]:
+    """The rows of a file. With `identity`, its columns or members form the identity.
+
+    All other columns or members then form the payload.
+    """
     if file_format == "json":
-        return _parse_json(stream)
-    return _parse_jsonl(stream) if file_format == "jsonl" else _parse_csv(stream)
+        return _parse_json(stream, identity)
+    if file_format == "jsonl":
+        return _parse_jsonl(stream, identity)
+    return _parse_csv(stream, identity)
 
 
 class TextLine(NamedTuple):
@@ -111,15 +119,15 @@ def _require_text(start: bytes) -> None:
         raise InvalidFile("expected text, got a binary file; save a workbook as CSV in UTF-8")
 
 
-def _parse_jsonl(stream: IO[bytes]) -> Iterator[ParsedRow]:
+def _parse_jsonl(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow]:
     for line in _lines(stream):
         if line.reason:
             yield ParsedRow(line.number, None, line.reason)
         elif line.text.strip():
-            yield _row_of_json(line.number, line.text)
+            yield _row_of_json(line.number, line.text, identity)
 
 
-def _parse_json(stream: IO[bytes]) -> Iterator[ParsedRow]:
+def _parse_json(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow]:
     """An array of objects, or one object."""
     data = stream.read(MAX_JSON_BYTES + 1)
     _require_text(data)
@@ -136,12 +144,12 @@ def _parse_json(stream: IO[bytes]) -> Iterator[ParsedRow]:
     if at == len(text):
         return
     if text[at] != "[":
-        yield _row_of_json(_line_of(text, at), text[at:])
+        yield _row_of_json(_line_of(text, at), text[at:], identity)
         return
-    yield from _elements(text, at)
+    yield from _elements(text, at, identity)
 
 
-def _elements(text: str, at: int) -> Iterator[ParsedRow]:
+def _elements(text: str, at: int, identity: Sequence[str]) -> Iterator[ParsedRow]:
     decoder = json.JSONDecoder()
     at = _after_space(text, at + 1)
     while text[at : at + 1] != "]":
@@ -155,7 +163,7 @@ def _elements(text: str, at: int) -> Iterator[ParsedRow]:
                 where, None, f"invalid JSON: {error}; the rest of the file was not read"
             )
             return
-        yield _row_of_json(line, text[at:end])
+        yield _row_of_json(line, text[at:end], identity)
         at = _after_space(text, end)
         if text[at : at + 1] == ",":
             at = _after_space(text, at + 1)
@@ -174,7 +182,7 @@ def _line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def _row_of_json(line: int, text: str) -> ParsedRow:
+def _row_of_json(line: int, text: str, identity: Sequence[str]) -> ParsedRow:
     try:
         row = loads(text)
     except InvalidPayload as error:
@@ -182,10 +190,20 @@ def _row_of_json(line: int, text: str) -> ParsedRow:
     if not isinstance(row, dict):
         got = ascii(text.strip()[:80])
         return ParsedRow(line, None, f'expected an object such as {{"identity": ...}}, got {got}')
-    return _submission(line, row)
+    return _row_of_columns(line, row, identity) if identity else _submission(line, row)
 
 
-def _parse_csv(stream: IO[bytes]) -> Iterator[ParsedRow]:
+def _row_of_columns(line: int, row: dict[str, Any], identity: Sequence[str]) -> ParsedRow:
+    """The columns `identity` form the identity, all others the payload."""
+    missing = next((name for name in identity if name not in row), None)
+    if missing is not None:
+        return ParsedRow(line, None, f"expected {missing[:80]!a}, the identity; got a row without")
+    parts = tuple(row.pop(name) for name in identity)
+    name = parts[0] if len(parts) == 1 else list(parts)
+    return _submission(line, {"identity": name, "payload": row})
+
+
+def _parse_csv(stream: IO[bytes], identity: Sequence[str]) -> Iterator[ParsedRow]:
     csv.field_size_limit(MAX_LINE_BYTES)
     reasons: dict[int, str] = {}
 
@@ -216,24 +234,27 @@ def _parse_csv(stream: IO[bytes]) -> Iterator[ParsedRow]:
         if reason is None and not any(cell.strip() for cell in row):
             continue
         if header is None:
-            header = _header(row, reason)
+            header = _header(row, reason, identity)
         elif reason is not None:
             yield ParsedRow(line, None, reason)
         else:
-            yield _row_of_csv(line, header, row)
+            yield _row_of_csv(line, header, row, identity)
 
 
-def _header(row: list[str], reason: str | None) -> list[str]:
+def _header(row: list[str], reason: str | None, identity: Sequence[str]) -> list[str]:
     if reason is not None:
         raise InvalidFile(reason)
     names = [name.strip() for name in row]
+    if identity:
+        return _header_with_identity(names, identity)
     for name in names:
         if name not in _COLUMNS and not (
             name.startswith(PAYLOAD_PREFIX) and name != PAYLOAD_PREFIX
         ):
             raise InvalidFile(
                 f"unknown column {name[:80]!a}; known are {', '.join(_COLUMNS)}. Rename it to "
-                f"{PAYLOAD_PREFIX + name[:80]!a} to make it a member of the payload"
+                f"{PAYLOAD_PREFIX + name[:80]!a} to make it a member of the payload, or use "
+                "--identity-column NAME, which puts all other columns into the payload"
             )
         if names.count(name) > 1:
             raise InvalidFile(f"expected unique columns, got {name[:80]!a} twice")
@@ -244,9 +265,23 @@ def _header(row: list[str], reason: str | None) -> list[str]:
     return names
 
 
-def _row_of_csv(line: int, header: list[str], row: list[str]) -> ParsedRow:
+def _header_with_identity(names: list[str], identity: Sequence[str]) -> list[str]:
+    missing = next((name for name in identity if name not in names), None)
+    if missing is not None:
+        raise InvalidFile(
+            f"--identity-column: expected one of {', '.join(names)[:200]}, got {missing[:80]!a}"
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidFile(f"expected unique columns, got {twice[:80]!a} twice")
+    return names
+
+
+def _row_of_csv(line: int, header: list[str], row: list[str], identity: Sequence[str]) -> ParsedRow:
     if len(row) != len(header):
         return ParsedRow(line, None, f"expected {len(header)} columns, got {len(row)}")
+    if identity:
+        return _row_of_columns(line, dict(zip(header, row, strict=True)), identity)
     values: dict[str, Any] = {}
     members: dict[str, Any] = {}
     for name, cell in zip(header, row, strict=True):

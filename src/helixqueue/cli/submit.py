@@ -16,10 +16,11 @@ import typer
 from helixqueue.cli import connection, options, show, submission_files, times
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.client.backend import backend_of
 from helixqueue.client.sync import HelixQueue
 from helixqueue.engine import calls
 from helixqueue.errors import Conflict, HelixError, InvalidPayload, Refused
-from helixqueue.identity import check_name, loads
+from helixqueue.identity import PROFILES, check_name, loads
 from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ CHUNK_ROWS = 2_000
 PROBLEMS_PRINTED = 100  # on a terminal; `--json` shows up to PROBLEMS_KEPT
 PROBLEMS_KEPT = 1_000
 _PEEK_BYTES = 4096
-
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Identity = Annotated[
@@ -58,6 +58,15 @@ Format = Annotated[
         "--format",
         metavar="FORMAT",
         help="json, jsonl or csv. [default: by name or content]",
+        show_default=False,
+    ),
+]
+IdentityColumn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--identity-column",
+        metavar="NAME",
+        help="Column of --from with (a part of) the identity; the others form the payload.",
         show_default=False,
     ),
 ]
@@ -138,6 +147,7 @@ def _submit(
     *,
     source: Source = None,
     file_format: Format = None,
+    identity_column: IdentityColumn = None,
     part: Part = None,
     revision: Revision = None,
     priority: Priority = None,
@@ -170,12 +180,8 @@ def _submit(
         "requires": None if requires is None else _json("--requires", requires),
     }
     if source is not None:
-        extra = [
-            value
-            for value in (identity, payload, part, *submit_options.values())
-            if value is not None
-        ]
-        if extra:
+        named = (identity, payload, part, *submit_options.values())
+        if extra := [value for value in named if value is not None]:
             raise typer.BadParameter(
                 f"with --from, the rows contain everything; got {extra[0]} in addition"
             )
@@ -184,10 +190,11 @@ def _submit(
             _open_source(source) as stream,
             _open_client(dsn, data, tenant, actor, required) as helix,
         ):
-            _submit_file(
-                helix, queue, (source, stream), file_format, create=create, as_json=as_json
-            )
+            rows = _parse(source, stream, file_format, identity_column)
+            _submit_file(helix, queue, (source, stream, rows), create=create, as_json=as_json)
         return
+    if identity_column:
+        raise typer.BadParameter("--identity-column: expected --from FILE")
     if identity is None:
         raise typer.BadParameter("expected an identity, or --from FILE")
     parts = identity if part is None else (identity, *part)
@@ -216,7 +223,10 @@ def _open_client(
         from helixqueue.transport.http import calls as http_calls  # noqa: PLC0415 - one of the two
 
         with connection.open_client(service) as client:
-            if required and client.run(http_calls.queue(tenant="", queue=required)) is None:
+            if (
+                required
+                and backend_of(client).run(http_calls.queue(tenant="", queue=required)) is None
+            ):
                 raise _no_queue("the token's tenant", required)
             yield client
         return
@@ -231,8 +241,8 @@ def _open_client(
 
 def _no_queue(tenant: str, queue: str) -> Refused:
     return Refused(
-        f"{tenant} has no queue {queue!r}; create it with "
-        f"`helixq queue set {queue} --reason ...`, or add --create"
+        f"{tenant} has no queue {queue!r}; create it with `helixq queue set {queue} --profile "
+        f"PROFILE --reason ...` ({' or '.join(PROFILES)}), or add --create"
     )
 
 
@@ -251,7 +261,7 @@ def _print_accepted(accepted: Accepted[Any], *, as_json: bool) -> None:
         return
     show.table(
         ("decision", "batch", "state"),
-        [(accepted.decision, str(accepted.receipt.batch_id), accepted.state)],
+        [(accepted.decision, accepted.receipt.batch_id, accepted.state)],
         [show.STYLES[accepted.state]],
     )
     if accepted.differs:
@@ -280,15 +290,13 @@ class SubmitCounts:
 def _submit_file(
     helix: HelixQueue | HelixClient,
     queue: str,
-    source_and_stream: tuple[str, io.BufferedReader],
-    file_format: str | None,
+    file: tuple[str, io.BufferedReader, Iterator[submission_files.ParsedRow]],
     *,
     create: bool,
     as_json: bool,
 ) -> None:
-    source, stream = source_and_stream
+    source, stream, rows = file
     counts = SubmitCounts()
-    rows = submission_files.parse(stream, _format(source, file_format, stream.peek(_PEEK_BYTES)))
     with show.bar("submitting", "rows", _size(source)) as update:
         try:
             while chunk := list(islice(rows, CHUNK_ROWS)):
@@ -306,6 +314,13 @@ def _submit_file(
         show.progress(f"--from {source}: the file has no rows")
     _print_counts(counts, as_json=as_json)
     raise typer.Exit(Exit.NO if counts.failed else Exit.OK)
+
+
+def _parse(
+    source: str, stream: io.BufferedReader, file_format: str | None, identity: list[str] | None
+) -> Iterator[submission_files.ParsedRow]:
+    start = stream.peek(_PEEK_BYTES)
+    return submission_files.parse(stream, _format(source, file_format, start), identity or ())
 
 
 def _format(source: str, file_format: str | None, start: bytes) -> submission_files.Format:

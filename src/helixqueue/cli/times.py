@@ -47,6 +47,18 @@ def to_seconds(time: datetime | None) -> str:
     return to_milliseconds(time)[:19]
 
 
+def ago(time: datetime | None) -> str:
+    """A time relative to now, for people: `5 min ago`, `in 2 h`."""
+    if time is None:
+        return ""
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        if abs(seconds) >= 2 * length or unit == "s":
+            span = f"{abs(seconds) / length:.0f} {unit}"
+            break
+    return f"{span} ago" if seconds >= 0 else f"in {span}"
+
+
 def without_date(time: datetime | None, after: datetime) -> str:
     """Local time with milliseconds, without the date if it is the date of `after`."""
     same = time is not None and time.astimezone().date() == after.astimezone().date()

@@ -25,6 +25,7 @@ from helixqueue.demo.sample_sheet import TENANT as DEMO_TENANT
 from helixqueue.embedded.account import explain_os_error
 from helixqueue.engine import tokens
 from helixqueue.errors import Refused, Unavailable
+from helixqueue.fence.key_file import find_keys
 from helixqueue.identity import check_name
 from helixqueue.postgres.database import Database
 from helixqueue.service.address import address_of
@@ -244,7 +245,7 @@ def _run(up_options: UpOptions) -> Exit:
             lock = stack.enter_context(lock_directory(up_options.data))
         listener = stack.enter_context(_listener(up_options))
         found = stack.enter_context(_databases(up_options))
-        settings = ServiceSettings(found.dsn)
+        settings = ServiceSettings(found.dsn, keys=find_keys())
         # An unreachable database is reported below, when the login link is created.
         check_database(settings, warn=show.progress, unreachable=lambda _: None)
         _configure_logs(found)
@@ -344,10 +345,18 @@ def _facts(up_options: UpOptions, found: Databases, url: str) -> dict[str, Any]:
         "login_until": until.isoformat(timespec="seconds"),
         "tenant": up_options.tenant,
         "data": None if found.data is None else str(found.data),
+        "dsn": _dsn_of_programs(found),
         "redis": None if found.redis is None else _without_password(found.redis),
         "workers": up_options.workers,
         "pid": os.getpid(),
     }
+
+
+def _dsn_of_programs(found: Databases) -> str | None:
+    """The login of workers and programs; the one of an embedded database has no password."""
+    if found.work_dsn is None or found.data is not None:
+        return found.work_dsn
+    return connection.without_password(found.work_dsn)
 
 
 def _without_password(url: str) -> str:
@@ -366,6 +375,8 @@ def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json:
         show.line(f"            (tenant {facts['tenant']}; valid once, for 15 minutes)")
         if facts["data"] is not None:
             show.line(f"  data      {facts['data']}")
+        if facts["dsn"] is not None:
+            show.line(f"  dsn       {facts['dsn']}")
         if facts["redis"] is not None:
             show.line(f"  redis     {facts['redis']}")
         if facts["workers"]:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, options, show
+from helixqueue.cli import connection, options, show, work_log
 from helixqueue.cli.command import command
-from helixqueue.client.async_client import AsyncBaseClient
+from helixqueue.client.async_client import AsyncClient
+from helixqueue.client.backend import backend_of
 from helixqueue.client.run_worker import handlers_of, work
-from helixqueue.client.sync_client import BaseClient
+from helixqueue.client.sync_client import SyncClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
-from helixqueue.transport import operation_log
 from helixqueue.worker.handlers import QueueHandler
 from helixqueue.worker.program import Program
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
-
-LOG_BYTES: Final = 10_000_000
 
 Names = Annotated[
     list[str] | None,
@@ -106,6 +102,28 @@ Name = Annotated[
     str | None,
     typer.Option("--name", metavar="NAME", help="Name of the worker.", show_default=False),
 ]
+AllTenants = Annotated[
+    bool, typer.Option("--all-tenants", help="Serve every tenant of the login, not only one.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65_535,
+        help="Serve metrics for Prometheus on this port; 0 for any free port.",
+        show_default=False,
+    ),
+]
+MetricsHost = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help="Address of the metrics endpoint, which asks for no token.",
+    ),
+]
 Log = Annotated[
     Path | None,
     typer.Option(
@@ -135,11 +153,14 @@ def _work(
     logs: Logs = None,
     name: Name = None,
     log: Log = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     url: options.Url = None,
     token: options.Token = None,
     dsn: options.Dsn = None,
     data: options.Data = None,
     tenant: options.Tenant = None,
+    all_tenants: AllTenants = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Process batches with Python handlers or any program.
@@ -152,18 +173,25 @@ def _work(
     if program is not None and not queues:
         raise typer.BadParameter("--exec: expected the names of the queues to work on")
     arguments = None if program is None else _program_arguments(program)
-    _configure_logs(log)
     work_options: WorkOptions = {
         "slots": slots,
         "until_idle": until_idle,
         "grace_seconds": grace,
         "name": name,
+        "all_tenants": all_tenants,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "free": None if free is None else options.parse_resources("free", free),
     }
     declared, client = ([], None) if app is None else _load_app(app, queues or [])
     if url or dsn or data:
         client = None
-    with _open_client(client, (url, token), (dsn, data, tenant)) as helix:
+    if all_tenants and tenant is not None:
+        raise typer.BadParameter("expected --tenant or --all-tenants, got both")
+    with (
+        work_log.logging_to(log),
+        _open_client(client, (url, token), (dsn, data, tenant), every_tenant=all_tenants) as helix,
+    ):
         if arguments is not None:
             run = Program(arguments, logs).run
             jobs = {queue: QueueHandler(queue, None, run, time_limit) for queue in queues or ()}
@@ -187,19 +215,9 @@ def _program_arguments(program: str) -> list[str]:
     return arguments
 
 
-def _configure_logs(file: Path | None) -> None:
-    """Messages go to standard error; the operation log goes to `file`, if given."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if file is not None:
-        handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    operation_log.LOG.addHandler(handler)
-    operation_log.LOG.propagate = False
-
-
-def _load_app(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], BaseClient | None]:
+def _load_app(
+    app: str, names: Sequence[str]
+) -> tuple[list[Queue[Any, Any]], SyncClient[Any] | None]:
     """The queues of a module, all or those of `names`, and its client, if `app` names one."""
     module_name, _, client_name = app.partition(":")
     sys.path.insert(0, str(Path.cwd()))
@@ -224,10 +242,10 @@ def _load_app(app: str, names: Sequence[str]) -> tuple[list[Queue[Any, Any]], Ba
             f"it has {', '.join(sorted(queues)) or 'none'}"
         )
     client = getattr(module, client_name, None) if client_name else None
-    if client_name and not isinstance(client, BaseClient | AsyncBaseClient):
+    if client_name and not isinstance(client, SyncClient | AsyncClient):
         raise Refused(f"--app: expected a HelixQueue in {app}, got {type(client).__name__}")
-    if isinstance(client, AsyncBaseClient):
-        client = client.twin()
+    if isinstance(client, AsyncClient):
+        client = backend_of(client).sync_client()
     return [queues[name] for name in names or queues], client
 
 
@@ -236,6 +254,8 @@ def _open_client(
     client: Any,  # noqa: ANN401 - a client of a database or a service
     service_options: tuple[str | None, str | None],
     database_options: tuple[str | None, Path | None, str | None],
+    *,
+    every_tenant: bool,
 ) -> Iterator[Any]:
     """The client of --app, else one of the selected service or database."""
     dsn, data, tenant = database_options
@@ -253,7 +273,7 @@ def _open_client(
 
     with connection.database_target(dsn, data) as target:
         with Database.connect(target.dsn) as database:
-            owner = connection.tenant_to_change(database, tenant)
+            owner = connection.tenant_to_work_for(database, tenant, every=every_tenant)
         with HelixQueue(target.dsn, owner) as helix:
             yield helix
 

@@ -1,10 +1,6 @@
-"""The Python clients: `HelixQueue` of a database, `HelixClient` of a service, their async twins.
+"""The Python clients: `HelixQueue` of a database, `HelixClient` of a service, and async versions.
 
-`desk` says what they do, as plans that know nothing of threads or event loops (`plans`), and a
-`book` which calls they make, statements or HTTP requests. `hands` and `hands_async` are the methods
-that all have; `sync`, `asynchronous`, `http` and `http_async` perform the steps. `preparation`
-turns what a caller hands over into what the engine takes, `answers` are what comes back, `home` is
-where the database is, and `set_up` makes an embedded one fit for use.
+`sync_client` and `async_client` hold the methods that users call. Each builds the steps of an
+operation (`operations`), which a backend performs: `postgres_backend` on a connection pool,
+`http_backend` by requests. The four public classes choose the backend.
 """
-
-from __future__ import annotations

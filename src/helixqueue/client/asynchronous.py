@@ -1,45 +1,27 @@
-"""`AsyncHelixQueue`: the same for event loops."""
+"""`AsyncHelixQueue`: the client for event loops."""
 
 from __future__ import annotations
 
-import asyncio
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack
 
-from helixqueue.client.async_client import AsyncBaseClient
-from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
-from helixqueue.client.postgres_backend import BACKEND
-from helixqueue.client.settings import ResolvedSettings
-from helixqueue.operations import submit
-from helixqueue.operations.batches import Operations
-from helixqueue.operations.steps import Sleep, Step
-from helixqueue.postgres.caller_transaction import run_within_async
-from helixqueue.postgres.database import AsyncDatabase
-from helixqueue.postgres.pool import AsyncPool
-from helixqueue.records.submission import Submission
+from helixqueue.client.async_client import AsyncClient
+from helixqueue.client.database_source import EmbeddedSource
+from helixqueue.client.postgres_backend import AsyncPostgresBackend
+from helixqueue.records.ledger import LedgerDeclaration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable
     from pathlib import Path
 
     from helixqueue.client.settings import ClientSettings
     from helixqueue.fence import AsyncFence, AsyncFences, FenceOptions
-    from helixqueue.postgres.call import Call
-    from helixqueue.queues import Queue
-    from helixqueue.records.lease import Settlement, WriteResult
-    from helixqueue.records.submission import Accepted, Submitted
-    from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.options import WorkerOptions
-
-T = TypeVar("T")
-P = TypeVar("P")
-R = TypeVar("R")
-# Connections of a worker besides its claim calls: presence, schemas, releases.
-MORE_CONNECTIONS = 2
+    from helixqueue.ledger.feed import AsyncFeed
+    from helixqueue.ledger.user_ledger import AsyncLedger
+    from helixqueue.records.machine import Machine
 
 
-class AsyncHelixQueue(AsyncBaseClient):
+class AsyncHelixQueue(AsyncClient[object]):
     """A client of one database and one tenant; tasks share it, and event loops take turns.
 
     ```python
@@ -51,25 +33,10 @@ class AsyncHelixQueue(AsyncBaseClient):
     def __init__(
         self, dsn: str | EmbeddedSource, tenant: str = "default", **settings: Unpack[ClientSettings]
     ) -> None:
-        resolved = ResolvedSettings.of(settings)
-        self._origin, self._settings = (dsn, tenant), settings
-        self._resolved = resolved
-        home: DatabaseSource = dsn if isinstance(dsn, EmbeddedSource) else ServerSource(dsn)
-        self._home = home
-        self._operations = Operations(
-            BACKEND, tenant=tenant, actor=resolved.actor, retry_seconds=resolved.retry_seconds
-        )
-
-        async def connect() -> AsyncDatabase:
-            # Embedded servers may take seconds to start; other tasks go on meanwhile.
-            dsn = await asyncio.to_thread(home.open)
-            return await AsyncDatabase.connect(dsn, **resolved.connection(tenant))
-
-        self._pool = AsyncPool(
-            connect,
-            size=resolved.connections,
-            wait_seconds=resolved.wait_seconds,
-        )
+        backend = AsyncPostgresBackend(dsn, tenant, settings)
+        super().__init__(backend)
+        self._postgres = backend
+        self._source = backend.source
 
     @classmethod
     def embedded(
@@ -78,128 +45,13 @@ class AsyncHelixQueue(AsyncBaseClient):
         """Return a client of PostgreSQL in `directory`, created or started at first use."""
         return cls(EmbeddedSource(directory), tenant, **settings)
 
-    async def close(self) -> None:
-        """Close the connections and release the embedded servers; closing again does nothing."""
-        await self._pool.close()
-        await asyncio.to_thread(self._home.close)
+    @property
+    def dsn(self) -> str:
+        """The DSN of this database, for your own connections; starts embedded servers if needed.
 
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._home.open)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    @overload
-    async def submit(
-        self,
-        queue: Queue[P, R],
-        *,
-        identity: str | tuple[str, ...] | None,
-        payload: P | Mapping[str, Any],
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        create: bool = False,
-        within: object = None,
-    ) -> Accepted[R]: ...
-    @overload
-    async def submit(
-        self,
-        queue: str,
-        *,
-        identity: str | tuple[str, ...] | None,
-        payload: Any,
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        create: bool = False,
-        within: object = None,
-    ) -> Accepted[Any]: ...
-    async def submit(
-        self,
-        queue: Queue[Any, Any] | str,
-        *,
-        identity: str | tuple[str, ...] | None,
-        payload: Any,
-        revision: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        expires_at: datetime | None = None,
-        limit_key: str | None = None,
-        requires: Mapping[str, Any] | None = None,
-        create: bool = False,
-        within: object = None,
-    ) -> Accepted[Any]:
-        """Submit a batch once: repeated calls return an equal receipt.
-
-        identity: business identifier, in any spelling; None for work without one.
-        payload: a JSON value, or an instance of the queue's payload type.
-        revision: another revision of an identity is another batch.
-        priority: 0 (first) to 9 (last); 5 by default.
-        run_at: earliest time of the first attempt.
-        expires_at: the batch is cancelled unless an attempt has started by then.
-        limit_key: batches with the same key share the queue's `key_limit`.
-        requires: resources that a worker needs, instead of the queue's.
-        create: create a queue that is passed by name and does not exist.
-        within: your connection or session, in a transaction; the batch commits with it.
-
-        The decision is `new` or `duplicate`. Raises `Conflict` if the identity has another payload,
-        and other subclasses of `Refused` for invalid submissions.
+        The login of an embedded database has a schema for your tables, first on its search path.
         """
-        submission = Submission(
-            identity, payload, revision, priority, run_at, expires_at, limit_key, requires
-        )
-        return await self._do(
-            submit.submit(self._operations, queue, submission, create=create, within=within)
-        )
-
-    @overload
-    async def submit_many(
-        self,
-        queue: Queue[Any, R],
-        submissions: Iterable[Submission | Mapping[str, Any]],
-        *,
-        create: bool = False,
-        within: object = None,
-    ) -> list[Submitted[R]]: ...
-    @overload
-    async def submit_many(
-        self,
-        queue: str,
-        submissions: Iterable[Submission | Mapping[str, Any]],
-        *,
-        create: bool = False,
-        within: object = None,
-    ) -> list[Submitted[Any]]: ...
-    async def submit_many(
-        self,
-        queue: Queue[Any, Any] | str,
-        submissions: Iterable[Submission | Mapping[str, Any]],
-        *,
-        create: bool = False,
-        within: object = None,
-    ) -> list[Submitted[Any]]:
-        """Submit any number of batches, in chunks of 10,000; answers are in the order of the input.
-
-        A refused or conflicting row has an error in its answer and does not affect the others. If
-        the database becomes unavailable, submit all rows again: stored batches are duplicates.
-        """
-        return await self._do(
-            submit.submit_many(self._operations, queue, submissions, create=create, within=within)
-        )
-
-    async def settle(
-        self, worker: str, settlements: Sequence[Settlement], *, within: object = None
-    ) -> list[WriteResult]:
-        """End attempts; within a caller's transaction, as its last statement."""
-        return await self._do(self._operations.settle(worker, settlements, within))
+        return self._source.open()
 
     def fence(self, name: str, key: object, **options: Unpack[FenceOptions]) -> AsyncFence:
         """Run an effect once: a decorator and a context manager.
@@ -209,58 +61,58 @@ class AsyncHelixQueue(AsyncBaseClient):
         """
         return self.fences.fence(name, key, **options)
 
+    async def ledger(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        strict: bool = True,
+        bind_payload: bool = False,
+        ignore: Iterable[str] = (),
+        hint: str | None = None,
+    ) -> AsyncLedger:
+        """Declare a ledger, and return it.
+
+        machine: kinds of events and the arrows between them.
+        strict: refuse events that violate the machine or leave a gap; otherwise they are written
+            with the rules that they violate.
+        bind_payload: the payload is part of an event's identity.
+        ignore: JSON Pointers of payload fields that do not count when events are compared.
+        hint: URL of a Redis or Valkey that may skip events older than a stored one.
+        See docs/guides/ledgers.md.
+        """
+        from helixqueue.ledger.user_ledger import AsyncLedger  # noqa: PLC0415 - loaded when used
+
+        declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
+        ledger = await AsyncLedger.declare(self._do, self._operations, declared)
+        if hint is not None:
+            from helixqueue.ledger.seq_hint import AsyncSeqHint  # noqa: PLC0415 - needs redis
+
+            ledger.use_hint(AsyncSeqHint(self._postgres.hint_key(name), hint))
+        return ledger
+
+    async def feed(
+        self,
+        name: str,
+        *,
+        ledger: str | None = None,
+        queue: str | None = None,
+        start: str = "beginning",
+    ) -> AsyncFeed:
+        """Declare a feed over a ledger, or over the batches of a queue (`*`: all); return it.
+
+        Without a source, return the feed of this name. A new feed starts at the `beginning`, or
+        `now`.
+        """
+        from helixqueue.ledger.feed import AsyncFeed  # noqa: PLC0415 - loaded when used
+
+        feed = AsyncFeed(self._do, self._operations, name, self._postgres.pool.database)
+        await feed.declare(ledger=ledger, queue=queue, start=start)
+        return feed
+
     @cached_property
     def fences(self) -> AsyncFences:
         """Create the fences of this client, and count for metrics."""
         from helixqueue.fence import AsyncFences  # noqa: PLC0415 - loaded when used
 
-        return AsyncFences(self._run, self._operations.tenant, self._operations.actor)
-
-    # For workers.
-
-    async def run(self, call: Call[T]) -> T:
-        """Run one engine call on a connection of this client."""
-        return await self._run(call)
-
-    def transport(self, options: WorkerOptions) -> Transport:
-        """Return the transport of a worker."""
-        from helixqueue.transport.direct import PostgresTransport  # noqa: PLC0415 - loaded when used
-
-        return PostgresTransport(
-            self._home.open(),
-            worker=options.worker,
-            connections=options.concurrent_calls + MORE_CONNECTIONS,
-            handlers=options.slots,
-            options=self._resolved.connection(self._operations.tenant),
-        )
-
-    def spec(self) -> dict[str, Any]:
-        """Return JSON from which another process creates this client; may hold a secret."""
-        return {
-            "kind": "direct",
-            "origin": [self._home.open(), self._operations.tenant],
-            "settings": self._settings,
-        }
-
-    def twin(self) -> Any:
-        """Return the same client for threads."""
-        from helixqueue.client.sync import HelixQueue  # noqa: PLC0415
-
-        return HelixQueue(*self._origin, **self._settings)
-
-    async def disconnect(self) -> None:
-        """Close the connections; embedded servers stay for other clients of this process."""
-        await self._pool.close()
-
-    async def _run(self, call: Call[T]) -> T:
-        async with self._pool.database() as database:
-            return await database.run(call)
-
-    async def _perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            await asyncio.sleep(step.seconds)
-            return None
-        if step.within is not None:
-            return await run_within_async(step.within, step.call)
-        async with self._pool.database() as database:
-            return await database.run(step.call)
+        return AsyncFences(self._backend.run, self._operations.tenant, self._operations.actor)

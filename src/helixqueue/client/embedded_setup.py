@@ -2,8 +2,11 @@
 
 The embedded default has one login role at run time. A process that can open its socket owns
 the data files, so that role may work and operate for every tenant. It is no superuser: guards and
-ledger apply to it as to every role. On a server of your own an administrator grants
-helix_client to the application's role, helix_operator to a person's, and binds roles to tenants.
+ledger apply to it as to every role. On a server of your own an administrator grants scopes such as
+helix_submit to the application's role, helix_operator to a person's, and binds roles to tenants.
+
+The role also has a schema with its own name. PostgreSQL's default search path begins with "$user",
+so tables of the program go there without any setting, and no other role looks for names there.
 """
 
 from __future__ import annotations
@@ -29,10 +32,16 @@ def set_up(
     """Bring the embedded PostgreSQL to this release's schema; doing it again changes nothing."""
     done = migrate(postgres.migrator_dsn, report=say, wait_s=wait_s)
     role = str(conninfo_to_dict(postgres.dsn)["user"])
-    grant = sql.SQL("grant helix_client, helix_operator to {}").format(sql.Identifier(role))
+    statements = (
+        "grant helix_operator to {}",
+        # The owner is not `role`: only a member of a role may give it a schema.
+        "create schema if not exists {}",
+        "grant usage, create on schema {0} to {0}",
+    )
     with psycopg.connect(postgres.migrator_dsn) as connection:
         # Concurrent grants would fail with "tuple concurrently updated".
         connection.execute("select pg_advisory_xact_lock(%s)", (LOCK,))
-        connection.execute(grant)
+        for statement in statements:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(role)))
         connection.execute("select helix.bind_v1(%s, '*')", (role,))
     return done

@@ -18,8 +18,10 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.client.backend import backend_of
 from helixqueue.errors import LeaseLost
-from helixqueue.queues import Queue, Schema
+from helixqueue.queues import Queue
+from helixqueue.schemas import Schema
 from helixqueue.states import State
 from helixqueue.transport.protocol import LeaseRow, Token
 from helixqueue.worker import outcomes
@@ -107,7 +109,7 @@ def main(descriptor: int) -> None:
     with _client(setup["client"]) as helix:
         while True:
             job = channel.receive()
-            transport = helix.transport(WorkerOptions.for_worker(job["worker"]))
+            transport = backend_of(helix).transport(WorkerOptions.for_worker(job["worker"]))
             handle = HandlerProcessHandle(channel, transport, helix.submit)
             channel.send(_run(queue, job, handle, channel))
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from helixqueue.client.http_backend import BACKEND
-from helixqueue.client.settings import ResolvedHttpSettings
-from helixqueue.client.sync_client import BaseClient
-from helixqueue.operations.batches import Operations
-from helixqueue.operations.steps import Sleep, Step
-from helixqueue.transport.http.connection import HttpConnection, ServiceAddress
-from helixqueue.transport.http.transport import HttpTransport
+from helixqueue.client.http_backend import HttpBackend
+from helixqueue.client.sync_client import SyncClient
 
 if TYPE_CHECKING:
     from helixqueue.client.settings import HttpSettings
-    from helixqueue.transport.http.call import HttpCall
-    from helixqueue.transport.protocol import Transport
-    from helixqueue.worker.options import WorkerOptions
-
-T = TypeVar("T")
-# Connections of a worker besides its claim calls: presence, schemas, waiting for work.
-MORE_CONNECTIONS = 3
 
 
-class HelixClient(BaseClient):
+class HelixClient(SyncClient[None]):
     """A client of one service; its token determines the tenant.
 
     ```python
@@ -37,51 +23,8 @@ class HelixClient(BaseClient):
     """
 
     def __init__(self, url: str, token: str, **settings: Unpack[HttpSettings]) -> None:
-        resolved = ResolvedHttpSettings.of(settings)
-        self._origin, self._settings = (url, token), settings
-        self._operations = Operations(
-            BACKEND, tenant=None, actor=None, retry_seconds=resolved.retry_seconds
-        )
-        self._link = HttpConnection(ServiceAddress(**resolved.where(url, token)))
+        super().__init__(HttpBackend(url, token, settings))
+        self._url = url
 
     def __repr__(self) -> str:
-        return f"HelixClient({self._origin[0]!r})"
-
-    def close(self) -> None:
-        """Close the connections; closing again does nothing."""
-        self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def run(self, call: HttpCall[T]) -> T:
-        """Send one request of `helixqueue.transport.http`."""
-        return self._link.run(call)
-
-    def transport(self, options: WorkerOptions) -> Transport:
-        """Return the transport of a worker."""
-        where = replace(self._link.where, connections=options.concurrent_calls + MORE_CONNECTIONS)
-        return HttpTransport(where, options.worker)
-
-    def spec(self) -> dict[str, Any]:
-        """Return JSON from which another process creates this client; may hold a secret."""
-        return {"kind": "http", "origin": list(self._origin), "settings": self._settings}
-
-    def twin(self) -> Any:
-        """Return the same client for coroutines."""
-        from helixqueue.client.http_async import AsyncHelixClient  # noqa: PLC0415
-
-        return AsyncHelixClient(*self._origin, **self._settings)
-
-    def disconnect(self) -> None:
-        """Close the connections; embedded servers stay for other clients of this process."""
-        self._link.close()
-
-    def _perform(self, step: Step) -> Any:
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
-            return None
-        return self._link.run(step.call)
+        return f"HelixClient({self._url!r})"

@@ -1,14 +1,138 @@
-"""The backend of clients that connect to a service."""
+"""The backends of clients that connect to a service."""
 
 from __future__ import annotations
 
-from helixqueue.operations.backend import Backend
-from helixqueue.transport.http import calls, reads
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-BACKEND = Backend(
+from helixqueue.client.settings import ResolvedHttpSettings
+from helixqueue.errors import Refused
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.call_set import CallSet
+from helixqueue.operations.steps import Execute, Sleep, Step, run_steps, run_steps_async
+from helixqueue.transport.http import calls, letters, reads
+from helixqueue.transport.http.connection import (
+    AsyncHttpConnection,
+    HttpConnection,
+    ServiceAddress,
+)
+from helixqueue.transport.http.transport import HttpTransport
+
+if TYPE_CHECKING:
+    from helixqueue.client.http import HelixClient
+    from helixqueue.client.http_async import AsyncHelixClient
+    from helixqueue.client.settings import HttpSettings
+    from helixqueue.queues import Queue
+    from helixqueue.transport.http.call import HttpCall
+    from helixqueue.transport.protocol import Transport
+    from helixqueue.worker.options import WorkerOptions
+
+T = TypeVar("T")
+# Connections of a worker besides its claim calls: presence, schemas, waiting for work.
+MORE_CONNECTIONS = 3
+HTTP_CALLS = CallSet(
     calls,
     reads,
+    letters,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=calls.SUBMIT_CHARS_MAX,
     payload_bytes_max=calls.PAYLOAD_BYTES_MAX,
 )
+
+
+class _HttpBase:
+    def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
+        resolved = ResolvedHttpSettings.of(settings)
+        self._origin, self._settings = (url, token), settings
+        self.operations = Operations(
+            HTTP_CALLS, tenant=None, actor=None, retry_seconds=resolved.retry_seconds
+        )
+        self.address = ServiceAddress(**resolved.where(url, token))
+
+    def transport(self, options: WorkerOptions) -> Transport:
+        if options.all_tenants:
+            raise Refused("all_tenants: expected a database, got a token, which has one tenant")
+        connections = options.concurrent_calls + MORE_CONNECTIONS
+        return HttpTransport(replace(self.address, connections=connections), options.worker)
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": "http", "origin": list(self._origin), "settings": self._settings}
+
+
+class HttpBackend(_HttpBase):
+    """Connections that threads share."""
+
+    def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
+        super().__init__(url, token, settings)
+        self._connection = HttpConnection(self.address)
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._connection.close()
+
+    disconnect = close
+
+    def run(self, call: HttpCall[T]) -> T:
+        return self._connection.run(call)
+
+    def perform(self, step: Step) -> Any:
+        if isinstance(step, Sleep):
+            time.sleep(step.seconds)
+            return None
+        _refuse_within(step)
+        return self._connection.run(step.call)
+
+    def declare(self, queue: Queue[Any, Any] | str) -> None:
+        run_steps(self.operations.known(queue), self.perform)
+
+    def async_client(self) -> AsyncHelixClient:
+        from helixqueue.client.http_async import AsyncHelixClient  # noqa: PLC0415 - loaded when used
+
+        return AsyncHelixClient(*self._origin, **self._settings)
+
+
+class AsyncHttpBackend(_HttpBase):
+    """Connections that tasks share."""
+
+    def __init__(self, url: str, token: str, settings: HttpSettings) -> None:
+        super().__init__(url, token, settings)
+        self._connection = AsyncHttpConnection(self.address)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    disconnect = close
+
+    async def run(self, call: HttpCall[T]) -> T:
+        return await self._connection.run(call)
+
+    async def perform(self, step: Step) -> Any:
+        if isinstance(step, Sleep):
+            await asyncio.sleep(step.seconds)
+            return None
+        _refuse_within(step)
+        return await self._connection.run(step.call)
+
+    async def declare(self, queue: Queue[Any, Any] | str) -> None:
+        await run_steps_async(self.operations.known(queue), self.perform)
+
+    def sync_client(self) -> HelixClient:
+        from helixqueue.client.http import HelixClient  # noqa: PLC0415 - loaded when used
+
+        return HelixClient(*self._origin, **self._settings)
+
+
+def _refuse_within(step: Execute) -> None:
+    """A request cannot join a transaction of the caller."""
+    if step.within is not None:
+        raise Refused(
+            f"within: expected none, got {type(step.within).__name__}; a service cannot join your "
+            "transaction, use HelixQueue with the DSN of the database"
+        )

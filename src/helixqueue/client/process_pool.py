@@ -16,6 +16,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.client.backend import backend_of
 from helixqueue.errors import LeaseLost, Refused
 from helixqueue.transport.protocol import Settlement, Token
 from helixqueue.worker.outcomes import AttemptFailure, FailureClass, ReportedFailure
@@ -23,7 +24,8 @@ from helixqueue.worker.program import exit_failure
 
 if TYPE_CHECKING:
     from helixqueue.client.run_worker import AnyClient
-    from helixqueue.queues import Queue, Schema
+    from helixqueue.queues import Queue
+    from helixqueue.schemas import Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle
     from helixqueue.worker.handlers import Run
@@ -65,7 +67,7 @@ class HandlerProcessPool:
         return value
 
     async def _start(self) -> HandlerProcess:
-        client_spec = await asyncio.to_thread(self._client.spec)
+        client_spec = await asyncio.to_thread(backend_of(self._client).spec)
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(

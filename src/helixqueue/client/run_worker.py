@@ -12,7 +12,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from helixqueue.client.sync_client import BaseClient
+from helixqueue.client.backend import backend_of
+from helixqueue.client.sync_client import SyncClient
 from helixqueue.errors import Refused
 from helixqueue.queues import Queue
 from helixqueue.transport.operation_log import with_operation_log
@@ -24,11 +25,11 @@ from helixqueue.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
-    from helixqueue.client.async_client import AsyncBaseClient
+    from helixqueue.client.async_client import AsyncClient
     from helixqueue.worker.health import WorkSummary
     from helixqueue.worker.options import WorkOptions
 
-AnyClient: TypeAlias = "BaseClient | AsyncBaseClient"
+AnyClient: TypeAlias = "SyncClient[Any] | AsyncClient[Any]"
 Queues = Queue[Any, Any] | list[Queue[Any, Any]] | tuple[Queue[Any, Any], ...]
 
 
@@ -56,62 +57,72 @@ def _as_list(queues: Queues) -> Sequence[Queue[Any, Any]]:
 
 @overload
 def work(
-    client: BaseClient, by_queue: dict[str, QueueHandler], options: WorkOptions
+    client: SyncClient[Any], by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> WorkSummary: ...
 @overload
 def work(
-    client: AsyncBaseClient, by_queue: dict[str, QueueHandler], options: WorkOptions
+    client: AsyncClient[Any], by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> Awaitable[WorkSummary]: ...
 def work(
     client: AnyClient, by_queue: dict[str, QueueHandler], options: WorkOptions
 ) -> WorkSummary | Awaitable[WorkSummary]:
     """Work until nothing is left or the worker is stopped; returns what was done."""
     checked = WorkerOptions(**options)
-    if isinstance(client, BaseClient):
+    if isinstance(client, SyncClient):
         return _work(client, by_queue, checked)
     return _work_async(client, by_queue, checked)
 
 
 def _work(
-    client: BaseClient, by_queue: dict[str, QueueHandler], options: WorkerOptions
+    client: SyncClient[Any], by_queue: dict[str, QueueHandler], options: WorkerOptions
 ) -> WorkSummary:
-    for handler in by_queue.values():
-        client.know(handler.queue or handler.name)
+    backend = backend_of(client)
+    for queue in _queues_to_declare(by_queue, options):
+        backend.declare(queue)
 
     async def run() -> WorkSummary:
-        async with async_twin(client) as twin:
-            transport = with_operation_log(client.transport(options))
-            worker = Worker(transport, by_queue, options, client.submit, twin.submit)
+        async with async_version(client) as async_client:
+            transport = with_operation_log(backend.transport(options))
+            worker = Worker(transport, by_queue, options, client.submit, async_client.submit)
             with _handling_signals(worker):
                 return await worker.run()
 
     return run_coroutine(run)
 
 
+def _queues_to_declare(
+    by_queue: dict[str, QueueHandler], options: WorkerOptions
+) -> list[Queue[Any, Any] | str]:
+    """The queues to create or check; a queue by name may belong to another tenant."""
+    queues = [handler.queue or handler.name for handler in by_queue.values()]
+    return [queue for queue in queues if isinstance(queue, Queue) or not options.all_tenants]
+
+
 @contextlib.asynccontextmanager
-async def async_twin(client: BaseClient) -> AsyncIterator[AsyncBaseClient]:
-    """The async twin of a client: `async def` handlers submit with it."""
-    twin = client.twin()
+async def async_version(client: SyncClient[Any]) -> AsyncIterator[AsyncClient[Any]]:
+    """The same client for event loops: `async def` handlers submit with it."""
+    async_client = backend_of(client).async_client()
     try:
-        yield twin
+        yield async_client
     finally:
-        await twin.disconnect()
+        await backend_of(async_client).disconnect()
 
 
 async def _work_async(
-    client: AsyncBaseClient, by_queue: dict[str, QueueHandler], options: WorkerOptions
+    client: AsyncClient[Any], by_queue: dict[str, QueueHandler], options: WorkerOptions
 ) -> WorkSummary:
     """Work in this event loop; cancelling it releases the leases."""
-    for handler in by_queue.values():
-        await client.know(handler.queue or handler.name)
-    twin = client.twin()
+    backend = backend_of(client)
+    for queue in _queues_to_declare(by_queue, options):
+        await backend.declare(queue)
+    sync_client = backend.sync_client()
     # In a thread: an embedded server may take seconds to start.
-    transport = with_operation_log(await asyncio.to_thread(client.transport, options))
-    worker = Worker(transport, by_queue, options, twin.submit, client.submit)
+    transport = with_operation_log(await asyncio.to_thread(backend.transport, options))
+    worker = Worker(transport, by_queue, options, sync_client.submit, client.submit)
     try:
         return await worker.run()
     finally:
-        twin.disconnect()
+        backend_of(sync_client).disconnect()
 
 
 def run_coroutine(run: Callable[[], Coroutine[Any, Any, WorkSummary]]) -> WorkSummary:

@@ -54,7 +54,7 @@ class ResolvedSettings:
             raise Refused(f"actor: expected a name of 1 to 255 bytes, got {actor!r}")
         return resolved
 
-    def connection(self, tenant: str) -> dict[str, Any]:
+    def connection(self, tenant: str | None) -> dict[str, Any]:
         """Return the arguments of `Database.connect`."""
         return {
             "tenant": tenant,

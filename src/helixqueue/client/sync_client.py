@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
-from helixqueue.operations import batch_actions, submit
-from helixqueue.operations.steps import Step, Steps, run_steps
+from helixqueue.client.letters import LetterMethods
+from helixqueue.operations import batch_actions, identities, submit
+from helixqueue.operations.steps import Steps, run_steps
 from helixqueue.records.submission import Submission
 
 if TYPE_CHECKING:
@@ -14,27 +14,44 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
+    from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batch_actions import BatchFilters, BatchRef
-    from helixqueue.operations.batches import Operations, Which
+    from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, BatchRow, EventRow
+    from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
-    from helixqueue.records.submission import Accepted, Receipt, Submitted
+    from helixqueue.records.submission import Accepted, Receipt, Source, Submitted
     from helixqueue.states import State
-    from helixqueue.transport.protocol import Transport
     from helixqueue.worker.health import WorkSummary
-    from helixqueue.worker.options import WorkerOptions, WorkOptions
+    from helixqueue.worker.options import WorkOptions
 
 T = TypeVar("T")
 P = TypeVar("P")
 R = TypeVar("R")
+# Connections that `within` takes; None for a client of a service.
+W = TypeVar("W")
 
 
-class BaseClient(ABC):
-    """Methods of every client: each builds the steps of an operation and runs them."""
+class SyncClient(LetterMethods, Generic[W]):
+    """Methods of every client: each builds the steps of an operation, and the backend runs them."""
 
-    _operations: Operations
+    def __init__(self, backend: SyncBackend) -> None:
+        self._backend = backend
+        self._operations = backend.operations
+
+    def close(self) -> None:
+        """Close the connections and release embedded servers; closing again does nothing."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        self._backend.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @overload
     def submit(
@@ -49,7 +66,9 @@ class BaseClient(ABC):
         expires_at: datetime | None = None,
         limit_key: str | None = None,
         requires: Mapping[str, Any] | None = None,
+        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
+        within: W | None = None,
     ) -> Accepted[R]: ...
     @overload
     def submit(
@@ -64,7 +83,9 @@ class BaseClient(ABC):
         expires_at: datetime | None = None,
         limit_key: str | None = None,
         requires: Mapping[str, Any] | None = None,
+        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
+        within: W | None = None,
     ) -> Accepted[Any]: ...
     def submit(
         self,
@@ -78,7 +99,9 @@ class BaseClient(ABC):
         expires_at: datetime | None = None,
         limit_key: str | None = None,
         requires: Mapping[str, Any] | None = None,
+        source: Source | tuple[str, str, str] | None = None,
         create: bool = False,
+        within: W | None = None,
     ) -> Accepted[Any]:
         """Submit a batch once: repeated calls return an equal receipt.
 
@@ -90,16 +113,19 @@ class BaseClient(ABC):
         expires_at: the batch is cancelled unless an attempt has started by then.
         limit_key: batches with the same key share the queue's `key_limit`.
         requires: resources that a worker needs, instead of the queue's.
+        source: the delivery that asks for the batch, such as ("webhook", "orders", "evt_1").
         create: create a queue that is passed by name and does not exist.
+        within: your connection or session, in a transaction; the batch commits with it. Clients of
+        a service have none.
 
         The decision is `new` or `duplicate`. Raises `Conflict` if the identity has another payload,
         and other subclasses of `Refused` for invalid submissions.
         """
         submission = Submission(
-            identity, payload, revision, priority, run_at, expires_at, limit_key, requires
+            identity, payload, revision, priority, run_at, expires_at, limit_key, requires, source
         )
         return self._do(
-            submit.submit(self._operations, queue, submission, create=create, within=None)
+            submit.submit(self._operations, queue, submission, create=create, within=within)
         )
 
     @overload
@@ -109,6 +135,7 @@ class BaseClient(ABC):
         submissions: Iterable[Submission | Mapping[str, Any]],
         *,
         create: bool = False,
+        within: W | None = None,
     ) -> list[Submitted[R]]: ...
     @overload
     def submit_many(
@@ -117,6 +144,7 @@ class BaseClient(ABC):
         submissions: Iterable[Submission | Mapping[str, Any]],
         *,
         create: bool = False,
+        within: W | None = None,
     ) -> list[Submitted[Any]]: ...
     def submit_many(
         self,
@@ -124,14 +152,15 @@ class BaseClient(ABC):
         submissions: Iterable[Submission | Mapping[str, Any]],
         *,
         create: bool = False,
+        within: W | None = None,
     ) -> list[Submitted[Any]]:
-        """Submit any number of batches, in chunks of 1,000; answers are in the order of the input.
+        """Submit any number of batches, in chunks; answers are in the order of the input.
 
         A refused or conflicting row has an error in its answer and does not affect the others. If
-        the service becomes unavailable, submit all rows again: stored batches are duplicates.
+        the database becomes unavailable, submit all rows again: stored batches are duplicates.
         """
         return self._do(
-            submit.submit_many(self._operations, queue, submissions, create=create, within=None)
+            submit.submit_many(self._operations, queue, submissions, create=create, within=within)
         )
 
     def state(self, receipt: Receipt[Any] | UUID) -> State:
@@ -192,6 +221,16 @@ class BaseClient(ABC):
             after = page.next
             if after is None:
                 return
+
+    def refused(
+        self, queue: Queue[Any, Any] | str, *, limit: int = 1_000
+    ) -> list[RefusedIdentityRow]:
+        """List the latest identities that the queue refused, with their raw bytes in hex."""
+        return self._do(identities.refused(self._operations, queue, limit))
+
+    def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
+        """List identities of the queue that people take for one another: case, look-alikes."""
+        return self._do(identities.twins(self._operations, queue))
 
     @overload
     def cancel(
@@ -293,9 +332,16 @@ class BaseClient(ABC):
             )
         )
 
-    def erase(self, receipt: Receipt[Any] | UUID, *, reason: str) -> State:
-        """Delete payload and result of a finished batch; fingerprint and ledger stay."""
-        return self._do(batch_actions.act_on_batch(self._operations, "erase", receipt, reason))
+    def erase(self, receipt: Receipt[Any] | UUID, *, reason: str, identity: bool = False) -> State:
+        """Delete payload, result and failure details of a finished batch, and their copies.
+
+        `identity` deletes the identity as well. Key, fingerprint and ledger stay.
+        """
+        return self._do(
+            batch_actions.act_on_batch(
+                self._operations, "erase", receipt, reason, identity=identity
+            )
+        )
 
     def claim(
         self,
@@ -313,17 +359,22 @@ class BaseClient(ABC):
         return self._do(self._operations.claim(worker, queues, n, free, start=start))
 
     def start(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
+        """Mark leases as RUNNING; returns one answer per lease."""
         return self._do(self._operations.hold("start", worker, leases))
 
     def renew(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
+        """Extend leases by the queue's lease length; returns one answer per lease."""
         return self._do(self._operations.hold("renew", worker, leases))
 
     def release(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
+        """End leases without an outcome: the batches become PENDING, at no cost of an attempt."""
         return self._do(self._operations.hold("release", worker, leases))
 
-    def settle(self, worker: str, settlements: Sequence[Settlement]) -> list[WriteResult]:
-        """End attempts; the answer is sent after the commit."""
-        return self._do(self._operations.settle(worker, settlements, None))
+    def settle(
+        self, worker: str, settlements: Sequence[Settlement], *, within: W | None = None
+    ) -> list[WriteResult]:
+        """End attempts; within a caller's transaction, as its last statement."""
+        return self._do(self._operations.settle(worker, settlements, within))
 
     def work(self, queues: Queues, **options: Unpack[WorkOptions]) -> WorkSummary:
         """Run the handlers of these queues until stopped or, with `until_idle`, until idle.
@@ -334,28 +385,5 @@ class BaseClient(ABC):
 
         return run_worker.work(self, run_worker.handlers_of(self, queues), options)
 
-    def know(self, queue: Queue[Any, Any] | str) -> None:
-        """Create or change the stored queue as declared."""
-        self._do(self._operations.known(queue))
-
-    @abstractmethod
-    def transport(self, options: WorkerOptions) -> Transport:
-        """Return the transport of a worker."""
-
-    @abstractmethod
-    def spec(self) -> dict[str, Any]:
-        """Return JSON from which another process creates this client; may hold a secret."""
-
-    @abstractmethod
-    def twin(self) -> Any:
-        """Return the same client for coroutines."""
-
-    @abstractmethod
-    def disconnect(self) -> None:
-        """Close the connections; embedded servers stay for other clients of this process."""
-
     def _do(self, steps: Steps[T]) -> T:
-        return run_steps(steps, self._perform)
-
-    @abstractmethod
-    def _perform(self, step: Step) -> Any: ...
+        return run_steps(steps, self._backend.perform)

@@ -10,9 +10,9 @@ create table if not exists demo.reads (
   attempt int not null,
   at      timestamptz not null default clock_timestamp()
 );
-grant usage on schema demo to helix_client;
+grant usage on schema demo to helix_operator;
 create index if not exists reads_sample on demo.reads (sample);
-grant insert, select, delete on demo.reads to helix_client;
+grant insert, select, delete on demo.reads to helix_operator;
 
 -- name: write_effect
 -- Runs in the transaction that completes the batch.

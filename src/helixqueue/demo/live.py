@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psycopg
 
+from helixqueue.client.backend import backend_of
 from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sample_sheet import BASECALL, INVALID, QUEUE, TENANT
 from helixqueue.engine import calls
@@ -120,7 +121,7 @@ def main() -> int:
     dsn = os.environ["HELIX_DSN"]
     counts = DemoCounts()
     with HelixQueue(dsn, TENANT, actor="sheet") as helix:
-        helix.know(BASECALL)
+        backend_of(helix).declare(BASECALL)
         with Database.connect(dsn) as database:
             database.run(
                 calls.set_queue(tenant=TENANT, queue=QUEUE, keep_completed_seconds=KEEP_SECONDS)

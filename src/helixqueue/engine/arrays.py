@@ -41,6 +41,12 @@ def texts(values: Sequence[str | None] | None) -> str | None:
     return "{" + ",".join(quoted) + "}"
 
 
+def text_columns(rows: Sequence[Sequence[str] | None], count: int) -> tuple[str | None, ...]:
+    """Encode rows of texts as one array per column; a row that is None has nulls."""
+    empty = (None,) * count
+    return tuple(texts(column) for column in zip(*(row or empty for row in rows), strict=True))
+
+
 def json_texts(values: Sequence[str]) -> str:
     """Join JSON texts for `string_to_array(%s, chr(30))`, three times as fast as a literal.
 

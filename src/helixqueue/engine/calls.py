@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 import orjson
 
-from helixqueue.engine.arrays import json_texts, numbers, plain, texts
+from helixqueue.engine.arrays import json_texts, numbers, plain, text_columns, texts
 from helixqueue.identity import PART_SEPARATOR
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
@@ -53,23 +53,26 @@ def submit(
     """Submit up to 10,000 rows; results come in the order of the input."""
     _demand_at_most("submit", len(rows), SUBMIT_ROWS_MAX)
     columns = list(zip(*rows, strict=True)) or [()] * len(SubmissionRow._fields)
-    identity, payload, *options = columns
+    identity, payload, *options, source = columns
     # A column of defaults is sent as one null instead of a thousand.
     raw, revision, priority, run_at, expires_at, limit_key, requires = (
         None if _DEFAULTS.issuperset(column) else column for column in options
     )
+    has_sources = any(source)
     return Call(
-        _SQL["submit"],
+        _SQL["submit_from" if has_sources else "submit"],
         (
-            *(tenant, queue, actor, profile, texts(identity), json_texts(payload)),
+            *(tenant, queue, actor, profile),
+            *(text_columns(source, 3) if has_sources else ()),
+            *(texts(identity), json_texts(payload)),
             *(texts(raw), texts(revision), plain(priority), _times(run_at), _times(expires_at)),
             *(texts(limit_key), texts(requires)),
         ),
-        lambda results: _read_submitted(results, len(rows)),
+        lambda results: read_submitted(results, len(rows)),
     )
 
 
-def _read_submitted(rows: list[Row], count: int) -> list[SubmittedRow]:
+def read_submitted(rows: list[Row], count: int) -> list[SubmittedRow]:
     submitted: list[SubmittedRow | None] = [None] * count
     for place, decision, key, fingerprint, state, payload, note, differs in rows:
         submitted[place - 1] = SubmittedRow(
@@ -109,8 +112,11 @@ def claim(
     lease_seconds: float | None = None,
     hints: Sequence[Hint] = (),
     settle: Sequence[Settlement] = (),
+    tenant: str | None = None,
 ) -> Call[ClaimResult]:
     """Claim up to `count` batches; settle finished ones and start the claimed ones in one commit.
+
+    `tenant` restricts the claim to one tenant; None claims for every tenant of the login.
 
     Repeating a call with the same `request` returns the same leases, for lost replies.
     """
@@ -127,6 +133,7 @@ def claim(
             lease_seconds,
             *(_hint_columns(hints) if hints else (None,) * 3),
             *(_settlement_columns(settle) if settle else (None,) * 10),
+            tenant,
         ),
         lambda rows: _read_claimed(rows, settle),
     )
@@ -220,9 +227,9 @@ def release_by_id(
 
 
 def erase(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, identity: bool = False
 ) -> Call[list[ActionResult]]:
-    return _call_by_id("erase", ids, actor, reason)
+    return _call_by_id("erase", ids, actor, reason, identity)
 
 
 def _call_by_id(
@@ -310,6 +317,13 @@ def set_queue(
     return Call(
         _SQL["set_queue"], (tenant, queue, actor, *values, reason), lambda rows: read_queue(rows[0])
     )
+
+
+def delete_queue(
+    *, tenant: str, queue: str, reason: str, actor: str | None = None
+) -> Call[Literal["deleted", "absent", "not_empty"]]:
+    """Delete a queue that never had a batch."""
+    return Call(_SQL["delete_queue"], (tenant, queue, actor, reason), lambda rows: rows[0][0])
 
 
 def queue(*, tenant: str, queue: str) -> Call[QueueRow | None]:

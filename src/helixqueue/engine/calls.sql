@@ -7,8 +7,16 @@
 -- connection may have its own adapter for uuid. Payloads are passed as one text (arrays.json_texts).
 select place, decision, key, fingerprint, state::text, payload, note, differs
 from helix.submit_v1(%s::text, %s::text, %s::text, %s::text, %s::text[],
-                     string_to_array(%s::text, chr(30)), %s::text[], %s::text[], %s::smallint[],
-                     %s::timestamptz[], %s::timestamptz[], %s::text[], %s::text[]);
+                     pg_catalog.string_to_array(%s::text, pg_catalog.chr(30)), %s::text[], %s::text[],
+                     %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::text[]);
+
+-- name: submit_from
+-- The same for submissions with sources.
+select place, decision, key, fingerprint, state::text, payload, note, differs
+from helix.submit_from_v1(%s::text, %s::text, %s::text, %s::text, %s::text[], %s::text[], %s::text[],
+                          %s::text[], string_to_array(%s::text, chr(30)), %s::text[], %s::text[],
+                          %s::smallint[], %s::timestamptz[], %s::timestamptz[], %s::text[],
+                          %s::text[]);
 
 -- name: note_refused
 -- Records identities that never became a submission, with their raw bytes.
@@ -20,7 +28,7 @@ select batch, queue, attempt, key, identity, revision, payload
 from helix.claim_v1(%s::text, %s::uuid, %s::text[], %s::int, %s::jsonb, %s::boolean, %s::real,
                     %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bigint[],
                     %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[],
-                    %s::real[]);
+                    %s::real[], %s::text);
 
 -- name: hello
 -- Reports that a worker is alive.
@@ -69,7 +77,7 @@ from helix.release_by_id_v1(%s::uuid[], %s::text, %s::text);
 -- name: erase
 -- Deletes payload and result; fingerprint and ledger stay.
 select public_id, answer, state::text, note, queue, identity, revision
-from helix.erase_v1(%s::uuid[], %s::text, %s::text);
+from helix.erase_v1(%s::uuid[], %s::text, %s::text, %s::boolean);
 
 -- name: reap
 -- Ends leases that are past their deadline.
@@ -97,16 +105,20 @@ select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_s
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
        helix.queue_requires_v1(q.tenant, q.name)::text, q.payload_schema::text,
        q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds, q.keep_decisions_seconds
+       q.keep_cancelled_seconds, q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
 from helix.set_queue_v1(%s::text, %s::text, %s::text, %s::text, %s::real, %s::smallint, %s::real,
                         %s::real, %s::int, %s::text, %s::boolean, %s::boolean, %s::jsonb,
                         %s::jsonb, %s::jsonb, %s::float8, %s::float8, %s::float8, %s::float8,
-                        %s::text) q;
+                        %s::float8, %s::text, %s::text) q;
 
 -- name: queue
 -- The settings of one queue.
 select q.tenant, q.name, q.profile, q.lease_seconds, q.max_attempts, q.backoff_seconds,
        q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed, q.requires::text,
        q.payload_schema::text, q.result_schema::text, q.keep_completed_seconds, q.keep_failed_seconds,
-       q.keep_cancelled_seconds, q.keep_decisions_seconds
+       q.keep_cancelled_seconds, q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
 from helix.read_queue_v1(%s::text, %s::text) q;
+
+-- name: delete_queue
+-- Deletes a queue that never had a batch.
+select helix.delete_queue_v1(%s::text, %s::text, %s::text, %s::text);

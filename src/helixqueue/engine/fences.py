@@ -307,9 +307,7 @@ def list_fences(
 
 def fence_history(key: bytes) -> Call[list[FenceEventRow]]:
     """The first thousand steps and decisions of one fence, in order."""
-    return Call(
-        _SQL["fence_history"], (_bytes(key),), lambda rows: [FenceEventRow(*row) for row in rows]
-    )
+    return Call(_SQL["fence_history"], (_bytes(key),), lambda rows: [*map(_read_event, rows)])
 
 
 def preview(
@@ -375,6 +373,11 @@ def _bytes(data: bytes) -> str:
     return rf"\x{data.hex()}"
 
 
+def _read_event(row: Row) -> FenceEventRow:
+    before, after = (None if state is None else FenceState(state) for state in row[2:4])
+    return FenceEventRow(row[0], row[1], before, after, *row[4:])
+
+
 def _read_decision(rows: list[Row]) -> FenceDecision:
     [row] = rows
     reply = FenceDecision._make(row)
@@ -392,6 +395,6 @@ def _read_page(rows: list[Row], limit: int) -> FencePage:
 
 
 def _read_row(row: Row) -> FenceRow:
-    fields = dict(zip(FenceRow.__slots__, row, strict=True))
+    fields = dict(zip(FenceRow.__slots__[:-1], row, strict=True))
     fields["state"] = FenceState(fields["state"])
     return FenceRow(**fields)

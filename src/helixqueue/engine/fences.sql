@@ -58,7 +58,7 @@ select h.version, h.held from helix.read_fence_holder_v1(%s::bytea) h;
 -- By its key.
 select f.key, f.tenant, f.name, f.identity, f.state, f.version, f.attempt, f.actor, f.reason, f.detail,
        f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest, f.answer_kept, f.answer_until,
-       f.until, f.quiet_seconds, f.fingerprint, f.receipt
+       f.until, f.quiet_seconds, f.fingerprint, f.receipt, f.sealed_at
 from helix.read_fence_v1(%s::bytea) f;
 
 -- name: list_fences
@@ -66,7 +66,7 @@ from helix.read_fence_v1(%s::bytea) f;
 select l.edge, l.place,
        f.key, f.tenant, f.name, f.identity, f.state, f.version, f.attempt, f.actor, f.reason, f.detail,
        f.first_at, f.changed_at, f.deadline, f.effect, f.form, f.digest, f.answer_kept, f.answer_until,
-       f.until, f.quiet_seconds, f.fingerprint, f.receipt
+       f.until, f.quiet_seconds, f.fingerprint, f.receipt, f.sealed_at
 from helix.read_fences_v1(%(scan)s::text, %(tenant)s::text, %(name)s::text, %(state)s::text,
                           %(life)s::bigint, %(look)s::int, %(limit)s::int) l
 cross join lateral (select (l.fence).*) f

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.engine import identities as identity_reads
 from helixqueue.engine.arrays import plain, texts
 from helixqueue.engine.calls import LEASES_MAX, identity_parts, read_queue
 from helixqueue.engine.cursors import after_queue, after_time, after_worker, demand_page
@@ -28,6 +29,7 @@ from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.batch import (
     AttemptRow,
+    BatchContent,
     BatchDetail,
     BatchPage,
     BatchRow,
@@ -35,6 +37,7 @@ from helixqueue.records.batch import (
     EventRow,
     OutcomeRow,
     RefusalRow,
+    SourceRow,
 )
 from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
 from helixqueue.records.worker import WorkerPage, WorkerRow
@@ -58,9 +61,10 @@ _ROWS_SCANNED = {
     "run": 500,
     "workers": 2_000,
 }
-# The statement returns its columns in the order of the fields; leases are derived from the events.
-_DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "leases"]
+# The statement returns its columns in the order of the fields; events give the attempts.
+_DETAIL_COLUMNS = [field.name for field in fields(BatchDetail) if field.name != "attempts"]
 _REFUSAL_COLUMNS = [field.name for field in fields(RefusalRow)]
+identities, refused = identity_reads.identities, identity_reads.refused
 
 
 def batches(
@@ -210,10 +214,16 @@ def _read_detail(row: Row) -> BatchDetail:
             "raw": identity_parts(values["raw"] or values["identity"]),
             "state": State(values["state"]),
             "events": ledger,
-            "leases": _attempts(ledger),
+            "attempts": _attempts(ledger),
             "refusals": tuple(_read_refusal(refusal) for refusal in _rows(values["refusals"])),
             "decisions": tuple(
                 DecisionRow(_time(at), *rest) for at, *rest in _rows(values["decisions"])
+            ),
+            "sources": tuple(
+                SourceRow(kind, name, source, decision, times, _time(first), _time(last), actor)
+                for kind, name, source, decision, times, first, last, actor in _rows(
+                    values["sources"]
+                )
             ),
         }
     )
@@ -250,6 +260,25 @@ def outcomes(*, ids: Sequence[UUID], results: bool = False) -> Call[list[Outcome
         return [by_id.get(batch_id) for batch_id in ids]
 
     return Call(_SQL["outcomes"], {"ids": plain(ids), "results": results}, read)
+
+
+def contents(*, ids: Sequence[UUID]) -> Call[list[BatchContent]]:
+    """Read batches with payload and result, in the order of `ids`; unknown ids have no row."""
+    _demand_chunk("contents", ids)
+
+    def read(rows: list[Row]) -> list[BatchContent]:
+        by_id = {row[0]: _read_content(row) for row in rows}
+        return [by_id[batch_id] for batch_id in ids if batch_id in by_id]
+
+    return Call(_SQL["contents"], {"ids": plain(ids)}, read)
+
+
+def _read_content(row: Row) -> BatchContent:
+    batch_id, key, fingerprint, tenant, queue, identity, raw, profile, revision, state, *rest = row
+    return BatchContent(
+        batch_id, key_text(key), fingerprint.hex(), tenant, queue, identity_parts(identity),
+        identity_parts(raw or identity), profile, revision, State(state), *rest,
+    )  # fmt: skip
 
 
 def events(*, ids: Sequence[UUID], after: int = 0) -> Call[dict[UUID, list[EventRow]]]:

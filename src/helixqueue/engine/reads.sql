@@ -18,7 +18,7 @@ select b.public_id, b.key, b.fingerprint, b.tenant, b.queue, b.identity, b.raw, 
        b.priority, b.run_at, b.expires_at, b.limit_key, b.actor, b.created_at, b.state, b.place, b.version,
        b.attempt, b.worker, b.deadline, b.epoch, b.number, b.cause, b.due, b.finished_at, b.finished_by,
        b.failure, b.detail, b.retired_at, b.erased, b.payload, b.result, b.events::text, b.refusals::text,
-       b.decisions::text
+       b.decisions::text, b.sources::text
 from helix.read_batch_v1(%(ids)s::uuid[], %(keys)s::bytea[], %(payload)s::boolean, %(limit)s::int) b;
 
 -- name: outcomes
@@ -27,6 +27,13 @@ select o.public_id, o.state, o.attempt, o.finished_at, o.finished_by, o.failure,
        o.late, o.queue
 from helix.read_outcomes_v1(%(ids)s::uuid[], %(results)s::boolean) o;
 
+-- name: contents
+-- Batches with payload and result; an unknown or retired id returns no row.
+select c.public_id, c.key, c.fingerprint, c.tenant, c.queue, c.identity, c.raw, c.profile, c.revision,
+       c.state, c.version, c.attempt, c.priority, c.created_at, c.actor, c.finished_at, c.finished_by,
+       c.failure, c.detail, c.payload, c.result
+from helix.read_contents_v1(%(ids)s::uuid[]) c;
+
 -- name: events
 -- The events of some batches, each from its first step.
 select e.public_id, e.version, e.at, e.from_state, e.to_state, e.reason, e.actor, e.attempt, e.epoch,
@@ -34,13 +41,18 @@ select e.public_id, e.version, e.at, e.from_state, e.to_state, e.reason, e.actor
 from helix.read_events_v1(%(ids)s::uuid[], %(after)s::int) e;
 
 -- name: queues
--- A page of queues in the order of their names: settings, then the number of batches in each state.
+-- A page of queues in the order of their names: settings, then the number of batches in each state. Only a
+-- queue that is asked for by name has its schemas: those of a page may have 64 MiB.
 select (q.settings).tenant, (q.settings).name, (q.settings).profile, (q.settings).lease_seconds,
        (q.settings).max_attempts, (q.settings).backoff_seconds, (q.settings).backoff_max_seconds,
        (q.settings).key_limit, (q.settings).unknown, (q.settings).paused, (q.settings).closed,
-       (q.settings).requires::text, (q.settings).payload_schema::text, (q.settings).result_schema::text,
+       (q.settings).requires::text,
+       case when %(queue)s::text is not null then (q.settings).payload_schema::text end,
+       case when %(queue)s::text is not null then (q.settings).result_schema::text end,
        (q.settings).keep_completed_seconds, (q.settings).keep_failed_seconds,
        (q.settings).keep_cancelled_seconds, (q.settings).keep_decisions_seconds,
+       (q.settings).stalled_after_seconds,
+       (q.settings).resubmit_failed,
        q.ready, q.waiting, q.assigned, q.running, q.completed, q.failed, q.cancelled, q.leases_cut
 from helix.read_queues_v1(%(tenant)s::text, %(queue)s::text, %(bound)s::int, %(after_tenant)s::text,
                           %(after_queue)s::text, %(limit)s::int) q;

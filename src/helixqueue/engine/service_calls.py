@@ -77,6 +77,11 @@ def lease_names(leases: Sequence[LeaseRef | Settlement]) -> Call[dict[int, Lease
     )
 
 
+def tenant_key(tenant: str) -> Call[bytes]:
+    """Read the key with which the service hides numbers from the tenant's tokens."""
+    return Call(_SQL["tenant_key"], (tenant,), lambda rows: bytes(rows[0][0]))
+
+
 def can_serve() -> Call[bool]:
     """Whether this login is bound to tenants by setting only, so that row-level security holds."""
     return Call(_SQL["can_serve"], (), lambda rows: bool(rows[0][0]))

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 _SQL = sql_texts("helixqueue.engine", "tokens.sql")
 
-Scope = Literal["submit", "work", "read", "payloads", "operate", "admin"]
+Scope = Literal["submit", "work", "read", "payloads", "operate", "admin", "metrics"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+METRICS_SCOPE: Final = "metrics"  # figures of all tenants; only operators grant it
+TENANT_SCOPES: Final = tuple(scope for scope in SCOPES if scope != METRICS_SCOPE)
+# The database roles of a service: all scopes, which each token restricts, and to act for others.
+SERVICE_ROLES: Final = (*(f"helix_{scope}" for scope in TENANT_SCOPES), "helix_delegate")
 TOKEN: Final = re.compile(r"hx_[A-Za-z0-9_-]{43}")
 LOGIN: Final = re.compile(r"hl_[A-Za-z0-9_-]{43}")  # the single-use code of a login link
 LOGIN_SECONDS: Final = 900.0
@@ -179,7 +183,7 @@ def offer_login(
     *,
     tenant: str,
     code_hash: bytes,
-    scopes: Sequence[str] = SCOPES,
+    scopes: Sequence[str] = TENANT_SCOPES,
     seconds: float = LOGIN_SECONDS,
     token_seconds: float = SESSION_SECONDS,
     actor: str | None = None,

@@ -12,7 +12,8 @@ from helixqueue.engine.fences import Times
 from helixqueue.fence.encoding import NOT_APPLIED, UNKNOWN, Applied, NotApplied
 from helixqueue.fence.fence import AsyncFence, AsyncFences, Fence, FenceOptions, Fences, Outcome
 from helixqueue.fence.guarded_call import HeldFence, current
-from helixqueue.fence.receipt import EffectReceipt, HmacSigner, verify
+from helixqueue.fence.receipt import EffectReceipt, verify
+from helixqueue.fence.signing import HmacSigner
 
 __all__ = [
     "NOT_APPLIED",

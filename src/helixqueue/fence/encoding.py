@@ -21,6 +21,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 from helixqueue.engine.fences import FenceDecision, FenceResult, Times
 from helixqueue.errors import InvalidIdentity, InvalidPayload, Refused, ResultGone
 from helixqueue.fence.protocol import ProbeFinding
+from helixqueue.fence.receipt import PREFIX
 from helixqueue.identity import canonical_text, canonicalize
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def decode_result(codec: Codec, reply: FenceDecision, name: str) -> Any:  # noqa
 
 
 def receipt_text(reply: FenceDecision) -> str | None:
-    return None if reply.receipt is None else f"r1:{reply.receipt.hex()}"
+    return None if reply.receipt is None else PREFIX + reply.receipt.hex()
 
 
 def effect_id(effect: str | None, name: str) -> str | None:

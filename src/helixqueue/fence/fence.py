@@ -17,7 +17,17 @@ import socket
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
 from helixqueue.engine import fences
 from helixqueue.errors import Refused
@@ -31,14 +41,15 @@ from helixqueue.fence.runner import AsyncRun, AsyncStepRunner, Run, StepRunner, 
 from helixqueue.operations.steps import run_steps, run_steps_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
 
     from helixqueue.engine.fences import Times
 
-F = TypeVar("F", bound="Callable[..., Any]")
+PS = ParamSpec("PS")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class FenceOptions(TypedDict, total=False):
@@ -71,13 +82,36 @@ class FenceOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
+class Outcome(Generic[R_co]):
     """The result of a fenced call with its receipt, and whether the call was a repeat."""
 
-    result: R
+    result: R_co
     receipt: str
     repeated: bool
     effect: str | None
+
+
+class FencedFunction(Protocol[PS, R_co]):
+    """A function with a fence around it."""
+
+    def __call__(self, *args: PS.args, **kwargs: PS.kwargs) -> R_co: ...
+
+    def outcome(self, *args: PS.args, **kwargs: PS.kwargs) -> Outcome[R_co]:
+        """Call it, and return the result with its receipt."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...  # noqa: ANN401
+
+
+class AsyncFencedFunction(Protocol[PS, R_co]):
+    """A coroutine function with a fence around it."""
+
+    def __call__(self, *args: PS.args, **kwargs: PS.kwargs) -> Coroutine[Any, Any, R_co]: ...
+
+    def outcome(
+        self, *args: PS.args, **kwargs: PS.kwargs
+    ) -> Coroutine[Any, Any, Outcome[R_co]]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...  # noqa: ANN401
 
 
 def _default_actor() -> str:
@@ -245,7 +279,7 @@ class Fence(_Fence):
     _client: Fences
     _entered: tuple[GuardedCall, StepRunner] | None = None
 
-    def __call__(self, function: F) -> F:
+    def __call__(self, function: Callable[PS, R]) -> FencedFunction[PS, R]:
         self._check_function(function, is_async=False)
         signature = encoding.Signature(function, self._key, self._options.get("payload"))
 
@@ -268,7 +302,7 @@ class Fence(_Fence):
             return outcome(*args, **kwargs).result
 
         fenced.outcome = outcome  # type: ignore[attr-defined]
-        return cast("F", fenced)
+        return cast("FencedFunction[PS, R]", fenced)
 
     def __enter__(self) -> HeldFence:
         if self._entered is not None:
@@ -302,7 +336,9 @@ class AsyncFence(_Fence):
     _client: AsyncFences
     _entered: tuple[GuardedCall, AsyncStepRunner] | None = None
 
-    def __call__(self, function: F) -> F:
+    def __call__(
+        self, function: Callable[PS, Coroutine[Any, Any, R]]
+    ) -> AsyncFencedFunction[PS, R]:
         self._check_function(function, is_async=True)
         signature = encoding.Signature(function, self._key, self._options.get("payload"))
 
@@ -325,7 +361,7 @@ class AsyncFence(_Fence):
             return (await outcome(*args, **kwargs)).result
 
         fenced.outcome = outcome  # type: ignore[attr-defined]
-        return cast("F", fenced)
+        return cast("AsyncFencedFunction[PS, R]", fenced)
 
     async def __aenter__(self) -> HeldFence:
         if self._entered is not None:

@@ -1,4 +1,4 @@
-"""Metrics of fences: decisions, durations and gauges in Prometheus' text format.
+"""Metrics of fences: decisions, durations and gauges, for Prometheus.
 
 Keys, tenants and request paths are never labels: labels must stay few and disclose nothing.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
 
     from helixqueue.engine.fences import FenceCount, SweepLag
-
-_Sample = tuple["Mapping[str, str]", float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +74,81 @@ class Counters:
 
 def prometheus_text(counters: CounterSnapshot, open_fences: list[FenceCount], lag: SweepLag) -> str:
     """The counters of this process and the gauges of the database."""
-    decision = ("surface", "fence", "decision")
-    what = ("surface", "fence", "what")
-    lines = [
-        *_metric("decisions_total", "counter", "Fenced calls by decision.",
-                 _samples(counters.decisions, decision)),
-        *_metric("retaken_total", "counter", "Effects started by a second or later attempt.",
-                 _samples(counters.retaken, decision[:2])),
-        *_metric("seconds_sum", "counter", "Seconds until the seal, and waited for another holder.",
-                 _samples(counters.seconds, what)),
-        *_metric("seconds_count", "counter", "Number of calls in helix_fence_seconds_sum.",
-                 _samples(counters.times, what)),
-        *_metric("hint_total", "counter", "Replies of the cache of sealed answers.",
-                 (({"answer": word}, n) for word, n in counters.hint.items())),
-        *_metric("open", "gauge", "Fences that have not ended, at most 10,000 counted per state.",
-                 (({"fence": row.name, "state": row.state}, row.number) for row in open_fences)),
-        *_metric("open_oldest_seconds", "gauge", "Seconds since the oldest of them changed state.",
-                 (({"fence": row.name, "state": row.state}, row.seconds) for row in open_fences)),
-        *_metric("housekeeping_lag_seconds", "gauge", "Seconds by which housekeeping is behind.",
-                 (({"of": of}, getattr(lag, of)) for of in ("leases", "answers", "tombstones"))),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    try:
+        from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
+        from prometheus_client.registry import Collector  # noqa: PLC0415
+    except ImportError as error:
+        raise NotInstalled(error.name, "metrics") from error
+
+    class FenceCollector(Collector):
+        def collect(self) -> Iterable[Metric]:
+            yield from _counter_families(counters)
+            yield from _gauge_families(open_fences, lag)
+
+    return generate_latest(FenceCollector()).decode()
 
 
-def _samples(counts: Mapping[Any, float], names: tuple[str, ...]) -> Iterable[_Sample]:
-    return ((dict(zip(names, key, strict=True)), value) for key, value in counts.items())
+def _counter_families(counters: CounterSnapshot) -> Iterable[Metric]:
+    from prometheus_client.core import (  # noqa: PLC0415 - an extra
+        CounterMetricFamily,
+        SummaryMetricFamily,
+    )
+
+    decisions = CounterMetricFamily(
+        "helix_fence_decisions",
+        "Fenced calls by decision.",
+        labels=("surface", "fence", "decision"),
+    )
+    for key, number in sorted(counters.decisions.items()):
+        decisions.add_metric(key, number)
+    yield decisions
+    retaken = CounterMetricFamily(
+        "helix_fence_retaken",
+        "Effects started by a second or later attempt.",
+        labels=("surface", "fence"),
+    )
+    for pair, number in sorted(counters.retaken.items()):
+        retaken.add_metric(pair, number)
+    yield retaken
+    seconds = SummaryMetricFamily(
+        "helix_fence_seconds",
+        "Seconds until the seal, and waited for another holder.",
+        labels=("surface", "fence", "what"),
+    )
+    for key, number in sorted(counters.times.items()):
+        seconds.add_metric(key, number, counters.seconds[key])
+    yield seconds
+    hint = CounterMetricFamily(
+        "helix_fence_hint", "Replies of the cache of sealed answers.", labels=("answer",)
+    )
+    for word, number in sorted(counters.hint.items()):
+        hint.add_metric((word,), number)
+    yield hint
 
 
-def _metric(name: str, kind: str, help_text: str, samples: Iterable[_Sample]) -> list[str]:
-    full = f"helix_fence_{name}"
-    lines = sorted(f"{full}{{{_labels(labels)}}} {value:g}" for labels, value in samples)
-    return [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", *lines]
+def _gauge_families(open_fences: list[FenceCount], lag: SweepLag) -> Iterable[Metric]:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
 
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    number = GaugeMetricFamily(
+        "helix_fence_open",
+        "Fences that have not ended, at most 10,000 counted per state.",
+        labels=("fence", "state"),
+    )
+    oldest = GaugeMetricFamily(
+        "helix_fence_open_oldest_seconds",
+        "Seconds since the oldest of them changed state.",
+        labels=("fence", "state"),
+    )
+    for row in open_fences:
+        number.add_metric((row.name, row.state), row.number)
+        oldest.add_metric((row.name, row.state), row.seconds)
+    yield number
+    yield oldest
+    behind = GaugeMetricFamily(
+        "helix_fence_housekeeping_lag_seconds",
+        "Seconds by which housekeeping is behind.",
+        labels=("of",),
+    )
+    for of in ("leases", "answers", "tombstones"):
+        behind.add_metric((of,), getattr(lag, of))
+    yield behind

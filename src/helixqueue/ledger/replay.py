@@ -119,7 +119,7 @@ def replay(
     result = ReplayResult()
     with snapshot(connection, enter):
         if batches is None and _sees_every_tenant(connection):
-            _replay_whole(connection, result, progress, limit)
+            replay_within(connection, result, progress, limit)
         else:
             deadline = time.monotonic() + seconds
             count = math.inf if batches is None else batches
@@ -127,12 +127,13 @@ def replay(
     return result
 
 
-def _replay_whole(
+def replay_within(
     connection: Connection[Any],
     result: ReplayResult,
     progress: Callable[[int], None] | None,
     limit: int,
 ) -> None:
+    """Replay the whole ledger inside the transaction of the connection."""
     folded = Fold()
     for page in _ledger(connection):
         for entry in page:

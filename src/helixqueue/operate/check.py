@@ -75,7 +75,8 @@ def invariants() -> dict[str, Invariant]:
     }
     for file in ("check_secrets.sql", "check_schema.sql"):
         for name, statement in statements("helixqueue.operate", file).items():
-            by_name[name] = Invariant(name, statement.notes, statement.sql, in_set=False)
+            query = release.with_objects(statement.sql)
+            by_name[name] = Invariant(name, statement.notes, query, in_set=False)
     return by_name
 
 
@@ -96,21 +97,32 @@ def check(
     fingerprints, and skips the invariants that need them. A role that is bound to tenants checks
     their rows only. `enter` as in `snapshot`.
     """
+    with snapshot(connection, enter):
+        return check_within(connection, only=only, seconds=seconds, progress=progress)
+
+
+def check_within(
+    connection: Connection[Any],
+    *,
+    only: Collection[str] | None = None,
+    seconds: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[CheckResult]:
+    """As `check`, inside the transaction of the connection."""
     results: list[CheckResult] = []
     deadline = None if seconds is None else time.monotonic() + seconds
     selected = [
         invariant for invariant in invariants().values() if only is None or invariant.name in only
     ]
-    with snapshot(connection, enter):
-        # The catalogues then show definitions with schema names, as in expected_schema.json.
-        connection.execute("set local search_path = pg_catalog, pg_temp")
-        for query, group in groupby(selected, lambda invariant: invariant.query):
-            members = list(group)
-            if progress is not None:
-                for invariant in members:
-                    progress(invariant.name)
-            left = None if deadline is None else deadline - time.monotonic()
-            results += _run(connection, query, members, left)
+    # The catalogues then show definitions with schema names, as in expected_schema.json.
+    connection.execute("set local search_path = pg_catalog, pg_temp")
+    for query, group in groupby(selected, lambda invariant: invariant.query):
+        members = list(group)
+        if progress is not None:
+            for invariant in members:
+                progress(invariant.name)
+        left = None if deadline is None else deadline - time.monotonic()
+        results += _run(connection, query, members, left)
     return results
 
 

@@ -8,22 +8,12 @@
 --        ALWAYS or changed: rows can change without a ledger entry.
 -- action: Create it again as in operate/expected_schema.json and enable it always, then run helixq replay, which
 --         shows what happened meanwhile.
-with found as (
-  select c.relname::text as "table", g.tgname::text as trigger, g.tgenabled,
-         pg_get_triggerdef(g.oid) as definition
-  from pg_class c left join pg_trigger g on g.tgrelid = c.oid and not g.tgisinternal
-  where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
-)
-select coalesce(f.table, r.table) as "table", coalesce(f.trigger, r.trigger) as trigger,
-       case when f.trigger is null then 'missing'
-            when r.trigger is null then 'unknown'
-            when f.tgenabled = 'D' then 'disabled'
-            when f.tgenabled <> 'A' then 'not enable always'
-            else 'changed' end as what
-from found f
-full join unnest(%(trigger_table)s::text[], %(trigger_name)s::text[], %(trigger_definition)s::text[])
-  as r ("table", trigger, definition) on r.table = f.table and r.trigger = f.trigger
-where f.trigger is null or r.trigger is null or f.tgenabled <> 'A' or f.definition <> r.definition;
+with differing as (/* differing */)
+select split_part(d.name, '.', 1) as "table", split_part(d.name, '.', 2) as trigger,
+       case when d.what = 'changed' and d.found like 'D %%' then 'disabled'
+            when d.what = 'changed' and d.found not like 'A %%' then 'not enable always'
+            else d.what end as what
+from differing d where d.kind = 'trigger';
 
 -- name: rule_present
 -- promise: G3
@@ -71,27 +61,33 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p')
 -- promise: G10
 -- means: The policies of a table are not those of this release: one was added, dropped or changed.
 -- action: Drop its policies and create them again as in operate/expected_schema.json.
-with found as (
-  select c.relname::text as "table", p.polname::text as policy,
-         concat_ws(' ', case when not p.polpermissive then 'AS RESTRICTIVE' end,
-                   case p.polcmd when 'r' then 'FOR SELECT' when 'a' then 'FOR INSERT'
-                                 when 'w' then 'FOR UPDATE' when 'd' then 'FOR DELETE' end,
-                   'TO ' || (select string_agg(r.role, ', ' order by r.role)
-                             from (select case o when 0 then 'PUBLIC' else o::regrole::text end as role
-                                   from unnest(p.polroles) o) r),
-                   'USING (' || pg_get_expr(p.polqual, p.polrelid) || ')',
-                   'WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')') as definition
-  from pg_policy p join pg_class c on c.oid = p.polrelid
-  where c.relnamespace = 'helix'::regnamespace
-)
-select coalesce(f.table, r.table) as "table", coalesce(f.policy, r.policy) as policy,
-       case when f.policy is null then 'missing' when r.policy is null then 'unknown'
-            else 'changed' end as what
-from found f
-full join unnest(%(policy_table)s::text[], %(policy_name)s::text[], %(policy_definition)s::text[])
-  as r ("table", policy, definition) on r.table = f.table and r.policy = f.policy
-where f.policy is null or r.policy is null
-   or regexp_replace(f.definition, '\s+', ' ', 'g') <> r.definition;
+with differing as (/* differing */)
+select split_part(d.name, '.', 1) as "table", split_part(d.name, '.', 2) as policy, d.what
+from differing d where d.kind = 'policy';
+
+-- name: schema_differs
+-- promise: G3
+-- means: An object of schema helix is not that of this release: a table, a column, a default, a CHECK, a
+--        domain, an index, a child table, a privilege, a role attribute or another object was added, dropped
+--        or changed. A default, an index or a CHECK runs code with every write.
+-- action: Restore the object as in operate/expected_schema.json, then run helixq replay.
+with differing as (/* differing */)
+select d.kind, d.name, d.what, left(d.found, 300) as found, left(d.expected, 300) as expected
+from differing d where d.kind not in ('trigger', 'policy', 'function grant');
+
+-- name: role_member
+-- promise: G3
+-- means: A role that is neither a superuser nor the owner of this database may act as a role of the engine, or
+--        a role of the engine may act as another role: it can create functions that the guards let through.
+-- action: revoke the membership.
+select r.rolname as role, m.rolname as member
+from pg_auth_members a
+join pg_roles r on r.oid = a.roleid
+join pg_roles m on m.oid = a.member
+where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader')
+      and not m.rolsuper
+      and m.oid <> (select d.datdba from pg_database d where d.datname = current_database())
+   or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|delegate|operator)$';
 
 -- name: function_tampered
 -- promise: G3
@@ -118,13 +114,16 @@ full join unnest(%(function_name)s::text[], %(function_body)s::text[],
 where found.name is null or release.name is null or found.body <> release.body
    or found.definer <> release.definer or found.settings <> release.settings
    -- The owners that 99_grants.sql sets.
-   or found.owner <> case when found.name in ('protect', 'protect_table') then 'helix_owner'
+   or found.owner <> case when found.name in ('protect', 'protect_table', 'audit_table') then 'helix_owner'
                          when starts_with(found.name, 'read_') then 'helix_reader'
                          else 'helix_engine' end
 union all
 -- The guards trust every function that runs as helix_engine, and policies every one of helix_reader.
 select p.oid::regprocedure::text, 'outside of schema helix' from pg_proc p
-where p.proowner::regrole::text in ('helix_engine', 'helix_reader')
+where (p.proowner::regrole::text in ('helix_owner', 'helix_engine', 'helix_reader')
+       -- SET ROLE as a setting of a function.
+       or exists (select from unnest(p.proconfig) c
+                  where c ~ '^(role|session_authorization)=("?)helix_(owner|engine|reader)'))
   and p.pronamespace <> 'helix'::regnamespace;
 
 -- name: table_owner
@@ -142,7 +141,8 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S
 -- action: alter role ... nologin nosuperuser nobypassrls.
 select r.rolname as role, r.rolcanlogin as login, r.rolsuper as superuser, r.rolbypassrls as bypass
 from pg_roles r
-where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_client', 'helix_operator')
+where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_submit', 'helix_work', 'helix_read',
+                    'helix_payloads', 'helix_operate', 'helix_admin', 'helix_delegate', 'helix_operator')
   and (r.rolcanlogin or r.rolsuper or r.rolbypassrls);
 
 -- name: open_to_public
@@ -184,18 +184,10 @@ where acl.grantee <> 0
 
 -- name: function_granted
 -- promise: G10
--- means: A role may call a function of the engine that is not meant for this role.
--- action: Revoke it, as 99_grants.sql does.
-select p.proname as function, acl.grantee::regrole::text as role
-from pg_proc p cross join lateral aclexplode(p.proacl) acl
-where p.pronamespace = 'helix'::regnamespace and acl.grantee not in (0, p.proowner)
-  and case when acl.grantee::regrole::text in ('helix_owner', 'helix_engine', 'helix_reader') then false
-           when acl.grantee::regrole::text not in ('helix_operator', 'helix_client') then true
-           when not p.prosecdef then false   -- it runs with the rights of the caller
-           when right(p.proname, 3) <> '_v1' then true
-           else acl.grantee::regrole::text = 'helix_client'
-                and p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1',
-                                  'resolve_fence_v1') end;
+-- means: The roles that may call a function of the engine are not those of this release.
+-- action: Grant or revoke it, as in the list at the end of 99_grants.sql.
+with differing as (/* differing */)
+select d.name as function, d.what, d.found, d.expected from differing d where d.kind = 'function grant';
 
 -- name: secret_readable
 -- promise: G2

@@ -6,24 +6,27 @@ examines data.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.rows import dict_row
 
 from helixqueue.engine.revision import fits, head, schema_of
+from helixqueue.operate.doctor_server import (
+    archiving,
+    clock,
+    dead_rows,
+    long_transactions,
+    redis_findings,
+    trust_authentication,
+)
+from helixqueue.operate.examination import DoctorQueries, Finding, Verdict, finding_of
 from helixqueue.postgres.database import connect_options
 from helixqueue.postgres.sqlstate import unreached
-from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from psycopg import Connection
-
-Verdict = Literal["ok", "warn", "bad"]
 
 NEWEST_TESTED = 18
 # A snapshot this old makes claims noticeably slower on a busy queue.
@@ -32,41 +35,16 @@ PREPARED_S = 300
 FULL = 0.8
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one examination; `remedy` is empty if the verdict is ok."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    right: str
-    remedy: str = ""
-
-
-class DoctorQueries:
-    """Runs the statements of `doctor.sql` on a connection."""
-
-    def __init__(self, connection: Connection[dict[str, Any]]) -> None:
-        self.connection = connection
-
-    def row(self, name: str) -> dict[str, Any]:
-        [row] = self.rows(name)
-        return row
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        query = statements("helixqueue.operate", "doctor.sql")[name].sql
-        return self.connection.execute(query.encode()).fetchall()
-
-
-def examine(dsn: str) -> list[Finding]:
-    """Return every finding; raises only if the database cannot be reached."""
+def examine(dsn: str, redis_url: str | None = None) -> list[Finding]:
+    """Return every finding; raises only if the database or Redis cannot be reached."""
     try:
         options = connect_options(dsn) | {"application_name": "helixq doctor"}
         with psycopg.connect(dsn, autocommit=True, row_factory=dict_row, **options) as connection:
             connection.prepare_threshold = None
-            return list(_findings(DoctorQueries(connection)))
+            findings = list(_findings(DoctorQueries(connection)))
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         raise unreached(error) from error
+    return findings if redis_url is None else [*findings, *redis_findings(redis_url)]
 
 
 def _findings(queries: DoctorQueries) -> Iterator[Finding]:
@@ -82,22 +60,16 @@ def _findings(queries: DoctorQueries) -> Iterator[Finding]:
                 examination.__name__.strip("_").replace("_", " "),
                 "warn",
                 f"could not be examined: {error.diag.message_primary}",
-                "a database with HelixQueue's schema, and a role granted helix_client",
+                "a database with HelixQueue's schema, and a role granted a scope: helix_submit",
                 "see the findings about schema and grants",
             )
-
-
-def _finding(
-    name: str, *, verdict: Verdict, found: object, right: str, remedy: str = ""
-) -> Finding:
-    return Finding(name, verdict, str(found), right, "" if verdict == "ok" else remedy)
 
 
 def _server_version(queries: DoctorQueries) -> Finding:
     server = queries.row("server")
     major = server["number"] // 10000
     verdict: Verdict = "ok" if 15 <= major <= NEWEST_TESTED else "bad" if major < 15 else "warn"
-    return _finding(
+    return finding_of(
         "server version",
         verdict=verdict,
         found=server["version"],
@@ -108,7 +80,7 @@ def _server_version(queries: DoctorQueries) -> Finding:
 
 def _encoding(queries: DoctorQueries) -> Finding:
     encoding = queries.row("server")["encoding"]
-    return _finding(
+    return finding_of(
         "encoding",
         verdict="ok" if encoding == "UTF8" else "bad",
         found=encoding,
@@ -121,7 +93,7 @@ def _schema(queries: DoctorQueries) -> Finding:
     got = schema_of(queries.connection)
     expected = head()
     newer = got is not None and got.revision > expected
-    return _finding(
+    return finding_of(
         "schema",
         verdict="ok" if fits(got) else "bad",
         found=got.revision if got else "none",
@@ -132,7 +104,7 @@ def _schema(queries: DoctorQueries) -> Finding:
 
 def _primary(queries: DoctorQueries) -> Finding:
     standby = queries.row("server")["standby"]
-    return _finding(
+    return finding_of(
         "primary",
         verdict="bad" if standby else "ok",
         found="a standby, read-only" if standby else "the primary",
@@ -144,7 +116,7 @@ def _primary(queries: DoctorQueries) -> Finding:
 def _durability(queries: DoctorQueries) -> Finding:
     settings = queries.row("durability")
     wrong = [name for name, value in settings.items() if value == "off"]
-    return _finding(
+    return finding_of(
         "durability",
         verdict="bad" if wrong else "ok",
         found=", ".join(f"{name}={value}" for name, value in settings.items()),
@@ -159,7 +131,7 @@ def _standbys(queries: DoctorQueries) -> Finding:
     commit = queries.row("durability")["synchronous_commit"]
     asynchronous = standbys > 0 and (not names or commit in {"local", "off"})
     found = f"{standbys} connected, synchronous_standby_names={names or 'empty'}"
-    return _finding(
+    return finding_of(
         "standbys",
         verdict="warn" if asynchronous else "ok",
         found=f"{found}, synchronous_commit={commit}",
@@ -181,37 +153,37 @@ def _role(queries: DoctorQueries) -> Finding:
         )
         if has
     ]
-    return _finding(
+    return finding_of(
         "role",
         verdict="bad" if powers else "ok",
         found=f"{role['name']}: {', '.join(powers) or 'owns nothing, bound by row-level security'}",
         right="a login role without these rights",
-        remedy="use another role: create role app login; grant helix_client to app;",
+        remedy="use another role: create role app login; grant helix_submit to app;",
     )
 
 
 def _grants(queries: DoctorQueries) -> Finding:
     grants = queries.row("grants")
     name = queries.row("role")["name"]
-    held = [f"helix_{word}" for word, has in grants.items() if has]
-    return _finding(
+    held = grants["roles"]
+    return finding_of(
         "grants",
         verdict="ok" if held else "bad",
         found=", ".join(held) or "no role of HelixQueue",
-        right="helix_client (applications) or helix_operator (administration)",
-        remedy=f'grant helix_client to "{name}";',
+        right="scopes such as helix_submit (applications) or helix_operator (administration)",
+        remedy=f'grant helix_submit, helix_read to "{name}"; (the scopes that it needs)',
     )
 
 
 def _tenants(queries: DoctorQueries) -> Finding:
     bindings = queries.rows("bindings")
-    operator = queries.row("grants")["operator"]
+    operator = "helix_operator" in queries.row("grants")["roles"]
     name = queries.row("role")["name"]
     words = [
         row["tenant"] + (" (named per transaction)" if row["by_setting"] else "")
         for row in bindings
     ]
-    return _finding(
+    return finding_of(
         "tenants",
         verdict="ok" if words or operator else "bad",
         found=", ".join(words) or ("all, as operator" if operator else "none: it sees no row"),
@@ -224,7 +196,7 @@ def _connections(queries: DoctorQueries) -> Finding:
     row = queries.row("connections")
     usable = row["most"] - row["reserved"]
     full = row["used"] > FULL * usable
-    return _finding(
+    return finding_of(
         "connections",
         verdict="warn" if full else "ok",
         found=f"{row['used']} of {usable} in use (max_connections={row['most']})",
@@ -236,7 +208,7 @@ def _connections(queries: DoctorQueries) -> Finding:
 def _pooler(queries: DoctorQueries) -> Finding:
     """A pooler issues its own cancellation keys, so the process ids differ."""
     direct = queries.row("server")["pid"] == queries.connection.info.backend_pid
-    return _finding(
+    return finding_of(
         "pooler",
         verdict="ok",
         found="direct connection" if direct else "a pooler such as pgbouncer is in between",
@@ -249,7 +221,7 @@ def _autovacuum(queries: DoctorQueries) -> Finding:
     off = [name for name in ("autovacuum", "track_counts") if row[name] == "off"]
     if row["disabled"]:
         off.append(f"autovacuum_enabled of {row['disabled']}")
-    return _finding(
+    return finding_of(
         "autovacuum",
         verdict="bad" if off else "ok",
         found=f"off: {', '.join(off)}" if off else "on",
@@ -267,14 +239,14 @@ def _snapshots(queries: DoctorQueries) -> Finding:
     right = f"none older than {SNAPSHOT_S} s"
     if not old and not row["visible"]:
         name = queries.row("role")["name"]
-        return _finding(
+        return finding_of(
             "snapshots",
             verdict="warn",
             found="other roles' sessions are hidden from this role",
             right=right,
             remedy=f'use another role, or: grant pg_read_all_stats to "{name}";',
         )
-    return _finding(
+    return finding_of(
         "snapshots",
         verdict="warn" if old else "ok",
         found=held,
@@ -288,7 +260,7 @@ def _prepared_transactions(queries: DoctorQueries) -> Finding:
     row = queries.row("prepared")
     old = (row["seconds"] or 0) > PREPARED_S
     verdict: Verdict = "ok" if not row["prepared"] else "bad" if old else "warn"
-    return _finding(
+    return finding_of(
         "prepared transactions",
         verdict=verdict,
         found=f"{row['prepared']}" + (f", oldest {row['seconds']} s" if row["prepared"] else ""),
@@ -299,7 +271,7 @@ def _prepared_transactions(queries: DoctorQueries) -> Finding:
 
 def _unlogged_tables(queries: DoctorQueries) -> Finding:
     tables = queries.row("unlogged")["tables"]
-    return _finding(
+    return finding_of(
         "unlogged tables",
         verdict="bad" if tables else "ok",
         found=tables or "none",
@@ -308,21 +280,8 @@ def _unlogged_tables(queries: DoctorQueries) -> Finding:
     )
 
 
-def _clock(queries: DoctorQueries) -> Finding:
-    before = time.time()
-    database = queries.row("clock")["now"]
-    after = time.time()
-    skew = database - (before + after) / 2
-    return _finding(
-        "clock",
-        verdict="ok",
-        found=f"this machine differs by {skew:+.3f} s, give or take {(after - before) / 2:.3f}",
-        right="any difference: only the database's clock decides about leases",
-    )
-
-
 def _timezone(queries: DoctorQueries) -> Finding:
-    return _finding(
+    return finding_of(
         "timezone",
         verdict="ok",
         found=queries.row("server")["timezone"],
@@ -346,6 +305,10 @@ EXAMINATIONS: tuple[Callable[[DoctorQueries], Finding], ...] = (
     _unlogged_tables,
     _connections,
     _pooler,
-    _clock,
+    clock,
+    archiving,
+    trust_authentication,
+    dead_rows,
+    long_transactions,
     _timezone,
 )

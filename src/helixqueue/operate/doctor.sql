@@ -33,10 +33,12 @@ select session_user as name, r.rolsuper as superuser, r.rolbypassrls as bypassrl
 from pg_roles r where r.rolname = session_user;
 
 -- name: grants
-select exists (select from pg_roles p where p.rolname = 'helix_client'
-               and pg_has_role(session_user, p.oid, 'member')) as client,
-       exists (select from pg_roles p where p.rolname = 'helix_operator'
-               and pg_has_role(session_user, p.oid, 'member')) as operator;
+select array(select p.rolname::text
+             from unnest(array['helix_submit', 'helix_work', 'helix_read', 'helix_payloads', 'helix_operate',
+                               'helix_admin', 'helix_intake', 'helix_delegate', 'helix_operator']) with ordinality
+               as known (name, place)
+             join pg_roles p on p.rolname = known.name and pg_has_role(session_user, p.oid, 'member')
+             order by known.place) as roles;
 
 -- name: bindings
 -- A role sees its own bindings only.
@@ -87,3 +89,36 @@ where relnamespace = to_regnamespace('helix') and relpersistence = 'u' and relki
 
 -- name: clock
 select extract(epoch from clock_timestamp())::double precision as now;
+
+-- name: archiving
+select current_setting('wal_level') as wal_level, current_setting('archive_mode') as archive_mode,
+       a.failed_count, current_setting('archive_mode') <> 'off'
+         and coalesce(a.last_failed_time > coalesce(a.last_archived_time, '-infinity'), false) as fails
+from pg_stat_archiver a;
+
+-- name: listens
+select current_setting('listen_addresses') as addresses;
+
+-- name: may_read_rules
+select has_function_privilege('pg_hba_file_rules()', 'execute') as allowed;
+
+-- name: trust_rules
+-- Only for roles that may read the rules.
+select string_agg(format('line %s: %s %s', r.line_number, r.type, r.address), ', ') as rules
+from pg_hba_file_rules() r where starts_with(r.type, 'host') and r.auth_method = 'trust';
+
+-- name: dead_rows
+select string_agg(format('%s: %s dead, %s live', t.relname, t.n_dead_tup, t.n_live_tup), ', ') as tables
+from pg_stat_user_tables t
+where t.schemaname = 'helix' and t.n_dead_tup > 100000 and t.n_dead_tup > t.n_live_tup / 2;
+
+-- name: long_transaction
+-- The oldest transaction of a session; those of other roles are shown to members of pg_read_all_stats.
+select t.holder, t.seconds, t.state
+from (values (1)) as always (row)
+left join lateral (
+  select format('process %s of role %s', a.pid, a.usename) as holder, a.state,
+         extract(epoch from clock_timestamp() - a.xact_start)::bigint as seconds
+  from pg_stat_activity a
+  where a.xact_start is not null and a.backend_type = 'client backend' and a.pid <> pg_backend_pid()
+  order by a.xact_start limit 1) t on true;

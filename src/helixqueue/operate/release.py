@@ -1,8 +1,8 @@
 """The objects that this release creates in the database, for `check` to compare with.
 
-Functions and sets of invariants are read from the SQL files that create them. Triggers and policies
-are read from `expected_schema.json`, generated from a migrated database: PostgreSQL stores their
-conditions in another form than the files have.
+Functions and sets of invariants are read from the SQL files that create them. All other objects
+are read from `expected_schema.json`, generated from a migrated database (`schema_objects.sql`):
+PostgreSQL stores conditions in another form than the files have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 from textwrap import dedent
 from typing import Any
 
-from helixqueue.postgres.statements import parse_notes
+from helixqueue.postgres.statements import parse_notes, statements
 
 _FUNCTION = re.compile(
     r"^create (?:or replace )?function helix\.(\w+)\((.*?)\bas \$\$(.*?)\$\$",
@@ -40,7 +40,7 @@ def check_sets() -> dict[str, dict[str, dict[str, str]]]:
 
 @cache
 def definitions() -> dict[str, list[Any]]:
-    """Return functions, triggers and policies as arguments of the queries in `check_schema.sql`."""
+    """Return functions and other objects as arguments of the queries in `check_schema.sql`."""
     functions = []
     for name, head, body in _functions():
         clauses = re.sub(r"--.*", "", head)
@@ -50,23 +50,43 @@ def definitions() -> dict[str, list[Any]]:
         )
         functions.append((name, body, "security definer" in clauses, ";".join(settings)))
     text = (files("helixqueue.operate") / "expected_schema.json").read_text(encoding="utf-8")
-    expected = json.loads(text)
+    objects = json.loads(text)
     return {
         "function_name": [function[0] for function in functions],
         "function_body": [function[1] for function in functions],
         "function_definer": [function[2] for function in functions],
         "function_settings": [function[3] for function in functions],
-        **_columns("trigger", expected["triggers"]),
-        **_columns("policy", expected["policies"]),
+        "object_kind": [kind for kind, _, _ in objects],
+        "object_name": [name for _, name, _ in objects],
+        "object_definition": [definition for _, _, definition in objects],
     }
 
 
-def _columns(kind: str, objects: list[list[str]]) -> dict[str, list[Any]]:
-    return {
-        f"{kind}_table": [table for table, _, _ in objects],
-        f"{kind}_name": [name for _, name, _ in objects],
-        f"{kind}_definition": [definition for _, _, definition in objects],
-    }
+# Objects of the database that are not those of the release.
+_DIFFERING = """
+  select coalesce(f.kind, r.kind) as kind, coalesce(f.name, r.name) as name,
+         case when f.kind is null then 'missing' when r.kind is null then 'unknown'
+              else 'changed' end as what,
+         f.definition as found, r.definition as expected
+  from ({}) f
+  full join unnest(%(object_kind)s::text[], %(object_name)s::text[], %(object_definition)s::text[])
+    as r (kind, name, definition) on r.kind = f.kind and r.name = f.name
+  where (f.kind is null or r.kind is null or f.definition <> r.definition)
+    -- Its function exists since PostgreSQL 17.
+    and not (r.name = 'batch.batch_identity_assigned' and f.kind is null
+             and current_setting('server_version_num')::int < 170000)
+"""
+
+
+def schema_objects() -> str:
+    """Return the query for the objects of schema helix: kind, name, definition."""
+    return statements("helixqueue.operate", "schema_objects.sql")["schema_objects"].sql
+
+
+def with_objects(query: str) -> str:
+    """Fill in the objects that differ where a query of `check_schema.sql` names them."""
+    differing = _DIFFERING.format(schema_objects().replace("%", "%%"))
+    return query.replace("/* differing */", differing)
 
 
 def _functions() -> list[tuple[str, str, str]]:

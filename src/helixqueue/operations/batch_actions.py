@@ -70,14 +70,12 @@ def list_page(
 
 
 def act_on_batch(
-    operations: Operations, verb: str, batch: object, reason: str, *, dry_run: bool = False
+    operations: Operations, verb: str, batch: object, reason: str, **options: bool
 ) -> Steps[State]:
     """Cancel, retry or erase one batch and return its state; raise if that is not possible."""
     _demand_reason(verb, reason)
     batch_id = batch_id_of(batch)
-    [result] = yield from operations.ask(
-        _call(operations, verb, [batch_id], reason, dry_run=dry_run)
-    )
+    [result] = yield from operations.ask(_call(operations, verb, [batch_id], reason, **options))
     if result.answer in {"ok", "repeat"} and result.state is not None:
         return result.state
     raise _error(verb, result)
@@ -168,13 +166,13 @@ def batch_id_of(batch: object) -> uuid.UUID:
 
 
 def _call(
-    operations: Operations, verb: str, ids: list[uuid.UUID], reason: str, *, dry_run: bool
+    operations: Operations, verb: str, ids: list[uuid.UUID], reason: str, **options: bool
 ) -> AnyCall[list[ActionResult]]:
     calls, actor = operations.calls, operations.actor
     if verb == "erase":
-        return calls.erase(ids=ids, reason=reason, actor=actor)
+        return calls.erase(ids=ids, reason=reason, actor=actor, **options)
     build = calls.retry if verb == "retry" else calls.cancel
-    return build(ids=ids, reason=reason, actor=actor, dry_run=dry_run)
+    return build(ids=ids, reason=reason, actor=actor, **options)
 
 
 def _pages(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:

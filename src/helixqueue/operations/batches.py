@@ -18,8 +18,9 @@ from helixqueue.errors import (
     NoResult,
     Refused,
 )
-from helixqueue.identity import check_name
+from helixqueue.identity import PROFILES, check_name
 from helixqueue.operations.batch_actions import batch_id_of
+from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
 from helixqueue.queues import Queue, checked_requires
@@ -30,7 +31,7 @@ from helixqueue.states import FINISHED, State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from helixqueue.operations.backend import Backend
+    from helixqueue.operations.call_set import CallSet
     from helixqueue.operations.steps import AnyCall
     from helixqueue.records.batch import EventRow, OutcomeRow
     from helixqueue.records.lease import Settlement, WriteResult
@@ -49,11 +50,18 @@ Which = Receipt[Any] | uuid.UUID
 
 class Operations:
     def __init__(
-        self, backend: Backend, *, tenant: str | None, actor: str | None, retry_seconds: float
+        self,
+        call_set: CallSet,
+        *,
+        tenant: str | None,
+        actor: str | None,
+        retry_seconds: float,
+        identity_log: IdentityLog | None = None,
     ) -> None:
         """Without `tenant`, the token of the connection determines the tenant."""
-        self.backend = backend
-        self.calls, self.reads = backend.calls, backend.reads
+        self.identity_log = identity_log or IdentityLog()
+        self.call_set = call_set
+        self.calls, self.reads = call_set.calls, call_set.reads
         self.tenant = "" if tenant is None else check_name("tenant", tenant)
         self._tenant_text = f"tenant {tenant}" if tenant else "the token's tenant"
         self.actor = actor
@@ -91,19 +99,13 @@ class Operations:
     def _declare(self, queue: Queue[Any, Any]) -> Steps[QueueRow]:
         named = queue.settings()
         row = yield from self.ask(self.calls.queue(tenant=self.tenant, queue=queue.name))
-        if row is not None and named.get("profile", row.profile) != row.profile:
-            raise Refused(
-                f"queue {queue.name} has profile {row.profile}, and the declaration says "
-                f"{named['profile']}: another profile would take known identities for new ones; "
-                "declare the stored one, or another queue"
-            )
         wanted = {
             name: value
             for name, value in named.items()
             if row is None or not _equal(getattr(row, name), value)
         }
         if row is None or wanted:
-            row = yield from self._set(queue.name, wanted)
+            row = yield from self._set(queue.name, wanted)  # refuses another profile, unless empty
         return row
 
     def _find(self, name: str, *, create: bool) -> Steps[QueueRow]:
@@ -113,7 +115,8 @@ class Operations:
         if row is None:
             raise Refused(
                 f"{self._tenant_text} has no queue {name!r}: declare it with Queue({name!r}) or "
-                f"`helixq queue set {name} --reason ...`, or submit to it with create=True"
+                f"`helixq queue set {name} --profile PROFILE --reason ...` "
+                f"({' or '.join(PROFILES)}), or submit to it with create=True"
             )
         return row
 
@@ -212,6 +215,7 @@ class Operations:
                 count=count,
                 free=None if free is None else checked_requires(free, "free"),
                 start=start,
+                tenant=self.tenant,
             )
         )
         return list(claimed.leases)

@@ -7,6 +7,7 @@ so that one invalid submission does not affect the others.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
@@ -20,14 +21,17 @@ from helixqueue.identity import (
     canonical_text,
     identity_texts,
 )
-from helixqueue.queues import Schema, Shape, checked_requires
-from helixqueue.records.submission import Submission, SubmissionRow
+from helixqueue.queues import Shape, checked_requires
+from helixqueue.records.submission import Source, Submission, SubmissionRow
+from helixqueue.schemas import Schema
 
 if TYPE_CHECKING:
     from helixqueue.queues import Queue
     from helixqueue.records.queue import QueueRow
 
 MAX_LIMIT_KEY_BYTES = 255
+MAX_SOURCE_BYTES = 255
+_SOURCE_KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
 # Limits of a refused identity on record.
 MAX_REFUSED_BYTES = 4096
 MAX_REFUSED_REASON_CHARS = 1000
@@ -48,6 +52,11 @@ class KnownQueue:
         """The payload schema; `{}` accepts everything and is not checked."""
         return Schema(self.row.payload_schema) if self.row.payload_schema else None
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `schema` is available without compiling it, which takes milliseconds."""
+        return not self.row.payload_schema or "schema" in vars(self)
+
     def payload_text(self, payload: Any) -> str:
         """Return the canonical JSON text of the payload; raise `InvalidPayload`."""
         if self.declared is not None and self.declared.payload is not None:
@@ -61,7 +70,7 @@ class KnownQueue:
             payload = shape.to_json(payload)
         text = canonical_text(payload)
         if self.schema is not None:
-            self.schema.check(json.loads(text))
+            self.schema.check(text)
         return text
 
 
@@ -69,7 +78,9 @@ def prepare(
     known: KnownQueue, submission: Submission, payload_bytes_max: int | None = None
 ) -> SubmissionRow:
     """Make the row that is sent, or raise the error of an invalid submission."""
-    identity, payload, revision, priority, run_at, expires_at, limit_key, requires = submission
+    identity, payload, revision, priority, run_at, expires_at, limit_key, requires, source = (
+        submission
+    )
     text, raw = None, None
     if identity is not None:
         text, raw = identity_texts(identity, known.row.profile)
@@ -88,7 +99,7 @@ def prepare(
             code="too_large",
         )
     if (revision is None and priority is None and requires is None) and (
-        run_at is None and expires_at is None and limit_key is None
+        run_at is None and expires_at is None and limit_key is None and source is None
     ):
         return SubmissionRow(text, payload_text, raw)
     return SubmissionRow(
@@ -101,6 +112,7 @@ def prepare(
         moment("expires_at", expires_at),
         _limit_key(limit_key),
         _requires(requires),
+        checked_source(source),
     )
 
 
@@ -123,11 +135,37 @@ def submission_of(row: Submission | Mapping[str, Any]) -> Submission:
 
 def refused_identity(identity: object, error: InvalidIdentity) -> tuple[bytes, str]:
     """Return the bytes of a refused identity as they came, and the reason, for the record."""
+    if identity is None:
+        return b"", str(error)[:MAX_REFUSED_REASON_CHARS]
     parts = identity if isinstance(identity, tuple) else (identity,)
     text = PART_SEPARATOR.join(part if isinstance(part, str) else repr(part) for part in parts)
     raw = text[:MAX_REFUSED_BYTES].encode("utf-8", "surrogatepass")
     # Messages show code points by number, so the database can store them.
     return raw[:MAX_REFUSED_BYTES], str(error)[:MAX_REFUSED_REASON_CHARS]
+
+
+def checked_source(source: Source | tuple[str, str, str] | None) -> Source | None:
+    """Check the delivery that a submission names."""
+    if source is None:
+        return None
+    if not isinstance(source, tuple) or len(source) != 3:
+        raise Refused(f"source: expected (kind, name, id), got {ascii(source)[:80]}")
+    kind, name, delivery = source
+    if not isinstance(kind, str) or not _SOURCE_KIND.fullmatch(kind):
+        raise Refused(
+            f"source: expected a kind of small letters, digits and -, got {ascii(kind)[:80]}"
+        )
+    for text in (name, delivery):
+        if (
+            not isinstance(text, str)
+            or not text.isprintable()
+            or not 1 <= len(text.encode()) <= MAX_SOURCE_BYTES
+        ):
+            raise Refused(
+                f"source: expected a name and an id of 1 to {MAX_SOURCE_BYTES} bytes without "
+                f"control characters, got {ascii(text)[:80]}"
+            )
+    return Source(kind, name, delivery)
 
 
 def _priority(value: int | None) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from helixqueue.errors import (
     Conflict,
@@ -21,8 +22,8 @@ from helixqueue.records.submission import Accepted, Submission, Submitted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from helixqueue.operations.backend import Backend
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.call_set import CallSet
     from helixqueue.queues import Queue
     from helixqueue.records.queue import QueueRow
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
@@ -43,7 +44,7 @@ def submit(
     """Submit one batch; raise the error of a conflict or refusal."""
     known = yield from operations.known(queue, create=create)
     try:
-        row = prepare(known, submission, operations.backend.payload_bytes_max)
+        row = prepare(known, submission, operations.call_set.payload_bytes_max)
     except InvalidIdentity as error:
         refused = [refused_identity(submission.identity, error)]
         yield from _record_refused(operations, known, refused)
@@ -56,11 +57,13 @@ def submit(
         actor=operations.actor,
     )
     if within is None:
-        repeatable = row.identity is not None or getattr(call, "key", None) is not None
+        repeatable = _is_recognised(row) or getattr(call, "key", None) is not None
         [answer] = yield from operations.ask(call, repeatable=repeatable)
     else:
         [answer] = yield Execute(call, within)
     if answer.decision in _ACCEPTED:
+        if row.identity is None:
+            _log_without_identity(operations, known, [answer], [row])
         return Accepted(answer.receipt, answer.decision, answer.state, answer.differs)
     [submitted] = yield from _explain(operations, known, [answer], [row])
     assert submitted.error is not None  # noqa: S101 - of a conflict or a refusal
@@ -71,7 +74,7 @@ def submit(
 class _Chunk:
     """Rows to send, and the answers of rows that were refused before."""
 
-    backend: Backend
+    call_set: CallSet
     answers: list[Submitted[Any] | None] = field(default_factory=list)
     rows: list[SubmissionRow] = field(default_factory=list)
     refused: list[tuple[bytes, str]] = field(default_factory=list)
@@ -80,13 +83,13 @@ class _Chunk:
     @property
     def is_full(self) -> bool:
         return (
-            len(self.answers) >= self.backend.chunk_rows or self.chars >= self.backend.chunk_chars
+            len(self.answers) >= self.call_set.chunk_rows or self.chars >= self.call_set.chunk_chars
         )
 
     def add(self, row: SubmissionRow) -> bool:
         """Add a row unless the chunk is full; the first row always fits."""
         chars = len(row.payload) + len(row.identity or "") + len(row.raw or "")
-        if self.rows and self.chars + chars > self.backend.chunk_chars:
+        if self.rows and self.chars + chars > self.call_set.chunk_chars:
             return False
         self.chars += chars
         self.rows.append(row)
@@ -116,25 +119,25 @@ def submit_many(
 ) -> Steps[list[Submitted[Any]]]:
     """Submit in chunks; each chunk commits on its own, except within a caller's transaction."""
     known = yield from operations.known(queue, create=create)
-    backend = operations.backend
+    call_set = operations.call_set
     answers: list[Submitted[Any]] = []
-    chunk = _Chunk(backend)
+    chunk = _Chunk(call_set)
     for number, item in enumerate(submissions, 1):
         identity = None
         try:
             submission = submission_of(item)
             identity = submission.identity
-            row = prepare(known, submission, backend.payload_bytes_max)
+            row = prepare(known, submission, call_set.payload_bytes_max)
         except Refused as error:
             chunk.add_refused(identity, error)
         else:
             if not chunk.add(row):
                 answers += yield from _send_chunk(operations, known, chunk, within)
-                chunk = _Chunk(backend)
+                chunk = _Chunk(call_set)
                 chunk.add(row)
         if chunk.is_full:
             answers += yield from _send_chunk(operations, known, chunk, within)
-            chunk = _Chunk(backend)
+            chunk = _Chunk(call_set)
         elif number % YIELD_ROWS == 0:
             yield Sleep(0)
     answers += yield from _send_chunk(operations, known, chunk, within)
@@ -158,12 +161,33 @@ def _send_chunk(
     if within is None:
         # The engine does not recognise a repeat without identity; a request key makes it safe.
         repeatable = getattr(call, "key", None) is not None or all(
-            row.identity is not None for row in chunk.rows
+            _is_recognised(row) for row in chunk.rows
         )
         answers = yield from operations.ask(call, repeatable=repeatable)
     else:
         answers = yield Execute(call, within)
+    _log_without_identity(operations, known, answers, chunk.rows)
     return chunk.complete((yield from _explain(operations, known, answers, chunk.rows)))
+
+
+def _log_without_identity(
+    operations: Operations,
+    known: KnownQueue,
+    answers: list[SubmittedRow],
+    rows: list[SubmissionRow],
+) -> None:
+    batches = [
+        answer.receipt.batch_id
+        for answer, row in zip(answers, rows, strict=True)
+        if row.identity is None and answer.decision == "new" and answer.receipt is not None
+    ]
+    if batches:
+        operations.identity_log.add_without_identity(known.row.name, batches)
+
+
+def _is_recognised(row: SubmissionRow) -> bool:
+    """Whether the engine recognises a repeat: by the identity, or else by the source."""
+    return row.identity is not None or row.source is not None
 
 
 def _record_refused(
@@ -173,6 +197,7 @@ def _record_refused(
 
     The caller gets the refusal whether or not it can be recorded now.
     """
+    operations.identity_log.add_refused(known.row.name, refused)
     call = operations.calls.note_refused(
         tenant=operations.tenant, queue=known.row.name, refused=refused, actor=operations.actor
     )
@@ -217,9 +242,11 @@ def _with_error(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Su
 def _conflict(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
     stored = f"{_shown(row.identity)} of queue {queue.name} stands for another payload already"
     remedy = "send the same payload, or give this one a revision of its own"
+    if answer.stored_payload is None and answer.note is not None:
+        return Conflict(f"{stored}; {answer.note}", diff=[])
     if answer.stored_payload is None:
         return Conflict(f"{stored}, which was erased; {remedy}", diff=[])
-    changes = diff(json.loads(answer.stored_payload), json.loads(row.payload))
+    changes = diff(orjson.loads(answer.stored_payload), orjson.loads(row.payload))
     places = ", ".join(change["path"] or "(all)" for change in changes[:3])
     return Conflict(f"{stored}; they differ at {places[:200]}; {remedy}", diff=changes)
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 from select import POLLIN, poll
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from helixqueue.errors import NotInstalled, Refused
 
-from helixqueue.errors import Refused
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import TransactionStatus
+except ModuleNotFoundError:
+    raise  # the package itself is missing
+except ImportError as error:
+    raise NotInstalled(
+        "libpq", "binary", otherwise=", or install libpq (Debian: apt-get install libpq5)"
+    ) from error
+
 from helixqueue.identity.keys import check_name
 from helixqueue.postgres.sqlstate import translate, unreached
 

@@ -34,6 +34,8 @@ def snapshot(
         with connection.transaction():
             if enter is not None:
                 enter(connection)
+            # These readers run for long. The server ends their query when the client is gone.
+            connection.execute("set local client_connection_check_interval = '1s'")
             yield
     except psycopg.Error as error:
         # Nothing was written, so the outcome is known.

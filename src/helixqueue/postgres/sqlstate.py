@@ -111,7 +111,8 @@ def _grant(text: str) -> str:
     if not text.startswith("permission denied"):
         return ""
     return (
-        "; use a role that was granted helix_client (programs) or helix_operator (administration)"
+        "; use a role that was granted the scope of this call, such as helix_submit or helix_work "
+        "(programs), or helix_operator (administration)"
     )
 
 

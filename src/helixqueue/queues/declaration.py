@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
@@ -24,11 +23,12 @@ from helixqueue.queues.requirements import checked_requires
 from helixqueue.queues.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from helixqueue.worker.lease import AsyncLease, Lease
 
 P = TypeVar("P", default=Any)
 R = TypeVar("R", default=Any)
-F = TypeVar("F", bound=Callable[..., Any])
 Seconds = float | timedelta
 
 
@@ -48,7 +48,9 @@ class Queue(Generic[P, R]):
         backoff_max: Seconds | None = None,
         key_limit: int | None = None,
         unknown: Literal["refuse", "accept"] | None = None,
+        resubmit_failed: Literal["answer", "retry"] | None = None,
         requires: Mapping[str, Any] | None = None,
+        stalled_after: Seconds | None = None,
         run_in: Literal["thread", "process"] = "thread",
         time_limit: Seconds | None = None,
     ) -> None:
@@ -74,6 +76,8 @@ class Queue(Generic[P, R]):
             "backoff_max_seconds": _seconds("backoff_max", backoff_max, 0, 604_800),
             "key_limit": _whole("key_limit", key_limit, 1, 100_000),
             "unknown": _one_of("unknown", unknown, ("refuse", "accept")),
+            "stalled_after_seconds": _seconds("stalled_after", stalled_after, 1, 1e10),
+            "resubmit_failed": _one_of("resubmit_failed", resubmit_failed, ("answer", "retry")),
             "requires": None if requires is None else checked_requires(requires),
         }
         self._named = {setting: value for setting, value in named.items() if value is not None}
@@ -85,8 +89,19 @@ class Queue(Generic[P, R]):
             setting: shape.schema for setting, shape in schemas.items() if shape is not None
         }
 
-    def handler(self, function: F) -> F:
-        """Register the function that does the work: a decorator that returns it unchanged."""
+    @overload
+    def handler(
+        self, function: Callable[[AsyncLease[P, R]], Coroutine[Any, Any, R | None]]
+    ) -> Callable[[AsyncLease[P, R]], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def handler(
+        self, function: Callable[[Lease[P, R]], R | None]
+    ) -> Callable[[Lease[P, R]], R | None]: ...
+    def handler(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Register the function that does the work: a decorator that returns it unchanged.
+
+        It returns the result; None if it settled in a transaction of its own.
+        """
         if not callable(function):
             raise Refused(f"handler of {self.name}: expected a function, got {function!r}")
         if self.handler_function is not None:

@@ -6,19 +6,18 @@ default has changed in the code.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity.strictjson import pointer
+from helixqueue.queues.schema_bounds import check_bounds
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 200
-MAX_SCHEMA_BYTES = 65536  # as the table has it
 
 
 class Shape(Generic[T]):
@@ -50,12 +49,7 @@ class Shape(Generic[T]):
             document = self._adapter.json_schema(mode="validation")
         except PydanticInvalidForJsonSchema as error:
             raise Refused(f"{self.what}: {self.kind!r} has no JSON form: {error}") from error
-        size = len(json.dumps(document, ensure_ascii=False).encode())
-        if size > MAX_SCHEMA_BYTES:
-            raise Refused(
-                f"{self.what}: expected a JSON Schema of at most {MAX_SCHEMA_BYTES} bytes, got "
-                f"{size} for {self.kind!r}: name a smaller type"
-            )
+        check_bounds(document, f"{self.what}: JSON Schema of {self.kind!r}")
         return document
 
     def to_json(self, value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON out

@@ -6,30 +6,52 @@ Identities are tuples of their parts, `()` for none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from datetime import datetime
-    from uuid import UUID
-
-    from helixqueue.records.lease import ResultWord
-    from helixqueue.states import State
+from helixqueue.records.lease import ResultWord
+from helixqueue.states import State
 
 Place = Literal["ready", "waiting", "active", "outcome", "retired"]
-
-
 Cause = Literal["delay", "limit", "paused"]
 
 
-class BatchRow(NamedTuple):
+def identity_value(parts: tuple[str, ...]) -> str | list[str] | None:
+    """The JSON of an identity: a string, a list of strings if it has several parts, or null."""
+    return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
+
+
+class _IdentityJson:
+    """Tells pydantic how the HTTP service sends an identity."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:  # noqa: ANN401
+        from pydantic_core import core_schema  # noqa: PLC0415 - only the service needs it
+
+        return core_schema.any_schema(
+            serialization=core_schema.plain_serializer_function_ser_schema(identity_value)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Any]:
+        texts = {"type": "array", "items": {"type": "string"}}
+        return {"anyOf": [{"type": "string"}, texts, {"type": "null"}]}
+
+
+IdentityParts = Annotated[tuple[str, ...], _IdentityJson]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
     """A batch in a list: its submission and its state."""
 
     batch_id: UUID
     key: str
     tenant: str
     queue: str
-    identity: tuple[str, ...]  # canonical
-    raw: tuple[str, ...]  # as submitted
+    identity: IdentityParts  # canonical
+    raw: IdentityParts  # as submitted
     revision: str
     state: State
     attempt: int
@@ -114,6 +136,20 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A delivery that asked for the batch, and the decision about its first arrival."""
+
+    kind: str
+    name: str
+    id: str
+    decision: str
+    times: int
+    first_at: datetime
+    last_at: datetime
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchDetail:
     """Everything recorded about one batch; after retention, its key, state and decisions."""
 
@@ -122,8 +158,8 @@ class BatchDetail:
     fingerprint: str
     tenant: str
     queue: str | None
-    identity: tuple[str, ...]
-    raw: tuple[str, ...]
+    identity: IdentityParts
+    raw: IdentityParts
     profile: str | None
     revision: str | None
     priority: int | None
@@ -151,9 +187,37 @@ class BatchDetail:
     payload: str | None  # JSON text, if requested
     result: str | None  # JSON text, if requested
     events: tuple[EventRow, ...]
-    leases: tuple[AttemptRow, ...]
+    attempts: tuple[AttemptRow, ...]
     refusals: tuple[RefusalRow, ...]
     decisions: tuple[DecisionRow, ...]
+    sources: tuple[SourceRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContent:
+    """A batch with its receipt, payload and result, for exports. Fields are those of the detail."""
+
+    batch_id: UUID
+    key: str
+    fingerprint: str
+    tenant: str
+    queue: str
+    identity: tuple[str, ...]
+    raw: tuple[str, ...]
+    profile: str
+    revision: str
+    state: State
+    version: int
+    attempt: int
+    priority: int
+    created_at: datetime
+    actor: str  # submitter
+    finished_at: datetime | None
+    finished_by: str | None
+    failure: str | None
+    detail: str | None
+    payload: str | None  # JSON text; None: erased
+    result: str | None  # JSON text
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +248,7 @@ class ActionResult:
     state: State | None
     note: str | None
     queue: str | None = None
-    identity: tuple[str, ...] = ()
+    identity: IdentityParts = ()
     revision: str | None = None
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from helixqueue.states import FenceState
+from helixqueue.states import FenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,8 @@ class FenceRow:
     quiet_seconds: float
     fingerprint: bytes
     receipt: bytes | None
+    sealed_at: datetime | None
+    signature: dict[str, Any] | None = None  # of the service that returned the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class FenceEventRow:
 
     at: datetime
     what: str
-    from_state: str | None
-    to_state: str | None
+    from_state: FenceState | None
+    to_state: FenceState | None
     attempt: int | None
     actor: str
     detail: str | None

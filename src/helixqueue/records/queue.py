@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,9 @@ class QueueRow:
     keep_failed_seconds: float = 0
     keep_cancelled_seconds: float = 0
     keep_decisions_seconds: float = 0  # of submissions without a new batch
+    stalled_after_seconds: float = 900  # claimable batches that wait for longer are reported
+    # What a new source does to a FAILED batch: nothing, or a retry.
+    resubmit_failed: Literal["answer", "retry"] = "answer"
 
 
 class QueueSettings(TypedDict, total=False):
@@ -53,9 +54,12 @@ class QueueSettings(TypedDict, total=False):
     keep_failed_seconds: float | None
     keep_cancelled_seconds: float | None
     keep_decisions_seconds: float | None
+    stalled_after_seconds: float | None
+    resubmit_failed: str | None
 
 
-class BoundedCount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BoundedCount:
     """A count; with `more`, a lower bound: counting stops at a limit."""
 
     number: int

@@ -22,6 +22,14 @@ DecisionWord = Literal["new", "duplicate", "conflict", "refused"]
 R = TypeVar("R", default=Any)
 
 
+class Source(NamedTuple):
+    """The delivery that asked for a batch: a stream entry, a webhook event, a request key."""
+
+    kind: str  # such as stream
+    name: str  # such as the name of the stream
+    id: str  # such as the id of the entry
+
+
 class SubmitOptions(TypedDict, total=False):
     """Options of one submission; they override the settings of the queue."""
 
@@ -31,6 +39,7 @@ class SubmitOptions(TypedDict, total=False):
     expires_at: datetime | None  # cancelled unless started by then
     limit_key: str | None  # batches with the same key share the queue's key_limit
     requires: Mapping[str, Any] | None  # replaces the queue's
+    source: Source | tuple[str, str, str] | None  # the delivery that asks
 
 
 class Submission(NamedTuple):
@@ -44,6 +53,7 @@ class Submission(NamedTuple):
     expires_at: datetime | None = None
     limit_key: str | None = None
     requires: Mapping[str, Any] | None = None
+    source: Source | tuple[str, str, str] | None = None
 
 
 class SubmissionRow(NamedTuple):
@@ -58,6 +68,7 @@ class SubmissionRow(NamedTuple):
     expires_at: datetime | None = None
     limit_key: str | None = None
     requires: str | None = None
+    source: Source | None = None
 
 
 class Receipt(Generic[R]):

@@ -3,21 +3,22 @@
 Before routing, in `AdmissionMiddleware`:
 
 1. request log and metrics     every request, whatever its response
-2. capacity                    503 `too-busy`
-3. authentication              401 `unauthenticated`, 429 after too many failures
-4. rate limit of the token     429 `too-many-requests`
+2. host                        400 `invalid-host`
+3. capacity                    503 `too-busy`
+4. authentication              401 `unauthenticated`, 429 after too many failures
+5. rate limit of the token     429 `too-many-requests`
 
 FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
 
-5. tenant limit                503 `too-busy`
-6. scope                       403 `forbidden`
-7. query                       422 `invalid-request`
-8. content type                415 `unsupported-media-type`
-9. body                        413 `body-too-large`, 408 `too-slow`
-10. idempotency key            the idempotency middleware
+6. tenant limit                503 `too-busy`
+7. scope                       403 `forbidden`
+8. query                       422 `invalid-request`
+9. content type                415 `unsupported-media-type`
+10. body                       413 `body-too-large`, 408 `too-slow`
+11. idempotency key            the idempotency middleware
 
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
-operation without a scope cannot be called, and only operations with the scope `open` skip 2 to 6.
+operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 7.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from helixqueue.fence.http.asgi import (
     header_values,
 )
 from helixqueue.fence.http.recorder import EFFECT_HEADER
+from helixqueue.service.address import check_host
 from helixqueue.service.errors import error_response
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import SCOPE_KEY, RequestLog, masked
@@ -118,6 +120,7 @@ class AdmissionMiddleware:
     async def _admit(
         self, scope: Scope, receive: Receive, send: Send, request_log: RequestLog
     ) -> None:
+        check_host(scope, self._service.settings.allowed_hosts)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if (method, scope["path"]) in self._open:
             # A copy: the server still sees HEAD and sends no body.
@@ -213,10 +216,17 @@ class OperationRoute(APIRoute):
         body = await read_body(scope, receive, service.settings.body_seconds)
         scope[BODY_KEY] = body
         if principal is not None and self._has_key(scope, service):
+            # Every effect of the service is in its database: it commits with its fence.
+            transaction = principal.transaction()
             fence = IdempotencyMiddleware(
-                self.run, principal, service.policy, principal=lambda _: principal.grant.name
+                self.run,
+                principal,
+                service.policy,
+                principal=lambda _: principal.grant.name,
+                transaction=transaction,
             )
-            await fence(scope, _replay(body, receive), send)
+            inner = {**scope, PRINCIPAL_KEY: principal.within(transaction)}
+            await fence(inner, _replay(body, receive), send)
         else:
             await self.run(scope, receive, send)
 
@@ -248,7 +258,11 @@ class _AdmittedRequest(Request):
         return body
 
     async def json(self) -> Any:  # noqa: ANN401 - JSON
-        return strict_json(self.scope[BODY_KEY])
+        body: bytes = self.scope[BODY_KEY]
+        service: Service = self.scope["app"].state.service
+        principal: Principal | None = self.scope.get(PRINCIPAL_KEY)
+        tenant = None if principal is None else principal.tenant
+        return await service.compute.run_if_large(len(body), tenant, strict_json, body)
 
 
 class _ResponseSender:

@@ -26,8 +26,11 @@ from helixqueue.service.routes import (
     checks,
     fences,
     health,
+    identities,
     leases,
+    letters,
     login,
+    proof,
     queues,
     tokens,
 )
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
     batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, queues.routes,
-    changes.routes, fences.routes, checks.routes, tokens.routes, login.routes,
+    changes.routes, identities.routes, fences.routes, letters.routes, checks.routes, tokens.routes,
+    login.routes,
+    proof.routes,
     health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
@@ -57,6 +62,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if settings.duties:
             service.duties.start()
+        if service.sealing is not None:
+            service.sealing.start()
         yield
         await service.close()
 

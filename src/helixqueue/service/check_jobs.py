@@ -1,4 +1,4 @@
-"""Checks and replays run in a thread on their own connection, one at a time per tenant.
+"""Checks, replays and seals run in a thread on their own connection, one at a time per tenant.
 
 They read and compute for long, so they use neither the event loop nor the service's connections.
 Like every other transaction of the service, theirs begin with the token, which names the tenant.
@@ -16,6 +16,7 @@ import psycopg
 from helixqueue.errors import Unavailable
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
+from helixqueue.operate.seal import make_seal
 from helixqueue.postgres import tenant_sessions
 from helixqueue.postgres.database import Database
 from helixqueue.service.tenant_limits import TenantLimits
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
     from psycopg import Connection
 
+    from helixqueue.fence.signing import Signer
     from helixqueue.ledger.replay import ReplayResult
     from helixqueue.operate.check import CheckResult
+    from helixqueue.records.seal import SealHead
     from helixqueue.service.principal import Principal
     from helixqueue.service.settings import ServiceSettings
 
@@ -51,14 +54,21 @@ class CheckJobs:
         Invariants that did not finish in time are marked late.
         """
         return await self._run_in_thread(
-            principal, partial(self._check, principal.token_hash, only)
+            principal.tenant, partial(self._check, principal.token_hash, only)
         )
 
     async def replay(self, principal: Principal, *, after: int, limit: int) -> ReplayResult:
         """Replay a range of the tenant's batches; the next range starts after `stopped_at`."""
         return await self._run_in_thread(
-            principal, partial(self._replay, principal.token_hash, after, limit)
+            principal.tenant, partial(self._replay, principal.token_hash, after, limit)
         )
+
+    async def seal(
+        self, signer: Signer, previous: SealHead | None, principal: Principal | None = None
+    ) -> dict[str, Any]:
+        """Seal the records of all tenants since `previous`; `principal` asked for it."""
+        tenant = "" if principal is None else principal.tenant
+        return await self._run_in_thread(tenant, partial(_seal, signer, previous))
 
     async def close(self) -> None:
         """Cancel the running jobs; their clients are disconnected."""
@@ -70,12 +80,12 @@ class CheckJobs:
                     await asyncio.to_thread(connection.cancel_safe)
             await asyncio.wait(tasks, timeout=0.1)
 
-    async def _run_in_thread(self, principal: Principal, job: Callable[[Connection[Any]], T]) -> T:
-        self._limits.take(principal.tenant)
+    async def _run_in_thread(self, tenant: str, job: Callable[[Connection[Any]], T]) -> T:
+        self._limits.take(tenant)
         task = asyncio.ensure_future(asyncio.to_thread(self._connect_and_run, job))
         self._tasks.add(task)
         # The thread continues when the client disconnects, and counts until it ends.
-        task.add_done_callback(partial(self._finish, principal.tenant))
+        task.add_done_callback(partial(self._finish, tenant))
         return await asyncio.shield(task)
 
     def _finish(self, tenant: str, task: asyncio.Task[Any]) -> None:
@@ -126,3 +136,7 @@ class CheckJobs:
             seconds=self._settings.replay_seconds,
             enter=partial(tenant_sessions.assume_tenant, token_hash=token_hash, seconds=seconds),
         )
+
+
+def _seal(signer: Signer, previous: SealHead | None, connection: Connection[Any]) -> dict[str, Any]:
+    return make_seal(connection, signer, previous)

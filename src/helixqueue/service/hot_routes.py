@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.fence.http.asgi import Receive, Scope, Send
+    from helixqueue.service.service import Service
 
 _PROVIDED: Final[dict[str, Callable[[Scope, Receive], Any]]] = {
     "principal": lambda scope, _: scope[PRINCIPAL_KEY],
     "service": lambda scope, _: scope["app"].state.service,
     "request_log": lambda scope, _: scope[SCOPE_KEY],
+    "body_bytes": lambda scope, _: len(scope[BODY_KEY]),
     "request": Request,
 }
 
@@ -44,6 +46,7 @@ class HotRoute(OperationRoute):
         if unknown or "body" not in names:
             raise TypeError(f"{self.name}: expected path parameters and a body, got {names}")
         self._body = TypeAdapter(hints["body"])
+        self._result = TypeAdapter(self.response_model)
         self._path_params = {name: TypeAdapter(hints[name]) for name in self.param_convertors}
         self._provided = {name: _PROVIDED[name] for name in names & set(_PROVIDED)}
 
@@ -62,15 +65,23 @@ class HotRoute(OperationRoute):
             raise RequestValidationError(
                 [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
             )
-        arguments["body"] = _validate(self._body, strict_json(scope[BODY_KEY]), "body")
+        arguments["body"] = await self._parse(scope)
         result = await self.endpoint(**arguments)
         if isinstance(result, Response):
             return result
         status = self.status_code or 200
-        if isinstance(result, BaseModel):
-            text = result.__pydantic_serializer__.to_json(result)
-            return Response(text, status, media_type="application/json")
-        return Response(status_code=status)
+        if result is None:
+            return Response(status_code=status)
+        return Response(self._result.dump_json(result), status, media_type="application/json")
+
+    async def _parse(self, scope: Scope) -> Any:  # noqa: ANN401 - of the body's type
+        body: bytes = scope[BODY_KEY]
+        service: Service = scope["app"].state.service
+        tenant = scope[PRINCIPAL_KEY].tenant
+        return await service.compute.run_if_large(len(body), tenant, self._validated_body, body)
+
+    def _validated_body(self, body: bytes) -> Any:  # noqa: ANN401 - of the body's type
+        return _validate(self._body, strict_json(body), "body")
 
 
 def _validate(adapter: TypeAdapter[Any], value: object, *location: str) -> Any:  # noqa: ANN401 - of the adapter's type

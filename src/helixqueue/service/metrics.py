@@ -1,120 +1,205 @@
-"""Metrics of this process in the Prometheus text format.
+"""Metrics of this process, and those that the database keeps, for Prometheus.
 
-Labels never contain tenants, keys or actual paths.
+Labels are bounded and never contain keys, batch ids or actual paths. Tenants are labels only in the
+response to a token with the scope `metrics`, which an operator grants.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UntypedMetricFamily,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
 from helixqueue.engine.duties import DutyRow
+from helixqueue.records.metric import FAMILIES, LATENCY_BUCKETS, MetricFamily, MetricRow
 from helixqueue.service.tenant_limits import TenantLimits
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+EVERY_TENANT: Final = "*"  # the tenant of series that belong to none
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # else every counter has a second series with its creation time
 
 
-class Metrics:
-    """Needs no lock: only the event loop uses it."""
+class Metrics(Collector):
+    """Counters and gauges of one service.
+
+    Counters of several processes of one host are summed if PROMETHEUS_MULTIPROC_DIR is set.
+    """
 
     def __init__(self, streams: TenantLimits, waits: TenantLimits) -> None:
         self._streams = streams
         self._waits = waits
-        self._requests: Counter[tuple[str, str, str]] = Counter()
-        self._buckets: Counter[tuple[str, float]] = Counter()
-        self._seconds: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-        self._decisions: Counter[str] = Counter()
-        self._worker_writes: Counter[tuple[str, str]] = Counter()
-        self._problems: Counter[str] = Counter()
-        self._cut: Counter[str] = Counter()
         self.connections = 0
         self.requests_in_progress = 0
+        registry = self._registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "helix_http_requests_total", "Requests by route and status.",
+            ("method", "route", "status"), registry=registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "helix_http_request_seconds", "Time to respond.", ("route",), buckets=BUCKETS,
+            registry=registry,
+        )  # fmt: skip
+        self._decisions = Counter(
+            "helix_submit_decisions_total", "Submissions by decision.", ("decision",),
+            registry=registry,
+        )  # fmt: skip
+        self._worker_writes = Counter(
+            "helix_worker_answers_total", "Worker writes by answer.", ("operation", "answer"),
+            registry=registry,
+        )  # fmt: skip
+        self._problems = Counter(
+            "helix_http_problems_total", "Problem responses by kind.", ("problem",),
+            registry=registry,
+        )  # fmt: skip
+        self._cut = Counter(
+            "helix_http_connections_let_go_total", "Connections cut off.", ("why",),
+            registry=registry,
+        )  # fmt: skip
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests[method, route, str(status)] += 1
-        self._counts[route] += 1
-        # Whole microseconds: a Counter of integers.
-        self._seconds[route] += round(seconds * 1_000_000)
-        for bound in BUCKETS:
-            if seconds <= bound:
-                self._buckets[route, bound] += 1
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
 
     def count_decision(self, decision: str) -> None:
         """Count a submission: new, duplicate, conflict or refused."""
-        self._decisions[decision] += 1
+        self._decisions.labels(decision).inc()
 
     def count_worker_write(self, operation: str, answer: str) -> None:
-        self._worker_writes[operation, answer] += 1
+        self._worker_writes.labels(operation, answer).inc()
 
     def count_problem(self, problem: str) -> None:
-        self._problems[problem] += 1
+        self._problems.labels(problem).inc()
 
     def count_cut_connection(self, reason: str) -> None:
         """Count a closed connection: silent, unread, or closed to make room."""
-        self._cut[reason] += 1
+        self._cut.labels(reason).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """Gauges that this process reads from its own state."""
+        for name, text, value in (
+            ("helix_http_connections", "Client connections.", self.connections),
+            ("helix_http_streams", "Open change streams.", self._streams.taken),
+            ("helix_http_waits", "Worker requests that wait for work.", self._waits.taken),
+            ("helix_http_requests_under_way", "Requests in progress.", self.requests_in_progress),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
 
     def text(self) -> str:
-        lines = [
-            *_head("helix_http_requests_total", "counter", "Requests by route and status."),
-            *(f'helix_http_requests_total{{method="{m}",route="{r}",status="{s}"}} {n}'
-              for (m, r, s), n in sorted(self._requests.items())),
-            *_head("helix_http_request_seconds", "histogram", "Time to respond."),
-            *self._histogram(),
-            *_head("helix_submit_decisions_total", "counter", "Submissions by decision."),
-            *(f'helix_submit_decisions_total{{decision="{d}"}} {n}'
-              for d, n in sorted(self._decisions.items())),
-            *_head("helix_worker_answers_total", "counter", "Worker writes by answer."),
-            *(f'helix_worker_answers_total{{operation="{o}",answer="{a}"}} {n}'
-              for (o, a), n in sorted(self._worker_writes.items())),
-            *_head("helix_http_problems_total", "counter", "Problem responses by kind."),
-            *(f'helix_http_problems_total{{problem="{p}"}} {n}'
-              for p, n in sorted(self._problems.items())),
-            *_head("helix_http_connections", "gauge", "Client connections."),
-            f"helix_http_connections {self.connections}",
-            *_head("helix_http_connections_let_go_total", "counter", "Connections cut off."),
-            *(f'helix_http_connections_let_go_total{{why="{w}"}} {n}'
-              for w, n in sorted(self._cut.items())),
-            *_head("helix_http_streams", "gauge", "Open change streams."),
-            f"helix_http_streams {self._streams.taken}",
-            *_head("helix_http_waits", "gauge", "Worker requests that wait for work."),
-            f"helix_http_waits {self._waits.taken}",
-            *_head("helix_http_requests_under_way", "gauge", "Requests in progress."),
-            f"helix_http_requests_under_way {self.requests_in_progress}",
-        ]  # fmt: skip
-        return "\n".join(lines) + "\n"
+        registry = self._registry
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return _text(registry) + _text(self)
 
-    def _histogram(self) -> list[str]:
-        name = "helix_http_request_seconds"
-        lines = []
-        for route, count in sorted(self._counts.items()):
-            for bound in BUCKETS:
-                number = self._buckets[route, bound]
-                lines.append(f'{name}_bucket{{route="{route}",le="{bound:g}"}} {number}')
-            lines.append(f'{name}_bucket{{route="{route}",le="+Inf"}} {count}')
-            lines.append(f'{name}_sum{{route="{route}"}} {self._seconds[route] / 1_000_000:g}')
-            lines.append(f'{name}_count{{route="{route}"}} {count}')
-        return lines
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _text(collector: Collector) -> str:
+    return generate_latest(collector).decode()
 
 
 def duties_text(rows: Sequence[DutyRow]) -> str:
     """Metrics of the background duties, which are the same in every replica."""
-    lines = [
-        *_head("helix_duty_last_run_seconds", "gauge", "Unix time of the last run of a duty."),
-        *(f'helix_duty_last_run_seconds{{duty="{row.duty}"}} {row.last_at.timestamp():.3f}'
-          for row in rows if row.last_at is not None),
-        *_head("helix_duty_lag_seconds", "gauge", "Seconds a duty is overdue."),
-        *(f'helix_duty_lag_seconds{{duty="{row.duty}"}} {row.lag_seconds:.3f}' for row in rows),
-        *_head("helix_duty_run_seconds", "gauge", "Duration of the last run of a duty."),
-        *(f'helix_duty_run_seconds{{duty="{row.duty}"}} {row.seconds:.6f}' for row in rows),
-        *_head("helix_duty_rows_total", "counter", "Rows processed by a duty."),
-        *(f'helix_duty_rows_total{{duty="{row.duty}"}} {row.total}' for row in rows),
-        *_head("helix_duty_failures_total", "counter", "Failed runs of a duty."),
-        *(f'helix_duty_failures_total{{duty="{row.duty}"}} {row.failures}' for row in rows),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    last = GaugeMetricFamily(
+        "helix_duty_last_run_seconds", "Unix time of the last run of a duty.", labels=["duty"]
+    )
+    lag = GaugeMetricFamily("helix_duty_lag_seconds", "Seconds a duty is overdue.", labels=["duty"])
+    seconds = GaugeMetricFamily(
+        "helix_duty_run_seconds", "Duration of the last run of a duty.", labels=["duty"]
+    )
+    total = CounterMetricFamily(
+        "helix_duty_rows_total", "Rows processed by a duty.", labels=["duty"]
+    )
+    failures = CounterMetricFamily(
+        "helix_duty_failures_total", "Failed runs of a duty.", labels=["duty"]
+    )
+    for row in rows:
+        if row.last_at is not None:
+            last.add_metric([row.duty], row.last_at.timestamp())
+        lag.add_metric([row.duty], row.lag_seconds)
+        seconds.add_metric([row.duty], row.seconds)
+        total.add_metric([row.duty], row.total)
+        failures.add_metric([row.duty], row.failures)
+    return _text(_Families([last, lag, seconds, total, failures]))
 
 
-def _head(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+def stored_text(rows: Sequence[MetricRow], *, tenants: bool) -> str:
+    """The series that the database keeps; every family is named, also one without series."""
+    by_name = {
+        name: list(group)
+        for name, group in groupby(sorted(rows, key=lambda row: row.name), lambda row: row.name)
+    }
+    return _text(
+        _Families(
+            _family(family, by_name.get(family.name, []), tenants=tenants) for family in FAMILIES
+        )
+    )
+
+
+def _family(family: MetricFamily, rows: list[MetricRow], *, tenants: bool) -> Metric:
+    names = [name for name in (family.queue, family.label) if name and name != "le"]
+    labels = ["tenant", *names] if tenants else names
+    if family.kind == "histogram":
+        return _histogram(family, rows, labels, tenants=tenants)
+    kinds = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "untyped": UntypedMetricFamily,
+    }
+    metric: Metric = kinds[family.kind](family.name, family.help, labels=labels)
+    for row in rows:
+        labelled = dict(zip(labels, _values(family, row, tenants=tenants), strict=True))
+        metric.add_sample(family.name, labelled, row.value)
+    return metric
+
+
+def _values(family: MetricFamily, row: MetricRow, *, tenants: bool) -> list[str]:
+    values = [row.queue] if family.queue else []
+    if family.label and family.label != "le":
+        values.append(row.label)
+    tenant = "" if row.tenant == EVERY_TENANT else row.tenant
+    return [tenant, *values] if tenants else values
+
+
+def _histogram(
+    family: MetricFamily, rows: list[MetricRow], labels: list[str], *, tenants: bool
+) -> Metric:
+    """The database keeps one row per bucket, Prometheus wants their running sum."""
+    metric = HistogramMetricFamily(family.name, family.help, labels=labels)
+    rows = sorted(rows, key=lambda row: (row.tenant, row.queue))
+    for _, group in groupby(rows, lambda row: (row.tenant, row.queue)):
+        series = list(group)
+        values = {row.label: row.value for row in series}
+        running, buckets = 0.0, []
+        for bound in LATENCY_BUCKETS:
+            running += values.get(bound, 0.0)
+            buckets.append((bound, running))
+        metric.add_metric(
+            _values(family, series[0], tenants=tenants), buckets, values.get("sum", 0.0)
+        )
+    return metric

@@ -7,25 +7,30 @@ in the database that the token is still valid, together with the call (postgres/
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from helixqueue.engine import reads, tokens
+from helixqueue.engine import reads, service_calls, tokens
 from helixqueue.engine.tokens import TOKEN
 from helixqueue.fence.fence import AsyncFences
 from helixqueue.operations.batches import Operations
+from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.steps import Execute, Step, Steps, run_steps_async
+from helixqueue.service.compute_threads import MAX_LOOP_BYTES
 from helixqueue.service.problems import Problem, unauthenticated
 from helixqueue.service.rate_limit import RateLimit
-from helixqueue.service.submit_coalescer import BACKEND, SingleSubmit, SubmitCoalescer
+from helixqueue.service.submit_coalescer import COALESCING_CALLS, SingleSubmit, SubmitCoalescer
+from helixqueue.service.tenant_cipher import TenantCipher
 
 if TYPE_CHECKING:
     from helixqueue.engine.tokens import Grant
     from helixqueue.fence.metrics import Counters
     from helixqueue.postgres.call import Call
-    from helixqueue.postgres.tenant_sessions import TenantSessions
+    from helixqueue.postgres.tenant_sessions import TenantSessions, TenantTransaction
+    from helixqueue.service.compute_threads import ComputeThreads
     from helixqueue.service.settings import ServiceSettings
 
 T = TypeVar("T")
@@ -40,7 +45,10 @@ class Principal:
         token_hash: bytes,
         grant: Grant,
         settings: ServiceSettings,
+        *,
         counters: Counters,
+        compute: ComputeThreads,
+        identity_log: IdentityLog,
     ) -> None:
         self.grant = grant
         self.tenant = grant.tenant
@@ -49,29 +57,73 @@ class Principal:
         self._sessions = sessions
         self.token_hash = token_hash
         self._counters = counters
+        self._compute = compute
         self.operations = Operations(
-            BACKEND,
+            COALESCING_CALLS,
             tenant=grant.tenant,
             actor=grant.name,
             retry_seconds=settings.retry_seconds,
+            identity_log=identity_log,
         )
         self._coalescer = SubmitCoalescer(self.run)
+        self._transaction: TenantTransaction | None = None
         self._rate_limit = RateLimit(settings.requests_per_second, settings.burst)
+        self._cipher: TenantCipher | None = None
+
+    async def cipher(self) -> TenantCipher:
+        """What hides numbers from this token; its key is read once."""
+        if self._cipher is None:
+            self._cipher = TenantCipher(await self.execute(service_calls.tenant_key(self.tenant)))
+        return self._cipher
+
+    async def seal_cursor(self, cursor: str | None) -> str | None:
+        return None if cursor is None else (await self.cipher()).seal(cursor)
+
+    async def open_cursor(self, text: str | None) -> str | None:
+        return None if text is None else (await self.cipher()).open(text)
 
     async def run(self, call: Call[T], *more: Call[Any]) -> T:
         """Run a call once for the token's tenant; `more` calls in the same transaction."""
+        if self._transaction is not None:
+            reply = await self._transaction.run(call)
+            for other in more:
+                await self._transaction.run(other)
+            return reply
         return await self._sessions.run(self.token_hash, call, *more, tenant=self.tenant)
+
+    def transaction(self) -> TenantTransaction:
+        return self._sessions.transaction(self.token_hash, self.tenant)
+
+    def within(self, transaction: TenantTransaction) -> Principal:
+        """The same principal, all of whose calls run in a transaction."""
+        bound = copy.copy(self)
+        bound._transaction = transaction  # noqa: SLF001 - of the same class
+        return bound
 
     async def execute(self, call: Call[T]) -> T:
         """Run a call that may be repeated while the database is unreachable."""
         return await run_steps_async(self.operations.ask(call), self._perform)
 
-    async def run_steps(self, steps: Steps[T]) -> T:
+    async def run_steps(self, steps: Steps[T], *, in_thread: bool = False) -> T:
+        """Run an operation; `in_thread` if its computations would hold the event loop."""
+        if in_thread:
+            return await self._compute.run_steps(self.tenant, steps, self._perform)
         return await run_steps_async(steps, self._perform)
+
+    async def needs_thread(self, queue: str, body_bytes: int) -> bool:
+        """Whether submissions in a body of this length would hold the event loop."""
+        if body_bytes > MAX_LOOP_BYTES:
+            return True
+        known = await self.run_steps(self.operations.known(queue))
+        if not known.is_compiled:
+            await self._compute.run(self.tenant, getattr, known, "schema")
+        return known.schema is not None and not known.schema.is_inline(body_bytes)
 
     async def _perform(self, step: Step) -> Any:  # noqa: ANN401 - the result of any call
         if isinstance(step, Execute):
             if isinstance(step.call, SingleSubmit):
+                if self._transaction is not None:
+                    return await self.run(step.call.alone())
                 return await self._coalescer.submit(step.call)
             return await self.run(step.call)
         await asyncio.sleep(step.seconds)
@@ -134,11 +186,17 @@ class Principals:
     """A cache of the principals of recent requests."""
 
     def __init__(
-        self, sessions: TenantSessions, settings: ServiceSettings, counters: Counters
+        self,
+        sessions: TenantSessions,
+        settings: ServiceSettings,
+        counters: Counters,
+        compute: ComputeThreads,
     ) -> None:
         self._sessions = sessions
         self._settings = settings
         self._counters = counters  # shared by the fences of all principals
+        self._compute = compute
+        self.identity_log = IdentityLog(writes_lines=False)  # of all principals
         self._cache: OrderedDict[bytes, Principal] = OrderedDict()
         self._lookup: asyncio.Task[dict[bytes, Grant]] | None = None
         self._next_hashes: set[bytes] | None = None  # of `_lookup`, until it starts
@@ -166,7 +224,15 @@ class Principals:
             # Keeps its cached queues, its rate limit and its fences.
             principal.read_at = time.monotonic()
         else:
-            principal = Principal(self._sessions, token_hash, grant, self._settings, self._counters)
+            principal = Principal(
+                self._sessions,
+                token_hash,
+                grant,
+                self._settings,
+                counters=self._counters,
+                compute=self._compute,
+                identity_log=self.identity_log,
+            )
         self._cache[token_hash] = principal
         self._cache.move_to_end(token_hash)
         while len(self._cache) > CACHED_MAX:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from helixqueue.errors import (
     Conflict,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Kind: status, title, remedy. A test compares them with docs/http.md.
 PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-http": (400, "The request is not HTTP", "send HTTP/1.1"),
+    "invalid-host": (400, "The Host header is not valid", "send one Host, a name of this service"),
     "not-json": (400, "The body is not strict JSON", "send strict JSON in UTF-8"),
     "unauthenticated": (
         401,
@@ -44,6 +46,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "not-found": (404, "No such path", "see /v1/openapi.json"),
     "no-such-batch": (404, "The tenant has no such batch", "check the batch id"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
+    "no-such-letter": (404, "The tenant has no such dead letter", "check its number"),
     "no-such-fence": (404, "The tenant has no such fence", "check the fence key"),
     "no-such-login": (
         404,
@@ -62,6 +65,7 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "in-progress": (409, "The work is not finished", "retry after Retry-After seconds"),
     "no-result": (409, "The batch ended without a result", "read its history"),
     "queue-closed": (409, "The queue is closed for submissions", "ask an operator to open it"),
+    "no-key": (409, "The service has no key to sign with", "start it with --key FILE"),
     "not-in-doubt": (409, "The fence is not in doubt", "read the fence again"),
     "name-taken": (409, "The name was used before", "rotate that token, or choose another name"),
     "body-too-large": (413, "The body is too large", "send less, or use several requests"),
@@ -94,12 +98,14 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
 # Default `expected` and `got` members, by kind. Faults of the service have neither.
 DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "not-http": ("HTTP/1.1", "other bytes"),
+    "invalid-host": ("one Host header with a name of this service", "another Host"),
     "not-json": ("strict JSON in UTF-8", "other bytes"),
     "unauthenticated": ("a valid token", "no valid token"),
     "forbidden": ("a token that permits the operation", "a token that does not"),
     "not-found": ("a path of /v1/openapi.json", "another path"),
     "no-such-batch": ("a batch of the tenant", "an unknown id"),
     "no-such-queue": ("a queue of the tenant", "an unknown name"),
+    "no-such-letter": ("a dead letter of the tenant", "an unknown number"),
     "no-such-fence": ("a fence of the tenant", "an unknown key"),
     "no-such-login": ("an unused code that has not expired", "another code"),
     "no-such-token": ("a valid token of the tenant", "a name without one"),
@@ -110,6 +116,7 @@ DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "in-progress": ("finished work", "unfinished work"),
     "no-result": ("a batch with a result", "a batch without a result"),
     "queue-closed": ("an open queue", "a closed queue"),
+    "no-key": ("a service with a key file", "one without"),
     "name-taken": ("a new name", "a name that was used before"),
     "body-too-large": ("a smaller body", "a larger body"),
     "unsupported-media-type": ("application/json", "another content type"),
@@ -168,11 +175,10 @@ class Problem(HTTPException):
             **{name: value for name, value in self.members.items() if value is not None},
         }
 
-    def response(self, request_id: str) -> JSONResponse:
+    def response(self, request_id: str) -> Response:
         headers = {"Cache-Control": "no-store", **self.extra_headers}
-        return JSONResponse(
-            self.body(request_id), self.status_code, headers, "application/problem+json"
-        )
+        text = orjson.dumps(self.body(request_id))
+        return Response(text, self.status_code, headers, "application/problem+json")
 
 
 def problem_of(error: HelixError, *, values: bool = False) -> Problem:

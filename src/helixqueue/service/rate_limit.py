@@ -12,10 +12,14 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from helixqueue.service.address import client_address
 from helixqueue.service.problems import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from helixqueue.fence.http.asgi import Scope
+    from helixqueue.service.address import Network
 
 ADDRESSES_MAX: Final = 10_000
 PREFIX_BITS: Final = 64  # the IPv6 network of one customer of a provider
@@ -51,14 +55,17 @@ class RateLimit:
 class AnonymousRateLimit:
     """One rate limit per client address."""
 
-    def __init__(self, per_second: float, burst: int) -> None:
+    def __init__(
+        self, per_second: float, burst: int, trusted_proxies: Sequence[Network] = ()
+    ) -> None:
         self._per_second = per_second
         self._burst = burst
+        self._trusted_proxies = trusted_proxies
         self._limits: OrderedDict[str, RateLimit] = OrderedDict()
 
     def count(self, scope: Scope) -> RateLimit:
         """Count a request of the client's address; raises `too-many-requests`."""
-        network = _network(scope)
+        network = _network(client_address(scope, self._trusted_proxies))
         limit = self._limits.setdefault(network, RateLimit(self._per_second, self._burst))
         self._limits.move_to_end(network)
         while len(self._limits) > ADDRESSES_MAX:
@@ -74,9 +81,8 @@ class AnonymousRateLimit:
         return limit
 
 
-def _network(scope: Scope) -> str:
+def _network(host: str) -> str:
     """The IPv4 address, or the IPv6 network: its owner has every address in it."""
-    host = (scope.get("client") or ("",))[0]
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

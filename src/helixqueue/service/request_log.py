@@ -18,12 +18,13 @@ from uuid import UUID
 import orjson
 
 from helixqueue.engine.tokens import LOGIN, TOKEN
+from helixqueue.json_log import JsonFormatter, level_name
 
 log = logging.getLogger("helixqueue.service.request")
 
 FIELDS: Final = (
     "tenant", "token", "queue", "batch", "fence", "run", "attempt", "worker", "conflicting_worker",
-    "decision", "count", "reason", "problem", "fault",
+    "decision", "count", "reason", "raw_hex", "without_identity", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)
 # Fields of the request that every step line repeats.
@@ -59,6 +60,7 @@ class RequestLog:
         self._fields: dict[str, Any] = {}
         self._steps: list[tuple[str, dict[str, Any]]] = []
         self._has_mismatch = False
+        self._has_warning = False
 
     def set_route(self, route: str, operation: str) -> None:
         self.route = route
@@ -72,11 +74,17 @@ class RequestLog:
             if value is not None:
                 self._fields[name] = value
 
+    def warn(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        """Add fields that an operator should see."""
+        self.add(**fields)
+        self._has_warning = True
+
     def add_step(self, operation: str, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Log the result of one batch of the request."""
         self._steps.append((operation, fields))
-        # The worker sent two different results for one attempt, which is a bug of the worker.
-        self._has_mismatch = self._has_mismatch or bool(fields.get("mismatch"))
+        # Another worker owns the batch, or the worker sent two different results for one attempt.
+        is_mismatch = fields.get("mismatch") or fields.get("conflicting_worker")
+        self._has_mismatch = self._has_mismatch or bool(is_mismatch)
 
     @property
     def is_routed(self) -> bool:
@@ -88,13 +96,14 @@ class RequestLog:
 
     def write(self, status: int) -> None:
         """Write all lines as one record: a record per line took half the time of a bulk submit."""
-        level = logging.WARNING if status >= 500 else logging.INFO
+        level = logging.WARNING if status >= 500 or self._has_warning else logging.INFO
         if self._has_mismatch:
             level = logging.ERROR
         if not log.isEnabledFor(level):
             return
         head: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level_name(level),
             "request": self.request_id,
         }
         if self._trace is not None:
@@ -119,8 +128,8 @@ class RequestLog:
         ]
 
 
-class MaskingFormatter(logging.Formatter):
-    """The message alone, with secrets masked."""
+class MaskingFormatter(JsonFormatter):
+    """JSON lines, with secrets masked."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -140,6 +149,16 @@ def masked(text: str) -> str:
     for secret, replacement in _SECRETS:
         text = secret.sub(replacement, text)
     return text
+
+
+def refused_fields(raw: bytes, reason: str) -> dict[str, str]:
+    """The fields of a refused identity: its bytes in hex, without secrets, and the reason."""
+    text = raw.decode("utf-8", "surrogateescape")
+    hidden = masked(text)
+    return {
+        "raw_hex": (raw if hidden == text else hidden.encode("utf-8", "surrogateescape")).hex(),
+        "reason": reason,
+    }
 
 
 def _loggable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path
 from starlette.requests import Request
 
 from helixqueue.fence.http.asgi import Disconnected
-from helixqueue.service.admission import PRINCIPAL_KEY, OperationRoute
+from helixqueue.service.admission import BODY_KEY, PRINCIPAL_KEY, OperationRoute
 from helixqueue.service.hot_routes import HotRoute
 from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.principal import Principal
@@ -38,9 +38,14 @@ async def _request_log(request: Request) -> RequestLog:
     return request_log
 
 
+async def _body_bytes(request: Request) -> int:
+    return len(request.scope[BODY_KEY])
+
+
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 ServiceDep = Annotated[Service, Depends(_service)]
 RequestLogDep = Annotated[RequestLog, Depends(_request_log)]
+BodyBytesDep = Annotated[int, Depends(_body_bytes)]
 QueueName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of the queue.", examples=["basecall"])
 ]

@@ -18,6 +18,7 @@ import uvicorn
 from helixqueue.errors import Refused, SchemaMismatch
 from helixqueue.service.address import address_of, is_loopback, url_host
 from helixqueue.service.app import create_app
+from helixqueue.service.compute_threads import SWITCH_SECONDS
 from helixqueue.service.request_log import MaskingFormatter
 from helixqueue.service.service import SCHEMA_MISMATCH, UNREACHABLE, Service
 from helixqueue.service.slow_clients import connection_class
@@ -69,6 +70,7 @@ class HttpServer(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
+        sys.setswitchinterval(SWITCH_SECONDS)
         await super().startup(sockets)
 
 
@@ -157,8 +159,7 @@ def check_database(
 
 
 def log_to(handler: logging.Handler) -> None:
-    """Send the log to `handler`: one JSON line per request."""
-    logger = logging.getLogger("helixqueue")
-    handler.setFormatter(MaskingFormatter("%(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    """Send the log to `handler`: one JSON line per request, and warnings of every library."""
+    handler.setFormatter(MaskingFormatter())
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("helixqueue").setLevel(logging.INFO)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from helixqueue.engine import duties, reads, revision, service_calls
+from helixqueue.engine.tokens import SERVICE_ROLES
 from helixqueue.errors import HelixError, NotPermitted, SchemaMismatch
 from helixqueue.fence.metrics import Counters
 from helixqueue.fence.policy import Policy
@@ -15,14 +16,18 @@ from helixqueue.postgres.database import AsyncDatabase
 from helixqueue.postgres.fair_semaphore import FairSemaphore
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.postgres.wakeups import Wakeups
+from helixqueue.service.address import proxy_networks
 from helixqueue.service.change_marks import ChangeMarks
 from helixqueue.service.check_jobs import CheckJobs
+from helixqueue.service.claim_hints import ClaimHints
+from helixqueue.service.compute_threads import ComputeThreads
 from helixqueue.service.duties import Duties
 from helixqueue.service.lease_names import LeaseNames
 from helixqueue.service.metrics import Metrics
 from helixqueue.service.principal import Principal, Principals
 from helixqueue.service.problems import Problem, no_such_queue
 from helixqueue.service.rate_limit import AnonymousRateLimit
+from helixqueue.service.sealing import Sealing
 from helixqueue.service.tenant_limits import TenantLimits
 
 if TYPE_CHECKING:
@@ -37,14 +42,16 @@ COUNTED_MAX: Final = 10_000
 UNREACHABLE: Final = "the database is unreachable"
 SCHEMA_MISMATCH: Final = "the database schema does not match this release; run helixq migrate"
 BIND_HELP: Final = (
-    "create a role for the service: create role helix_service login; grant helix_client to "
-    "helix_service; select helix.bind_v1('helix_service', '*', true)"
+    "create a role for the service: create role helix_service login; "
+    f"grant {', '.join(SERVICE_ROLES)} to helix_service; "
+    "select helix.bind_v1('helix_service', '*', true)"
 )
 
 
 class Service:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
+        self.signer = settings.keys[-1].signer if settings.keys else None
         self.policy = settings.policy or Policy()  # create_app adds one route per operation
         self.key_required: frozenset[str] = frozenset()  # operations that need a key
         self.sessions = TenantSessions(
@@ -55,14 +62,16 @@ class Service:
             wait_seconds=settings.wait_seconds,
             pooled=settings.pooled,
         )
-        self.principals = Principals(self.sessions, settings, Counters())
+        self.compute = ComputeThreads()
+        self.principals = Principals(self.sessions, settings, Counters(), self.compute)
+        proxies = proxy_networks(settings.trusted_proxies)
         self.anonymous_limit = AnonymousRateLimit(
-            settings.anonymous_per_second, settings.anonymous_burst
+            settings.anonymous_per_second, settings.anonymous_burst, proxies
         )
         # Separate: behind a proxy all clients share an address, and a client that guesses tokens
         # must not block a user with a valid login link.
         self.login_limit = AnonymousRateLimit(
-            settings.anonymous_per_second, settings.anonymous_burst
+            settings.anonymous_per_second, settings.anonymous_burst, proxies
         )
         self.change_marks = ChangeMarks(self.sessions)
         self.wakeups = self._wakeups()
@@ -79,8 +88,14 @@ class Service:
         )
         self.metrics = Metrics(self.streams, self.waits)
         self.lease_names = LeaseNames()
+        self.claim_hints = ClaimHints()
         self.duties = Duties(self.sessions)
         self.check_jobs = CheckJobs(settings)
+        self.sealing = (
+            None
+            if settings.seal_to is None or self.signer is None
+            else Sealing(self.check_jobs, self.signer, settings.seal_to, settings.seal_seconds)
+        )
         self.duty_rows: list[DutyRow] = []
         self.fault: HelixError | None = None  # of the last readiness check
         self._readiness: asyncio.Task[str | None] | None = None
@@ -97,11 +112,14 @@ class Service:
     async def close(self) -> None:
         """Close every part, in reverse order, even if one of them fails."""
         async with AsyncExitStack() as parts:
+            parts.callback(self.compute.close)
             parts.push_async_callback(self.sessions.close)
             if self.wakeups is not None:
                 parts.push_async_callback(self.wakeups.close)
             parts.push_async_callback(self.check_jobs.close)
             parts.push_async_callback(self.duties.stop)
+            if self.sealing is not None:
+                parts.push_async_callback(self.sealing.stop)
 
     async def check_ready(self) -> str | None:
         """The reason why the service is not ready, or None.

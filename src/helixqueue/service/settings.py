@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 from helixqueue.errors import Refused
 from helixqueue.postgres.database import parse_dsn
+from helixqueue.service.address import host_names, proxy_networks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from helixqueue.fence.key_file import SigningKey
     from helixqueue.fence.policy import Policy
 
 # The largest document that strict JSON reads (identity/strictjson.py).
@@ -50,10 +54,21 @@ class ServiceSettings:
     max_waits: int = 1_000  # worker requests that wait for work
     poll_seconds: float = 0.5  # between two reads of a stream
     duties: bool = True  # run background duties
+    # Whose tokens read the counters of the process, which cover all tenants; None: of any tenant.
+    metrics_tenant: str | None = None
+    # Host names that requests may have; () for any. "*.example.org" includes all its subdomains.
+    allowed_hosts: tuple[str, ...] = ()
+    # Addresses or networks of proxies whose X-Forwarded-For names the client.
+    trusted_proxies: tuple[str, ...] = ()
     policy: Policy | None = None  # for idempotency keys; by default they are optional
+    keys: tuple[SigningKey, ...] = ()  # published; the last one signs receipts and seals
+    seal_to: Path | None = None  # directory that gets a seal every `seal_seconds`
+    seal_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
         parse_dsn(self.dsn)
+        object.__setattr__(self, "allowed_hosts", host_names(self.allowed_hosts))
+        proxy_networks(self.trusted_proxies)
         if self.listen_dsn is not None:
             parse_dsn(self.listen_dsn)
         if not 1 <= self.max_pending <= COUNT_BOUND:
@@ -61,10 +76,12 @@ class ServiceSettings:
                 f"max_pending: expected 1 to {COUNT_BOUND}, got {self.max_pending}: "
                 "the engine does not count further"
             )
+        if self.seal_to is not None and not self.keys:
+            raise Refused("expected a key to sign seals with, got none; see `helixq key create`")
         for name in ("connections", "connect_seconds", "statement_seconds", "wait_seconds",
                      "head_seconds", "body_seconds", "read_seconds", "idle_seconds",
                      "max_connections", "max_requests", "requests_per_second", "burst",
                      "anonymous_per_second", "anonymous_burst", "max_streams", "max_waits",
-                     "poll_seconds"):  # fmt: skip
+                     "poll_seconds", "seal_seconds"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise Refused(f"{name}: expected a number above 0, got {getattr(self, name)!r}")

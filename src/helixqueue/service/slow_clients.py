@@ -49,6 +49,9 @@ class TimedConnection(HttpToolsProtocol):
     )
     _stalled: asyncio.TimerHandle | None = None  # for the client to read the response
     _head_bytes = 0  # received since the last complete head or part of a body
+    _head_size = 0  # of the URL and the headers of the current head
+    _is_in_head = False
+    _is_refused = False  # the connection has its last response
     _is_closing = False  # the next response is the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,31 +66,52 @@ class TimedConnection(HttpToolsProtocol):
         self.tracker.metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._head_bytes += len(data)
         super().data_received(data)
+        # A head that is not complete, or trailers.
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._respond(
-                Problem(
-                    "head-too-large",
-                    f"a request head has at most {MAX_HEAD_BYTES} bytes",
-                    got="more",
-                )
-            )
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        self._head_size = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # After the body these are trailers. They must not become headers of a request that has
+        # been admitted without them.
+        if self._is_in_head:
+            self._head_size += len(name) + len(value) + len(": \r\n")
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
         self._head_bytes = 0
         self._stop_timer()
+        if self._head_size > MAX_HEAD_BYTES:
+            # A head that arrived complete, in one read.
+            self._refuse_head()
+        if self._is_refused:
+            return
         super().on_headers_complete()
         if self._is_closing:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
-        super().on_body(body)
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
-        super().on_message_complete()
+        if not self._is_refused:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -139,8 +163,13 @@ class TimedConnection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _refuse_head(self) -> None:
+        detail = f"a request head has at most {MAX_HEAD_BYTES} bytes"
+        self._respond(Problem("head-too-large", detail, got="more"))
+
     def _respond(self, problem: Problem) -> None:
         """Respond to bytes that are not a request, and close the connection."""
+        self._is_refused = True
         self.tracker.metrics.count_problem(problem.kind)
         response = problem.response(uuid.uuid4().hex)
         lines = [

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue.client.postgres_backend import BACKEND as POSTGRES_BACKEND
+from helixqueue.client.postgres_backend import POSTGRES_CALLS
 from helixqueue.engine import calls
 from helixqueue.errors import Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken
@@ -42,6 +42,16 @@ class SingleSubmit:
 
     def read(self, row: Any) -> list[SubmittedRow]:  # noqa: ANN401 - as the protocol has it
         return [row]
+
+    def alone(self) -> Call[list[SubmittedRow]]:
+        """The call for this row only."""
+        return calls.submit(
+            tenant=self.tenant,
+            queue=self.queue,
+            profile=self.profile,
+            rows=[self.row],
+            actor=self.actor,
+        )
 
 
 class _CoalescingCalls:
@@ -74,7 +84,7 @@ class _CoalescingCalls:
         return calls.submit(tenant=tenant, queue=queue, profile=profile, rows=rows, actor=actor)
 
 
-BACKEND: Final = replace(POSTGRES_BACKEND, calls=_CoalescingCalls())
+COALESCING_CALLS: Final = replace(POSTGRES_CALLS, calls=_CoalescingCalls())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ testing.assert_submitted(helix, basecall, identity="s1", payload={"pod5": "a"})
 testing.drain(helix, basecall)
 ```
 
-`drain` runs handlers until nothing is left, without a renewer and without prefetching. `leased`
-gives one lease to call a handler with by hand; `expire` takes it away, and `freeze` gives it to
-another worker meanwhile, as a freeze past its end would. The pytest plugin
-(`helixqueue.testing.plugin`) has the fixtures `helix` and `helix_dsn`.
+`drain` runs handlers until no batch can be claimed, without a heartbeat and without prefetching.
+`leased` returns a lease, to call a handler directly. `expire` ends that lease; `freeze` lets
+another worker complete the batch meanwhile. The pytest plugin (`helixqueue.testing.plugin`) has the
+fixtures `helix` and `helix_dsn`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.client import run_worker
+from helixqueue.client.backend import backend_of
 from helixqueue.engine import reads
 from helixqueue.errors import HelixError
 from helixqueue.records.lease import LeaseRef
@@ -45,13 +46,15 @@ def drain(helix: HelixQueue, *queues: Queue[Any, Any]) -> WorkSummary:
     """Do all the work of these queues that can be claimed now, one batch at a time."""
     jobs = run_worker.handlers_of(helix, queues)
     for queue in queues:
-        helix.know(queue)
+        backend_of(helix).declare(queue)
 
     async def run() -> WorkSummary:
         options = WorkerOptions(slots=1, until_idle=True, prefetch=1)
-        async with run_worker.async_twin(helix) as twin:
-            transport = helix.transport(options)
-            worker = Worker(transport, jobs, options, helix.submit, twin.submit, renews=False)
+        async with run_worker.async_version(helix) as async_client:
+            transport = backend_of(helix).transport(options)
+            worker = Worker(
+                transport, jobs, options, helix.submit, async_client.submit, renews=False
+            )
             return await worker.run()
 
     return run_worker.run_coroutine(run)
@@ -85,7 +88,7 @@ def assert_submitted(
 
 
 def _payload(helix: HelixQueue, batch: BatchRow) -> str | None:
-    detail = helix.run(reads.batch_detail(batch.batch_id, payload=True))
+    detail = backend_of(helix).run(reads.batch_detail(batch.batch_id, payload=True))
     return None if detail is None else detail.payload
 
 
@@ -96,13 +99,13 @@ def leased(helix: HelixQueue, queue: Queue[Any, Any]) -> Iterator[Lease[Any, Any
     What the handler returns is not settled; what it does in `lease.transaction()` is. Afterwards
     the batch is given back, unless it ended.
     """
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     options = WorkerOptions(slots=1)
     [*rows] = helix.claim(options.worker, [queue], start=True)
     if not rows:
         raise HelixError(f"expected work in queue {queue.name}, found none that can be claimed")
     [row] = rows
-    transport = helix.transport(options)
+    transport = backend_of(helix).transport(options)
     attempt = Attempt(row, time.monotonic())
     try:
         yield Lease(attempt, queue, None, _Hand(helix, transport))

@@ -43,13 +43,22 @@ class PostgresTransport:
     """The connections of one worker to one database."""
 
     def __init__(
-        self, dsn: str, *, worker: str, connections: int, handlers: int, options: dict[str, Any]
+        self,
+        dsn: str,
+        *,
+        worker: str,
+        connections: int,
+        handlers: int,
+        options: dict[str, Any],
+        tenant: str | None = None,
     ) -> None:
         """`connections` for the calls of the worker, `handlers` for transactions of handlers.
 
-        `options` are the options of `Database.connect`.
+        `options` are the options of `Database.connect`. `tenant` is the tenant to serve; None
+        serves every tenant of the login.
         """
         self.worker = worker
+        self._tenant = tenant
         self._dsn = dsn
         self._options = options
         self._size = connections
@@ -79,6 +88,7 @@ class PostgresTransport:
             "connections": self._size,
             "handlers": self._handlers,
             "options": self._options,
+            "tenant": self._tenant,
         }
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
@@ -93,6 +103,7 @@ class PostgresTransport:
                 start=True,
                 hints=request.hints,
                 settle=request.settle,
+                tenant=self._tenant,
             )
         )
         if request.settle:

@@ -10,7 +10,7 @@ do $$ begin raise exception using errcode = 'QH004', message = 'the lease was lo
 -- worker freezes now, the server ends the transaction when it has been idle for the length of the lease.
 -- One statement, to save a round trip.
 with bound as materialized (
-  select set_config('idle_in_transaction_session_timeout', %s::text, true))
+  select pg_catalog.set_config('idle_in_transaction_session_timeout', %s::text, true))
 select s.batch, s.answer, s.owner, s.state::text, s.late, s.mismatch
 from bound,
      helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text[],
@@ -22,7 +22,7 @@ from bound,
 -- savepoint, but the server does: pg_export_snapshot fails inside one (SQLSTATE 25001). It also makes
 -- PREPARE TRANSACTION fail: a prepared transaction would hold the row of the lease without a time limit.
 with bound as materialized (
-  select set_config('idle_in_transaction_session_timeout', %s::text, true), pg_export_snapshot())
+  select pg_catalog.set_config('idle_in_transaction_session_timeout', %s::text, true), pg_catalog.pg_export_snapshot())
 select s.batch, s.answer, s.owner, s.state::text, s.late, s.mismatch
 from bound,
      helix.settle_v1(%s::text, %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::text[],

@@ -14,6 +14,9 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from helixqueue.identity import PART_SEPARATOR
+from helixqueue.json_log import level_name
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
@@ -71,6 +74,7 @@ class LoggedTransport:
                 "queue": row.queue,
                 "batch": str(row.batch_id),
                 "attempt": row.attempt,
+                "identity": row.identity,  # for terminals; not part of the JSON line
             }
             self._claimed[row.batch] = batch_fields
             self._write("claim", batch_fields, "ok", request.request_id)
@@ -136,8 +140,14 @@ class LoggedTransport:
         request_id: UUID | None = None,
         owner: str | None = None,
     ) -> None:
+        level = logging.WARNING if decision == "refused" else logging.INFO
+        # Another worker owns the batch, or this one had two results for one attempt.
+        if owner is not None or fields.get("mismatch"):
+            level = logging.ERROR
+        identity = fields.get("identity")
         line: dict[str, Any] = {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level_name(level),
             "request": None if request_id is None else str(request_id),
             "operation": operation,
             **fields,
@@ -145,11 +155,10 @@ class LoggedTransport:
             "conflicting_worker": owner,
             "decision": decision,
         }
-        level = logging.WARNING if decision == "refused" else logging.INFO
-        if fields.get("mismatch"):  # this worker had two results for one attempt
-            level = logging.ERROR
+        line.pop("identity", None)
         known = {name: value for name, value in line.items() if value is not None}
-        LOG.log(level, "%s", _ENCODER.encode(known))
+        text = (identity or "").replace(PART_SEPARATOR, " / ")
+        LOG.log(level, "%s", _ENCODER.encode(known), extra={"operation": known, "identity": text})
 
 
 class _LoggedTransactions:

@@ -12,6 +12,7 @@ from psycopg import sql
 from helixqueue.client.embedded_setup import set_up
 from helixqueue.embedded import Servers
 from helixqueue.engine.migrate import LOCK, migrate
+from helixqueue.engine.tokens import SERVICE_ROLES
 from helixqueue.errors import Refused
 from helixqueue.postgres.database import parse_dsn
 
@@ -75,7 +76,8 @@ def grant_service(owner_dsn: str, role: str, *, create: bool = False) -> None:
             "select from helix.role_tenant where role = %s", (role,)
         ).fetchone()
         if bound is None:
-            connection.execute(sql.SQL("grant helix_client to {}").format(name))
+            roles = sql.SQL(", ").join(map(sql.Identifier, SERVICE_ROLES))
+            connection.execute(sql.SQL("grant {} to {}").format(roles, name))
             connection.execute("select helix.bind_v1(%s, '*', true)", (role,))
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from helixqueue.worker.in_flight import InFlight
+    from helixqueue.worker.metrics import Durations
     from helixqueue.worker.options import WorkerOptions
 
 # One call. Larger calls cost less per batch, and hold more work ahead of its slots.
@@ -15,7 +16,8 @@ AVERAGED_ATTEMPTS = 10
 
 
 class Capacity:
-    def __init__(self, options: WorkerOptions, in_flight: InFlight) -> None:
+    def __init__(self, options: WorkerOptions, in_flight: InFlight, handlers: Durations) -> None:
+        self._handlers = handlers
         self._slots = options.slots
         self._calls = options.concurrent_calls
         self._prefetch = options.prefetch
@@ -26,7 +28,8 @@ class Capacity:
         self.call_max = 1 if self._one_by_one else options.prefetch or CLAIM_MAX
 
     def record(self, seconds: float) -> None:
-        """Count the duration of one attempt into the average."""
+        """Count the duration of one attempt: in the metrics, and into the average."""
+        self._handlers.observe(seconds)
         self._recorded += 1
         weight = 1 / min(self._recorded, AVERAGED_ATTEMPTS)
         self.handler_seconds += (seconds - self.handler_seconds) * weight

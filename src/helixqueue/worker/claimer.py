@@ -209,7 +209,7 @@ class Claimer:
                 raise
             await self._settle(sent)  # one of these is invalid; the next call claims
             return
-        self._health.claim_answered()
+        self._health.claim_answered(claimed_at)
         self._record_results(sent, claimed.settled)
         self._record_claim(request, claimed, claimed_at)
 

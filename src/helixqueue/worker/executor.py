@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import HelixError, LeaseLost
 from helixqueue.failpoints import failpoint
-from helixqueue.queues import Schema
+from helixqueue.schemas import Schema
 from helixqueue.transport.protocol import Settlement
 from helixqueue.worker import outcomes
 from helixqueue.worker.attempt import FIRST_RENEWAL_FRACTION, abandon_margin
@@ -77,7 +77,7 @@ class Executor:
             if value is None and schema is None and not handler.declares_result:
                 settlement = Settlement(row.batch, row.token, "completed")
             else:
-                settlement = outcomes.completed(row, handler.queue, schema, value)
+                settlement = await outcomes.completed_async(row, handler.queue, schema, value)
         except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - of any handler
             settlement = self._failed(attempt, handler, started, error)
         ended = time.monotonic()

@@ -19,7 +19,8 @@ from helixqueue.worker import outcomes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from helixqueue.queues import Queue, Schema
+    from helixqueue.queues import Queue
+    from helixqueue.schemas import Schema
     from helixqueue.transport.protocol import (
         AsyncHandlerTransactions,
         HandlerTransactions,

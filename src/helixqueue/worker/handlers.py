@@ -18,7 +18,8 @@ from helixqueue.errors import Refused
 from helixqueue.worker.lease import AsyncLease, Lease
 
 if TYPE_CHECKING:
-    from helixqueue.queues import Queue, Schema
+    from helixqueue.queues import Queue
+    from helixqueue.schemas import Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle
 

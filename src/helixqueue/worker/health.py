@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.worker.metrics import Durations
+
 if TYPE_CHECKING:
     from helixqueue.worker.in_flight import InFlight
 
@@ -30,10 +32,14 @@ class WorkerHealth:
         self.last_error = ""
         self._in_flight = in_flight
         self.answered_at = time.monotonic()
+        self.claims = Durations()  # calls that settle and claim
+        self.handlers = Durations()
+        self.metrics_port: int | None = None  # where the endpoint listens
 
-    def claim_answered(self) -> None:
+    def claim_answered(self, sent_at: float) -> None:
         self.last_error = ""
         self.answered_at = time.monotonic()
+        self.claims.observe(self.answered_at - sent_at)
 
     def call_failed(self, error: Exception) -> None:
         self.last_error = str(error)[:200]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from uuid import UUID
 
-    from helixqueue.queues import Queue, Schema
+    from helixqueue.queues import Queue
+    from helixqueue.schemas import Schema
     from helixqueue.transport.protocol import LeaseRow
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle

@@ -26,6 +26,9 @@ class WorkOptions(TypedDict, total=False):
     poll_seconds: float  # interval of claims without a wake-up; 1
     grace_seconds: float  # time to finish after stop; 30
     name: str | None  # of the worker, for operators; default: host and process id
+    all_tenants: bool  # serve every tenant of the login, not only the client's
+    metrics_port: int | None  # serve metrics for Prometheus there; 0 for any free port
+    metrics_host: str  # address of that endpoint, which asks for no token; 127.0.0.1
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class WorkerOptions:
     poll_seconds: float = 1.0
     grace_seconds: float = 30.0
     name: str | None = None
+    all_tenants: bool = False
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     worker: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +58,8 @@ class WorkerOptions:
                 raise Refused(f"{option}: expected {least} to {most}, got {value!r}")
         if self.prefetch is not None and not 1 <= self.prefetch <= 1_000:
             raise Refused(f"prefetch: expected 1 to 1000, got {self.prefetch!r}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise Refused(f"metrics_port: expected 0 to 65535, got {self.metrics_port!r}")
         if self.free is not None:
             object.__setattr__(self, "free", checked_requires(self.free, "free"))
         # With a random suffix: a worker that restarts under the same name is another worker.

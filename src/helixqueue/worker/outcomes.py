@@ -5,7 +5,7 @@ Reporting a failure must not fail: any text is changed into a text that the data
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import traceback
 from enum import StrEnum
@@ -18,11 +18,13 @@ from helixqueue.transport.protocol import LeaseRow, Settlement
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from helixqueue.queues import Queue, Schema
+    from helixqueue.queues import Queue
+    from helixqueue.schemas import Schema
     from helixqueue.transport.protocol import WriteResult
 
 LOG = logging.getLogger("helixqueue.worker")
 MAX_DETAIL_CHARS = 8_000
+LIKELY_RESULT_CHARS = 4_096  # longer results are rare, and may hold the event loop
 
 
 class FailureClass(StrEnum):
@@ -69,7 +71,9 @@ def completed(
 ) -> Settlement:
     """Check the result; `AttemptFailure` names the JSON path of a mismatch."""
     try:
-        text = _result_text(queue, schema, value)
+        text = _result_text(queue, value)
+        if schema is not None and (queue is None or queue.result is None):
+            schema.check("null" if text is None else text, "result")
     except InvalidPayload as error:
         raise AttemptFailure(
             FailureClass.RESULT, f"the result does not match the queue's result type: {error}"
@@ -77,13 +81,19 @@ def completed(
     return Settlement(row.batch, row.token, "completed", result=text)
 
 
-def _result_text(queue: Queue[Any, Any] | None, schema: Schema | None, value: Any) -> str | None:
+async def completed_async(
+    row: LeaseRow, queue: Queue[Any, Any] | None, schema: Schema | None, value: Any
+) -> Settlement:
+    """The same in an event loop, which must not wait for a check in another process."""
+    if schema is not None and not schema.is_inline(LIKELY_RESULT_CHARS):
+        return await asyncio.to_thread(completed, row, queue, schema, value)
+    return completed(row, queue, schema, value)
+
+
+def _result_text(queue: Queue[Any, Any] | None, value: Any) -> str | None:
     if queue is not None and queue.result is not None:
         return canonical_text(queue.result.to_json(value))
-    text = None if value is None else canonical_text(value)
-    if schema is not None:
-        schema.check(None if text is None else json.loads(text), "result")
-    return text
+    return None if value is None else canonical_text(value)
 
 
 def failed(row: LeaseRow, error: BaseException) -> Settlement:
@@ -123,7 +133,8 @@ def report_mismatch(batch_id: UUID, worker: str) -> None:
 
 def report_refused(batch_id: UUID, result: WriteResult) -> None:
     """A settlement was refused: another worker holds the batch, or it has ended."""
-    LOG.warning(
+    LOG.log(
+        logging.ERROR if result.owner else logging.WARNING,
         "batch %s: settlement %s, the batch is %s%s; nothing was written",
         batch_id,
         result.answer,

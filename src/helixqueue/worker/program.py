@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
 
-    from helixqueue.queues import Schema
+    from helixqueue.schemas import Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle
 

@@ -29,6 +29,7 @@ from helixqueue.worker.handle import InProcessHandle
 from helixqueue.worker.health import WorkerHealth
 from helixqueue.worker.heartbeat import Heartbeat
 from helixqueue.worker.in_flight import InFlight
+from helixqueue.worker.metrics import metrics_endpoint
 from helixqueue.worker.retry import with_retries
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class Worker:
         self._renews = renews
         self._in_flight = InFlight(transport.worker)
         self._heartbeat = self._in_flight.heartbeat = Heartbeat(transport.spec, self._in_flight)
-        self._capacity = Capacity(options, self._in_flight)
         self.health = WorkerHealth(options.slots, self._in_flight)
+        self._capacity = Capacity(options, self._in_flight, self.health.handlers)
         self._claimer = Claimer(
             transport,
             sorted(handlers),
@@ -92,6 +93,11 @@ class Worker:
 
     async def run(self) -> WorkSummary:
         """Work until stopped, or until nothing is left; raises what cannot be retried."""
+        options = self._options
+        with metrics_endpoint(self.health, options.metrics_host, options.metrics_port):
+            return await self._run()
+
+    async def _run(self) -> WorkSummary:
         if self._renews:
             await self._heartbeat.start()
         # If one of these ends, leases would be held without work or without supervision.

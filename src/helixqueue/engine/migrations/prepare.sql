@@ -16,7 +16,9 @@ set check_function_bodies = on;
 do $$
 declare
   -- As in engine/sql/10_roles.sql.
-  c_roles constant name[] := '{helix_owner,helix_engine,helix_reader,helix_client,helix_operator}';
+  c_roles constant name[] := '{helix_owner,helix_engine,helix_reader,helix_submit,helix_work,helix_read,'
+                             'helix_payloads,helix_operate,helix_admin,helix_intake,helix_delegate,'
+                             'helix_operator}';
   v_number integer := current_setting('server_version_num')::integer;
   v_me     pg_roles;
   v_lacks  text;
@@ -74,7 +76,7 @@ begin
     end;
   if v_lacks is not null then
     raise exception using errcode = 'insufficient_privilege',
-      message = format('expected role %s to have CREATEROLE or to be granted the five roles of '
+      message = format('expected role %s to have CREATEROLE or to be granted the roles of '
                        'HelixQueue, got: %s', current_user, v_lacks),
       hint = format('An administrator of the server runs once: %s', v_remedy);
   end if;

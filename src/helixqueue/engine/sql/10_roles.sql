@@ -14,9 +14,18 @@ begin
       ('helix_engine'),
       -- Owns the functions that read. Row-level security restricts it to the caller's tenants.
       ('helix_reader'),
-      -- Granted to the login of an application, so that it may call the functions.
-      ('helix_client'),
-      -- Granted to the login of an operator, to act for all tenants.
+      -- The scopes of API tokens, for logins: each may execute the functions that 99_grants.sql lists for it.
+      ('helix_submit'),
+      ('helix_work'),
+      ('helix_read'),
+      ('helix_payloads'),
+      ('helix_operate'),
+      ('helix_admin'),
+      -- Granted to the login of an intake: it submits messages and writes dead letters, nothing else.
+      ('helix_intake'),
+      -- Granted to the login of a service: it names others as actors and serves their API tokens.
+      ('helix_delegate'),
+      -- Granted to the login of an operator: every function, all tenants, and others as actors.
       ('helix_operator')
     ) as role (name)
   loop

@@ -21,27 +21,28 @@ comment on table helix.role_tenant is 'Bindings of login roles to tenants; tenan
 create function helix.session_tenants() returns text[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  v_named   text := nullif(current_setting('helix.tenant', true), '');
-  v_bound   text[];   -- tenants that the role is bound to without a setting
-  v_by_name text[];   -- tenants of which it must name one in the setting
+  v_named text := nullif(current_setting('helix.tenant', true), '');
+  -- Tenants that the role is bound to; after a `=`, which no name contains, those of which it must name one
+  -- in the setting. One array without an aggregate: every call determines its tenants.
+  v_bound text[];
 begin
   if pg_has_role(session_user, 'helix_operator', 'member') then
     return null;
   end if;
-  select array_agg(bound.tenant) filter (where not bound.by_setting),
-         array_agg(bound.tenant) filter (where bound.by_setting)
-  into v_bound, v_by_name
-  from helix.role_tenant bound where bound.role = session_user;
+  v_bound := array(select case when bound.by_setting then '=' else '' end || bound.tenant
+                   from helix.role_tenant bound where bound.role = session_user);
   if '*' = any (v_bound) then
     return null;
   end if;
   if v_named is null then
-    return coalesce(v_bound, '{}');
+    if strpos(array_to_string(v_bound, ','), '=') = 0 then
+      return v_bound;
+    end if;
+    return array(select bound from unnest(v_bound) bound where not starts_with(bound, '='));
   end if;
   -- The setting names one tenant: a star or a list is not accepted, it would widen the scope.
-  if v_named = any (v_bound)
-     or v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
-        and (v_named = any (v_by_name) or '*' = any (v_by_name))
+  if v_named ~ '^[a-z0-9][a-z0-9_.-]{0,62}$'
+     and (v_named = any (v_bound) or '=' || v_named = any (v_bound) or '=*' = any (v_bound))
   then
     return array[v_named];
   end if;
@@ -90,6 +91,37 @@ begin
       hint = 'An operator binds roles to tenants with helix.bind_v1(role, tenant).';
   end if;
   return v_tenants;
+end
+$$;
+
+-- The actor or worker that the ledger records for a call. The login is part of it, whatever the caller writes:
+-- without the right to act for others, a name that the caller passes follows the name of the login (lab_app/ann).
+create function helix.actor_of(p_actor text) returns text
+language sql stable as $$
+  select case when p_actor is null or p_actor = session_user then session_user::text
+              when pg_has_role(session_user, 'helix_delegate', 'member')
+                   or pg_has_role(session_user, 'helix_operator', 'member')
+                   or starts_with(p_actor, session_user || '/') then p_actor
+              else session_user || '/' || p_actor end
+$$;
+
+-- Whether the login may read payloads, results and failure details. Reads return null in place of details
+-- that it may not see.
+create function helix.sees_payloads() returns boolean
+language sql stable as $$
+  select pg_has_role(session_user, 'helix_payloads', 'member')
+      or pg_has_role(session_user, 'helix_operator', 'member')
+$$;
+
+-- A read that is asked for payloads or results refuses a login that may not see them: null would mean "erased".
+create function helix.demand_payloads(p_wanted boolean) returns void
+language plpgsql stable as $$
+begin
+  if p_wanted and not helix.sees_payloads() then
+    raise exception using errcode = 'insufficient_privilege',
+      message = format('role %s may not read payloads and results', session_user),
+      hint = format('An administrator grants the right: grant helix_payloads to %I;', session_user);
+  end if;
 end
 $$;
 

@@ -37,6 +37,8 @@ create table helix.queue (
   key_limit         integer not null default 1 check (key_limit between 1 and 100000),
   -- Work without identity cannot be recognised when it is repeated, so it is refused by default.
   unknown           text not null default 'refuse' check (unknown in ('refuse', 'accept')),
+  -- What a new source does to a batch that is FAILED: nothing, or one more retry (45_source.sql).
+  resubmit_failed   text not null default 'answer' check (resubmit_failed in ('answer', 'retry')),
   paused            boolean not null default false,  -- workers get nothing
   closed            boolean not null default false,  -- new work is refused
   class             integer not null default 0,      -- default requirement_class
@@ -55,6 +57,9 @@ create table helix.queue (
   -- How long decisions about submissions that created no batch are kept: duplicates, conflicts, refusals.
   keep_decisions_seconds double precision not null default 0
     check (keep_decisions_seconds between 0 and 1e10),
+  -- Claimable batches that wait for longer are reported (79_reconcile.sql).
+  stalled_after_seconds  double precision not null default 900
+    check (stalled_after_seconds between 1 and 1e10),
   created_at        timestamptz not null default clock_timestamp(),
   updated_at        timestamptz not null default clock_timestamp(),
   unique (tenant, name)

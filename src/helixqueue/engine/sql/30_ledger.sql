@@ -131,29 +131,39 @@ create table helix.refusal (
   times        integer not null default 1,
   first_at     timestamptz not null default clock_timestamp(),
   last_at      timestamptz not null default clock_timestamp(),
+  xid          bigint not null default pg_current_xact_id()::text::bigint,  -- of the first, for seals
   hash         helix.sha256 not null,
   primary key (batch, number, epoch, operation, worker)
 );
+create index refusal_age on helix.refusal using brin (xid) with (autosummarize = on);
 
--- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures, settings.
+-- Decisions that changed no state: duplicates, conflicts, refused submissions, erasures, settings, retirements,
+-- and changes of audited rows (89_audit.sql; `queue` then names the table).
 -- *new* needs no row here, it is the first step.
 create table helix.decision (
   id       bigint generated always as identity primary key,
   at       timestamptz not null default clock_timestamp(),
   batch    bigint,
-  kind     text not null check (kind in ('duplicate', 'conflict', 'refused', 'erased', 'setting')),
+  kind     text not null check (kind in ('duplicate', 'conflict', 'refused', 'erased', 'setting', 'retired',
+                                         'audit')),
   tenant   helix.tenant_name not null,
   queue    text not null,
   actor    text not null,
   detail   helix.long_text,
+  xid      bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
   hash     helix.sha256 not null
 );
+-- A seal reads the records of a range of transactions, which arrive nearly in that order.
+create index decision_xid on helix.decision using brin (xid) with (autosummarize = on);
 -- The latest decisions of a batch: one that was submitted a million times has a million.
 create index decision_batch on helix.decision (batch, id) where batch is not null;
--- For retention: answers to submissions, the oldest of a queue first. Erasures and settings are kept for
--- ever; `check` sees by them that a payload was erased on purpose.
+-- For retention: answers to submissions, the oldest of a queue first. All others are kept for ever; `check`
+-- sees by them that a payload was erased on purpose.
 create index decision_age on helix.decision (tenant, queue, at)
   where kind in ('duplicate', 'conflict', 'refused');
+
+-- The list of refused identities of a queue, newest first.
+create index decision_refused on helix.decision (tenant, queue, id) where kind = 'refused';
 
 -- Covers every column of such a row, so that an edit shows. The trigger fires for any writer; `check`
 -- compares. JSON writes times and bytes according to settings of the session, so callers fix those.

@@ -2,14 +2,7 @@
 -- makes it: a row trigger compares the new row with the old one, and a statement trigger checks the new
 -- rows and writes the entry. A renewal or a move inside PENDING is no step and must set `step = false`.
 
--- Refuses the statement. The triggers below call it only for illegal rows.
-create function helix.refuse_step() returns trigger
-language plpgsql as $$
-begin
-  perform helix.refuse(new.batch, old.state, old.version, new.state, new.version);
-  return null;
-end
-$$;
+-- Refuses the statement.
 create function helix.refuse(
   p_batch bigint, p_from helix.state, p_from_version integer, p_to helix.state, p_to_version integer
 ) returns boolean
@@ -23,24 +16,16 @@ begin
 end
 $$;
 
--- A step continues the row as it was. PostgreSQL reads a trigger's condition again for every statement, so
--- it is short, and everything that the new row alone shows is checked in `record_step`. The same as a
--- trigger function cost a third of a drain. `is not true` also refuses what is null.
-create trigger next_step after update on helix.work
-  for each row when (new.step and (
-    new.batch = old.batch and new.before = old.entry and new.came_from = old.state
-    and new.version = old.version
-                      + case when old.state = 'PENDING' and new.state = 'RUNNING' then 2 else 1 end
-  ) is not true) execute function helix.refuse_step();
-
--- What is no step may change only deadline, lane, turn, pending, due and cause, and stays in its state.
+-- An update that is no legal step. What is no step may change only deadline, lane, turn, pending, due and cause,
+-- and stays in its state.
 create function helix.check_move() returns trigger
 language plpgsql as $$
 begin
-  if (new.batch, new.version, new.state, new.entry, new.attempt, new.reason, new.late, new.actor,
-      new.changed_at, new.queue, new.bytes)
-     = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
-        old.changed_at, old.queue, old.bytes)
+  if not new.step
+     and (new.batch, new.version, new.state, new.entry, new.attempt, new.reason, new.late, new.actor,
+          new.changed_at, new.queue, new.bytes)
+         = (old.batch, old.version, old.state, old.entry, old.attempt, old.reason, old.late, old.actor,
+            old.changed_at, old.queue, old.bytes)
      and (new.before, new.came_from, new.number, new.nonce, new.epoch, new.lease_seconds, new.content,
           new.limit_key, new.expires_at)
          is not distinct from
@@ -57,8 +42,17 @@ begin
   return null;
 end
 $$;
-create trigger no_step after update on helix.work
-  for each row when (new.step is not true) execute function helix.check_move();
+
+-- A step continues the row as it was. PostgreSQL parses a trigger's condition again for every statement, so
+-- there is one trigger for both kinds of update, its condition is short, and everything that the new row
+-- alone shows is checked in `record_step`. The same as a trigger function cost a third of a drain.
+-- `is not true` also refuses what is null.
+create trigger next_step after update on helix.work
+  for each row when ((
+    new.step and new.batch = old.batch and new.before = old.entry and new.came_from = old.state
+    and new.version = old.version
+                      + case when old.state = 'PENDING' and new.state = 'RUNNING' then 2 else 1 end
+  ) is not true) execute function helix.check_move();
 
 -- A row leaves only with retention, which has written the tombstone before; so the same batch can
 -- never begin again at version 1.

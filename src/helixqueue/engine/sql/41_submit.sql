@@ -12,7 +12,7 @@ create type helix.submitted as (
   key         helix.key, -- helix.public_id(key) is the batch's id
   fingerprint bytea,
   state       helix.state,
-  payload     text,      -- conflict: the stored payload, for the diff
+  payload     text,      -- conflict: the stored payload, for the diff, if the login may see payloads
   note        text,      -- refused: why
   differs     text[]     -- duplicate: options that differ from the first submission, which wins
 );
@@ -29,8 +29,10 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan as $$
 declare
   v_tenants text[] := helix.enter_for(p_tenant);
-  v_actor   text := coalesce(p_actor, session_user);
+  v_actor   text := helix.actor_of(p_actor);
   v_one     helix.submitted;
+  v_fenced  boolean := nullif(current_setting('helix.fence', true), '') is not null;
+  v_many    helix.submitted[];
 begin
   -- One element that is the first is an array of the right shape.
   if cardinality(p_payload) = 1 and p_payload[1] is not null
@@ -44,6 +46,12 @@ begin
                               p_raw[1], coalesce(p_revision[1], ''),
                               coalesce(p_priority[1], 5::smallint));
     if v_one.place is not null then
+      if p_raw[1] <> p_identity[1] then
+        perform helix.count_respelled(p_tenant, p_queue, 1);
+      end if;
+      if v_fenced then
+        perform helix.link_submitted(array[v_one]);
+      end if;
       return next v_one;
       return;
     end if;
@@ -52,6 +60,15 @@ begin
     cardinality(p_payload), helix.shape(p_identity), helix.shape(p_payload), helix.shape(p_raw),
     helix.shape(p_revision), helix.shape(p_priority), helix.shape(p_run_at), helix.shape(p_expires_at),
     helix.shape(p_limit_key), helix.shape(p_requires));
+  if v_fenced then
+    v_many := array(
+      select s from helix.submit_many(
+        p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
+        p_run_at, p_expires_at, p_limit_key, p_requires) s);
+    perform helix.link_submitted(v_many);
+    return query select * from unnest(v_many);
+    return;
+  end if;
   return query
     select * from helix.submit_many(
       p_tenant, p_queue, v_actor, p_profile, p_identity, p_payload, p_raw, p_revision, p_priority,
@@ -122,7 +139,9 @@ $$;
 create function helix.submit_many(
   p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text[], p_payload text[],
   p_raw text[], p_revision text[], p_priority smallint[], p_run_at timestamptz[],
-  p_expires_at timestamptz[], p_limit_key text[], p_requires text[]
+  p_expires_at timestamptz[], p_limit_key text[], p_requires text[],
+  p_key bytea[] default null,      -- by place: keys that the caller has derived (45_source.sql)
+  p_reused integer[] default '{}'  -- places that are refused because of their source
 ) returns setof helix.submitted
 language plpgsql
 -- The planner takes an array for ten rows and would join a thousand with each other one by one.
@@ -145,6 +164,10 @@ declare
   v_after   bigint;       -- and its turn
   v_place   integer[];    -- of submissions that made a batch
 begin
+  perform helix.count_respelled(p_tenant, p_queue, n.number)
+  from (select count(*) as number from unnest(p_identity, p_raw) as u (identity, raw)
+        where u.raw <> u.identity) n
+  where n.number > 0;
   select * into v_queue from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
   v_refused := case
     when not found then format('tenant %s has no queue %s', p_tenant, p_queue)
@@ -172,6 +195,10 @@ begin
           from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
           offset 0) u
     order by u.place);
+  if p_key is not null then
+    v_key := array(select case when u.place <> all (p_reused) then coalesce(u.given, u.made) end
+                   from unnest(p_key, v_key) with ordinality as u (given, made, place) order by u.place);
+  end if;
 
   if p_requires is null and p_priority is null then
     v_usual := helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
@@ -216,7 +243,7 @@ begin
         p_expires_at, p_limit_key,
         coalesce(v_class, array_fill(v_queue.class, array[cardinality(p_payload)])),
         case when v_queue.closed then format('queue %s is closed to submissions', p_queue)
-             else 'expires_at is in the past' end);
+             else 'expires_at is in the past' end, p_reused);
   end if;
 end
 $$;

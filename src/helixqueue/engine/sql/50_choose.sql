@@ -361,34 +361,14 @@ begin
 end
 $$;
 
--- `choose` for a worker that serves all tenants and wants one batch: one statement. Null where the first
--- batch is not plain; then `choose` decides.
-create function helix.choose_one(
-  p_queues text[], p_free helix.resources, p_hint_lane integer[], p_hint_turn bigint[],
-  p_hint_batch bigint[]
-) returns helix.choice
-language plpgsql as $$
-declare
-  v_one record;
-begin
-  select r.batch, r.ctid as tuple, f.id as lane, r.turn, r.queue, r.bytes, q.lease_seconds,
-         helix.is_plain(r.limit_key, r.expires_at, q.paused) as plain,
-         f.served_at < clock_timestamp() - interval '1 s' as stale
-  into v_one
-  from (select l.id, l.served_at from helix.fitting_lanes(p_queues, p_free, '{}') l
-        order by l.priority + random() offset 0) f
-  cross join lateral (
-    select n.batch, n.ctid, n.turn, n.bytes, n.queue, n.limit_key, n.expires_at from helix.work n
-    where n.pending and n.lane = f.id
-      and (n.turn, n.batch) > (helix.hinted(p_hint_turn, p_hint_lane, f.id),
-                               helix.hinted(p_hint_batch, p_hint_lane, f.id))
-    order by n.turn, n.batch limit 1 for update skip locked) r
-  cross join lateral (select s.lease_seconds, s.paused from helix.queue s
-                      where s.id = r.queue offset 0) q
-  limit 1;
-  return case when v_one.batch is null then ('{}', '{}', '{}', '{}', '{}', '{}', '{}', false)::helix.choice
-              when v_one.plain then (array[v_one.batch], array[v_one.tuple], array[v_one.lane],
-                                     array[v_one.turn], array[v_one.queue], array[v_one.bytes],
-                                     array[v_one.lease_seconds], v_one.stale)::helix.choice end;
-end
-$$;
+-- What a claim for one batch found; the row is locked.
+create type helix.chosen as (
+  batch         bigint,
+  tuple         tid,
+  lane          integer,
+  turn          bigint,
+  queue         integer,
+  lease_seconds real,
+  plain         boolean,   -- it can be leased as it is
+  stale         boolean    -- the lane's `served` is older than a second
+);

@@ -13,6 +13,15 @@ create type helix.lease as (
   payload  text
 );
 
+-- The answers to settlements, for the header. A function of its own: with its query the header could not be
+-- evaluated as an expression.
+create function helix.settled_json(p_settled helix.answer[]) returns text
+language sql stable as $$
+  select coalesce(json_agg(json_build_array(a.batch, a.answer, a.owner, a.state, a.late, a.mismatch))::text,
+                  'null')
+  from unnest(p_settled) a
+$$;
+
 -- The first row of a claim's answer.
 --   settled   null: everything was completed in time; else [batch, answer, owner, state, late, mismatch]
 --             for each settlement
@@ -27,13 +36,22 @@ create function helix.claim_header(
 language sql stable as $$
   select row(null, null, null, null, null, null, format(
     '{"settled":%s,"state":"%s","epoch":%s,"nonce":%s,"number":%s,"queues":{%s},"hints":[%s],"more":%s}',
-    coalesce((select json_agg(json_build_array(a.batch, a.answer, a.owner, a.state, a.late, a.mismatch))
-              from unnest(p_settled) a)::text, 'null'),
+    case when p_settled is null then 'null' else helix.settled_json(p_settled) end,
     p_state, coalesce(p_epoch, 0), coalesce(p_nonce, 0), coalesce(p_number, 0), p_queues, p_hints,
     p_more::text))::helix.lease
 $$;
 
--- Settles, does the duties that are due, then leases batches, most urgent first.
+-- One queue of the header.
+create function helix.queue_header(
+  p_id integer, p_tenant text, p_name text, p_seconds real, p_deadline timestamptz
+) returns text
+language sql stable as $$
+  select format('"%s":["%s","%s",%s,%s]', p_id, p_tenant, p_name, p_seconds,
+                floor(extract(epoch from p_deadline) * 1000000)::bigint)
+$$;
+
+-- Settles, does the duties that are due, then leases batches, most urgent first. With p_tenant only that
+-- tenant's, also where the login may act for others.
 create function helix.claim_v1(
   p_worker text, p_request uuid, p_queues text[], p_count integer, p_free jsonb default null,
   p_start boolean default false, p_lease_seconds real default null,
@@ -43,7 +61,8 @@ create function helix.claim_v1(
   p_done_nonce bigint[] default null, p_done_number bigint[] default null,
   p_done_outcome text[] default null, p_done_result text[] default null,
   p_done_failure text[] default null, p_done_detail text[] default null,
-  p_done_permanent boolean[] default null, p_done_after real[] default null
+  p_done_permanent boolean[] default null, p_done_after real[] default null,
+  p_tenant text default null
 ) returns setof helix.lease
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -56,10 +75,14 @@ set enable_hashjoin = off set enable_mergejoin = off
 -- On PostgreSQL 15 to 17 a disabled path has an enormous cost, and expensive plans are compiled.
 set jit = off as $$
 declare
-  v_tenants text[] := helix.enter();
+  v_tenants text[] := case when p_tenant is null then helix.enter() else helix.enter_for(p_tenant) end;
+  v_mine    integer[] := helix.claimable_queues(
+    case when p_tenant is null then v_tenants else array[p_tenant] end, p_queues);
   v_free    helix.resources := helix.resources_of(p_free);
   v_count   integer := least(p_count, 1000);
   v_settled helix.answer[];
+  v_one     helix.chosen;
+  v_leased  helix.lease[];
   v_choice  helix.choice;
   v_chosen  integer;
   v_prefix  integer;       -- how many of them this answer carries
@@ -70,6 +93,7 @@ declare
   v_now     timestamptz;
   v_state   helix.state;
 begin
+  p_worker := helix.actor_of(p_worker);
   -- A repeat that overtakes its first call would find every batch locked and answer "nothing", and
   -- no worker would know of the first call's leases until they expired. So it waits here. Only the waiting
   -- depends on this lock: the key of helix.request decides which call is the first.
@@ -85,12 +109,27 @@ begin
   end if;
   perform helix.run_claim_duties(p_worker);
 
-  if v_count = 1 and v_tenants is null then
-    v_choice := helix.choose_one(p_queues, v_free, p_hint_lane, p_hint_turn, p_hint_batch);
+  if v_count = 1 and (v_mine is null or cardinality(v_mine) = 1) then
+    v_one := helix.choose_one(p_queues, v_mine[1], v_free, p_hint_lane, p_hint_turn, p_hint_batch);
+    if v_one.plain then
+      v_leased := helix.lease_one(v_one, p_worker, p_request, p_start, v_seconds, v_epoch, v_settled);
+      if v_leased is null then
+        return query select * from helix.leases_of(p_worker, p_request, v_settled);
+        return;
+      end if;
+      return next v_leased[1];
+      return next v_leased[2];
+      if v_one.stale then
+        perform helix.note_served(array[v_one.lane], array[v_one.turn]);
+      end if;
+      return;
+    elsif v_one.batch is null then
+      v_choice.batch := '{}';
+    end if;
   end if;
   if v_choice.batch is null then
-    v_choice := helix.choose(p_worker, p_queues, helix.claimable_queues(v_tenants, p_queues), v_free,
-                             v_count, p_hint_lane, p_hint_turn, p_hint_batch);
+    v_choice := helix.choose(p_worker, p_queues, v_mine, v_free, v_count,
+                             p_hint_lane, p_hint_turn, p_hint_batch);
   end if;
 
   -- The repeat of a call whose answer was lost gets the leases of the first call. A call that found
@@ -126,9 +165,8 @@ begin
   end if;
   return next helix.claim_header(
     v_settled, v_state, v_epoch, v_nonce, v_entry,
-    (select string_agg(format('"%s":["%s","%s",%s,%s]', q.id, q.tenant, q.name, l.seconds,
-                              floor(extract(epoch from v_now + make_interval(secs => l.seconds))
-                                    * 1000000)::bigint), ',')
+    (select string_agg(helix.queue_header(q.id, q.tenant, q.name, l.seconds,
+                                          v_now + make_interval(secs => l.seconds)), ',')
      from helix.queue q
      cross join lateral (select coalesce(v_seconds, q.lease_seconds) as seconds) l
      where q.id in (select unnest(v_choice.queue[: v_prefix]))),
@@ -201,8 +239,7 @@ begin
     select (h.header).*
     from (select helix.claim_header(
                    p_settled, max(w.state), max(w.epoch), max(w.nonce), max(w.number),
-                   (select string_agg(format('"%s":["%s","%s",%s,%s]', q.id, q.tenant, q.name, d.seconds,
-                                             floor(extract(epoch from d.deadline) * 1000000)::bigint), ',')
+                   (select string_agg(helix.queue_header(q.id, q.tenant, q.name, d.seconds, d.deadline), ',')
                     from (select l.queue, min(l.lease_seconds) as seconds, min(l.deadline) as deadline
                           from helix.work l where l.batch = any (v_held) group by l.queue) d
                     join helix.queue q on q.id = d.queue), '', false) as header
@@ -219,6 +256,7 @@ create function helix.hello_v1(p_worker text, p_free jsonb default null) returns
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   insert into helix.worker (role, name, free) values (session_user, p_worker, coalesce(p_free, '{}'))
   on conflict (role, name) do update set last_seen = clock_timestamp(), free = excluded.free;
 end

@@ -35,7 +35,7 @@ begin
   -- What the lost tail of the log had numbered must not be numbered again: clients may know those ids.
   if found and v_epoch.number is not null then
     perform setval(s.name, nextval(s.name) + 16777216)
-    from unnest('{helix.batch_id,helix.entry_id,helix.fence_number}'::regclass[]) as s (name);
+    from unnest('{helix.batch_id,helix.entry_id,helix.fence_number,helix.ledger_event_id}'::regclass[]) as s (name);
   end if;
   select * into v_epoch from helix.epoch e order by e.number desc limit 1;
   return v_epoch.number;
@@ -162,6 +162,18 @@ begin
     insert into helix.result (batch, version, queue, failure, detail)
     select d.batch, d.version, d.queue, d.failure, d.detail from ended d
     where d.failure is not null or d.detail is not null
+  ),
+  counted as (
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    select q.tenant, n.name, q.name, n.label, count(*)
+    from ended d
+    join helix.queue q on q.id = d.queue
+    cross join lateral (
+      select 'helix_lease_reaped_total' as name, '' as label where p_reason = 'lost'
+      union all
+      select 'helix_attempt_failures_total', coalesce(d.failure, p_reason::text)
+      where p_reason in ('failed', 'lost')) n
+    group by q.tenant, n.name, q.name, n.label
   )
   select d.batch, 'ok', null::text, d.state, d.late, false from ended d;
 end
@@ -220,9 +232,8 @@ begin
     select distinct on (j.batch, j.number, j.epoch)
            j.batch, j.epoch, j.number, p_operation, j.tenant, p_worker, j.owner, j.owner_number,
            j.state_now,
-           format('token %s is stale: the batch is %s%s', j.number, j.state_now,
-                  case when j.owner is null then ''
-                       else format('; %s had it next, under %s', j.owner, j.owner_number) end)
+           format('the token is stale: the batch is %s%s', j.state_now,
+                  case when j.owner is null then '' else format('; %s had it next', j.owner) end)
     from judged j where j.verdict = 'refused' and j.tenant is not null
     order by j.batch, j.number, j.epoch
     on conflict (batch, number, epoch, operation, worker) do update

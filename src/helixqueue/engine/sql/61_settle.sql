@@ -14,6 +14,7 @@ declare
   v_done  bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;
@@ -52,6 +53,7 @@ declare
   v_done   bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   v_free := array(select w.batch from helix.work w where w.batch = any (p_batch)
@@ -282,6 +284,7 @@ declare
   v_epoch   integer := helix.current_epoch();  -- compares the timeline before an id is drawn
   v_answers helix.answer[];
 begin
+  p_worker := helix.actor_of(p_worker);
   v_answers := helix.settle(p_worker, p_batch, p_epoch, p_nonce, p_number, p_outcome, p_result, p_failure,
                             p_detail, p_permanent, p_after);
   if v_answers is not null then
@@ -305,6 +308,7 @@ declare
   v_done bigint[];
 begin
   perform helix.enter();
+  p_worker := helix.actor_of(p_worker);
   perform helix.demand_parallel(cardinality(p_batch), helix.shape(p_batch), helix.shape(p_epoch),
                                 helix.shape(p_nonce), helix.shape(p_number));
   select h.batch into v_done from helix.lock_leases(p_batch, p_epoch, p_nonce, p_number) h;

@@ -1,5 +1,17 @@
 -- Queues and bindings: what operators and programs set.
 
+-- Whether a queue has never had a batch, tombstones included. Every transaction that has read helix.queue
+-- holds its lock on the table until it ends, so with this lock no submission is in progress that read the
+-- queue before. Others wait, at most for the lock_timeout of the caller.
+create function helix.lock_if_empty(p_queue integer) returns boolean
+language plpgsql as $$
+begin
+  lock table helix.queue in access exclusive mode;
+  return not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
+     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null);
+end
+$$;
+
 -- Every setting can be passed alone; a null setting stays as it is, or takes the table's default in a new
 -- queue. The change is recorded as a decision with the operator's reason; an application that declares its
 -- queue has none.
@@ -13,9 +25,11 @@ create function helix.set_queue_v1(
   p_result_schema jsonb default null, p_keep_completed_seconds double precision default null,
   p_keep_failed_seconds double precision default null,
   p_keep_cancelled_seconds double precision default null,
-  p_keep_decisions_seconds double precision default null, p_reason text default null
+  p_keep_decisions_seconds double precision default null,
+  p_stalled_after_seconds double precision default null, p_resubmit_failed text default null,
+  p_reason text default null
 ) returns helix.queue
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
   v_queue helix.queue;
   v_class integer;
@@ -41,19 +55,24 @@ begin
     keep_failed_seconds    = coalesce(p_keep_failed_seconds, q.keep_failed_seconds),
     keep_cancelled_seconds = coalesce(p_keep_cancelled_seconds, q.keep_cancelled_seconds),
     keep_decisions_seconds = coalesce(p_keep_decisions_seconds, q.keep_decisions_seconds),
+    stalled_after_seconds  = coalesce(p_stalled_after_seconds, q.stalled_after_seconds),
+    resubmit_failed     = coalesce(p_resubmit_failed, q.resubmit_failed),
     updated_at          = clock_timestamp()
   where q.tenant = p_tenant and q.name = p_queue
   returning * into v_queue;
   -- Under another profile an identity that is known would have another key, and be done again.
   if v_queue.profile <> p_profile then
-    raise exception using errcode = 'invalid_parameter_value',
-      message = format('queue %s has profile %s for good; it cannot become %s', p_queue,
-                       v_queue.profile, p_profile),
-      hint = 'Make a new queue with that profile.';
+    if not helix.lock_if_empty(v_queue.id) then
+      raise exception using errcode = 'invalid_parameter_value',
+        message = format('queue %s has batches of profile %s; its profile cannot become %s', p_queue,
+                         v_queue.profile, p_profile),
+        hint = 'Make a new queue with that profile.';
+    end if;
+    update helix.queue q set profile = p_profile where q.id = v_queue.id returning * into v_queue;
   end if;
   -- Schemas are kept as digests: two of them would not fit into a decision.
   insert into helix.decision (tenant, queue, kind, actor, detail)
-  values (p_tenant, p_queue, 'setting', coalesce(p_actor, session_user),
+  values (p_tenant, p_queue, 'setting', helix.actor_of(p_actor),
           (to_jsonb(v_queue) - '{id,tenant,name,created_at,updated_at}'::text[]
            || jsonb_build_object(
                 'payload_schema', encode(sha256(convert_to(v_queue.payload_schema::text, 'UTF8')), 'hex'),
@@ -63,6 +82,33 @@ begin
   -- Submitters that race on a brand-new lane would wait for each other; make the usual one now.
   perform helix.lane_of(p_tenant, p_queue, v_queue.class, 5::smallint);
   return v_queue;
+end
+$$;
+
+-- Deletes a queue that never had a batch: deleted, absent or not_empty. Keys of batches contain the name of
+-- their queue, so a queue with batches, even retired ones, stays; it can be closed.
+create function helix.delete_queue_v1(p_tenant text, p_queue text, p_actor text, p_reason text)
+returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+declare
+  v_id integer;
+begin
+  perform helix.enter_for(p_tenant);
+  select q.id into v_id from helix.queue q where q.tenant = p_tenant and q.name = p_queue;
+  if v_id is null then
+    return 'absent';
+  end if;
+  if not helix.lock_if_empty(v_id) then
+    return 'not_empty';
+  end if;
+  delete from helix.queue q where q.id = v_id;
+  if not found then  -- another call was faster
+    return 'absent';
+  end if;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, p_queue, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('deleted', true, 'reason', p_reason)::text);
+  return 'deleted';
 end
 $$;
 
@@ -77,7 +123,8 @@ begin
 end
 $$;
 
--- Binds a login role to a tenant ('*': to all). With by_setting the role must name its tenant in
+-- Binds a login role to a tenant ('*': to all). What it may do there follows from the scope roles that it was
+-- granted (99_grants.sql). With by_setting the role must name its tenant in
 -- helix.tenant, transaction by transaction.
 create function helix.bind_v1(p_role name, p_tenant text, p_by_setting boolean default false)
 returns void

@@ -62,7 +62,7 @@ returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
 begin
   perform helix.enter();
@@ -71,6 +71,7 @@ begin
                   where w.batch = any (v_held) and w.state in ('PENDING', 'ASSIGNED', 'RUNNING'));
   if not p_dry_run then
     perform helix.cancel(v_held, 'cancelled', v_actor, p_detail);
+    perform helix.link_fence(v_held);
   end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'CANCELLED', null, null);
 end
@@ -105,6 +106,42 @@ begin
 end
 $$;
 
+-- FAILED > PENDING for batches whose rows the caller has locked.
+create function helix.reopen(p_batch bigint[], p_actor text, p_detail text) returns void
+language plpgsql as $$
+declare
+  v_now   timestamptz := clock_timestamp();
+  v_entry bigint;
+begin
+  if p_batch = '{}' then
+    return;
+  end if;
+  v_entry := helix.next_entry();
+  perform helix.link_fence(p_batch);
+  perform helix.activate_lanes(p_batch);
+  delete from helix.ended e using helix.work w
+  where w.batch = any (p_batch) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
+    and e.batch = w.batch;
+  with again as (
+    update helix.work w
+    set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = p_actor,
+        entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
+        attempt = 0, turn = t.turn, pending = not t.paused,
+        cause = case when t.paused then 'paused' end::helix.cause,
+        content = helix.content_hash(null, p_detail, null)
+    from (select f.batch, q.paused,
+                 helix.turn_after(f.lane, f.queue)
+                 + row_number() over (partition by f.lane, f.queue order by f.batch) as turn
+          from helix.work f join helix.queue q on q.id = f.queue
+          where f.batch = any (p_batch)) t
+    where w.batch = t.batch
+    returning w.batch, w.version, w.queue
+  )
+  insert into helix.result (batch, version, queue, detail)
+  select a.batch, a.version, a.queue, p_detail from again a where p_detail is not null;
+end
+$$;
+
 -- FAILED > PENDING, with the full number of attempts. Not for erased batches: they have no payload.
 -- A dry run answers the same and changes nothing.
 create function helix.retry_v1(
@@ -114,38 +151,15 @@ returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
-  v_now   timestamptz := clock_timestamp();
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
-  v_entry bigint;
 begin
   perform helix.enter();
   v_held := helix.find_work(p_ids, not p_dry_run);
   v_held := array(select w.batch from helix.work w join helix.batch b on b.id = w.batch
                   where w.batch = any (v_held) and w.state = 'FAILED' and b.payload is not null);
-  if v_held <> '{}' and not p_dry_run then
-    v_entry := helix.next_entry();
-    perform helix.activate_lanes(v_held);
-    delete from helix.ended e using helix.work w
-    where w.batch = any (v_held) and e.queue = w.queue and e.ending = 2 and e.at = w.changed_at
-      and e.batch = w.batch;
-    with again as (
-      update helix.work w
-      set state = 'PENDING', version = w.version + 1, reason = 'retried', late = false, actor = v_actor,
-          entry = v_entry, before = w.entry, came_from = w.state, changed_at = v_now, step = true,
-          attempt = 0, turn = t.turn, pending = not t.paused,
-          cause = case when t.paused then 'paused' end::helix.cause,
-          content = helix.content_hash(null, p_detail, null)
-      from (select f.batch, q.paused,
-                   helix.turn_after(f.lane, f.queue)
-                   + row_number() over (partition by f.lane, f.queue order by f.batch) as turn
-            from helix.work f join helix.queue q on q.id = f.queue
-            where f.batch = any (v_held)) t
-      where w.batch = t.batch
-      returning w.batch, w.version, w.queue
-    )
-    insert into helix.result (batch, version, queue, detail)
-    select a.batch, a.version, a.queue, p_detail from again a where p_detail is not null;
+  if not p_dry_run then
+    perform helix.reopen(v_held, v_actor, p_detail);
   end if;
   return query
     select v.public_id, v.answer, v.state,
@@ -167,7 +181,7 @@ returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_held  bigint[];
 begin
   perform helix.enter();
@@ -177,14 +191,18 @@ begin
   if v_held <> '{}' then
     perform helix.end_leases(v_held, 'released', v_actor, null,
                              array_fill(p_detail, array[cardinality(v_held)]));
+    perform helix.link_fence(v_held);
   end if;
   return query select * from helix.answer_by_id(p_ids, v_held, 'PENDING', 'released', v_actor);
 end
 $$;
 
--- Deletes payload and result (the right to erasure). Fingerprint and ledger stay: that the
--- work happened is not erased, what it was about is.
-create function helix.erase_v1(p_ids uuid[], p_actor text, p_detail text)
+-- Deletes payload, result and failure details, which may quote the payload (the right to erasure), and their
+-- copies in fences; with p_identity also the identity in both spellings. Key, fingerprint and ledger stay: that
+-- the work happened is not erased, what it was about is.
+create function helix.erase_v1(
+  p_ids uuid[], p_actor text, p_detail text, p_identity boolean default false
+)
 returns setof helix.verdict
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off as $$
@@ -198,17 +216,27 @@ begin
   v_mine := array(select w.batch from helix.work w
                   where w.batch = any (v_mine) and w.state in ('COMPLETED', 'FAILED', 'CANCELLED'));
   with emptied as (
-    update helix.batch b set payload = null
-    where b.id = any (v_mine) and b.payload is not null returning b.id
+    update helix.batch b
+    set payload = null, identity = case when p_identity then null else b.identity end,
+        raw = case when p_identity then null else b.raw end
+    where b.id = any (v_mine)
+      and (b.payload is not null or p_identity and (b.identity is not null or b.raw is not null))
+    returning b.id
   ),
   unsaid as (
-    update helix.result r set result = null
-    where r.batch = any (v_mine) and r.result is not null returning r.batch
+    update helix.result r
+    set result = null, detail = case when r.failure is null then r.detail end
+    where r.batch = any (v_mine)
+      and (r.result is not null or r.failure is not null and r.detail is not null)
+    returning r.batch
   )
   select array_agg(distinct e.id) into v_done from (
     select id from emptied union all select batch from unsaid) e;
+  perform helix.empty_fences(v_mine, p_identity);
+  perform helix.link_fence(v_mine);
+  perform helix.empty_letters(v_mine);
   insert into helix.decision (tenant, queue, kind, batch, actor, detail)
-  select q.tenant, q.name, 'erased', b.id, coalesce(p_actor, session_user), p_detail
+  select q.tenant, q.name, 'erased', b.id, helix.actor_of(p_actor), p_detail
   from helix.batch b join helix.queue q on q.id = b.queue where b.id = any (v_done);
   return query
     select given.id,
@@ -247,11 +275,11 @@ begin
   v_leased := array(select w.batch from helix.work w
                     where w.state in ('ASSIGNED', 'RUNNING') order by w.batch for update);
   if v_leased <> '{}' then
-    perform helix.end_leases(v_leased, 'recovered', coalesce(p_actor, session_user), null,
+    perform helix.end_leases(v_leased, 'recovered', helix.actor_of(p_actor), null,
                              array_fill(p_detail, array[cardinality(v_leased)]));
   end if;
   return query select v_epoch.number, cardinality(v_leased),
-                      helix.recover_fences(coalesce(p_actor, session_user), p_detail);
+                      helix.recover_fences(helix.actor_of(p_actor), p_detail);
 end
 $$;
 

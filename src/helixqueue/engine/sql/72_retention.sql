@@ -16,12 +16,30 @@ begin
       tombstone = helix.tombstone_hash(b.key, b.fingerprint, b.queue, w.entry, w.version, w.state,
                                        w.attempt, w.changed_at, v_now)
   from helix.work w where b.id = any (p_batch) and w.batch = b.id;
+  -- The record by which `check` finds tombstones that were removed, edited or made by hand.
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  select q.tenant, q.name, 'retired', session_user,
+         jsonb_build_object('batches', jsonb_agg(r.id order by r.id),
+                            'digest', encode(sha256(string_agg(r.tombstone, ''::bytea order by r.id)), 'hex'))::text
+  from (select b.id, b.queue, b.tombstone, row_number() over (partition by b.queue order by b.id) / 1000 as page
+        from helix.batch b where b.id = any (p_batch)) r
+  join helix.queue q on q.id = r.queue
+  group by q.tenant, q.name, r.page;
   delete from helix.ended e using helix.work w
   where w.batch = any (p_batch) and e.queue = w.queue and e.ending = helix.ending(w.state)
     and e.at = w.changed_at and e.batch = w.batch;
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select q.tenant, 'helix_batches', q.name, w.state::text, -count(*)
+  from helix.work w join helix.queue q on q.id = w.queue
+  where w.batch = any (p_batch) group by q.tenant, q.name, w.state;
   delete from helix.work w where w.batch = any (p_batch);
   delete from helix.result r where r.batch = any (p_batch);
   delete from helix.refusal r where r.batch = any (p_batch);
+  perform helix.empty_fences(p_batch, true);
+  -- The hash stays, so that the source is recognised.
+  update helix.source s set kind = null, name = null, id = null, actor = null
+  where s.batch = any (p_batch);
+  perform helix.empty_letters(p_batch);
   return cardinality(p_batch);
 end
 $$;
@@ -86,6 +104,7 @@ create function helix.archive(p_limit integer) returns integer
 language plpgsql as $$
 declare
   v_from  bigint := (select d.mark from helix.duty d where d.duty = 'archive');
+  v_read  bigint := helix.follow_ledger();   -- the counters have read the transactions below
   v_to    bigint;
   v_count integer;
 begin
@@ -93,7 +112,7 @@ begin
   from (select e.id from helix.entry e where e.id > v_from order by e.id limit p_limit * 10) e;
   update helix.entry e
   set batch = null, queue = null, version = null, attempt = null, before = null, content = null
-  where e.id > v_from and e.id <= v_to and e.batch is not null
+  where e.id > v_from and e.id <= v_to and e.batch is not null and e.xid < v_read
     and not exists (select from unnest(e.batch) as u (batch)
                     join helix.work w on w.batch = u.batch)
     and not exists (select from unnest(e.batch) as u (batch)

@@ -78,7 +78,7 @@ begin
                                          then to_timestamp(v_mark / 1000000.0) - interval '1 s'
                                          else '-infinity' end) r;
   -- After a run that came to its limit the next one starts at the beginning again.
-  if not v_marked and v_visited < p_limit then
+  if not v_marked and v_visited < p_limit and cardinality(v_lost) < p_limit then
     update helix.duty d set mark = v_now where d.duty = 'reap';
   end if;
   return cardinality(v_lost);
@@ -121,7 +121,7 @@ begin
   perform set_config('helix.scope', '*', true);
   -- The actor is written to the ledgers of all tenants: a login of one tenant must not choose it.
   select r.lost into v_lost
-  from helix.reap(case when v_queues is null then coalesce(p_actor, session_user) else 'duty' end,
+  from helix.reap(case when v_queues is null then helix.actor_of(p_actor) else 'duty' end,
                   least(p_limit, 10000)) r;
   return (select count(*) from helix.work w
           where w.batch = any (v_lost) and (v_queues is null or w.queue = any (v_queues)));
@@ -274,7 +274,7 @@ begin
                  limit p_limit for update skip locked);
   get diagnostics v_gone = row_count;
   return greatest(v_gone, helix.delete_old_logins(p_limit), helix.delete_old_workers(p_limit),
-                  helix.idle_lanes(p_limit));
+                  helix.idle_lanes(p_limit), helix.delete_old_intakes(p_limit));
 end
 $$;
 

@@ -25,7 +25,12 @@ insert into helix.duty (duty, every, of_claims) values
   ('sweep',   '60 s', true),     -- old request ids, login codes, workers and lanes
   ('fences',  '10 s', false),    -- fences past their lease, answers and tombstones past their time
   ('retire',  '10 s', false),    -- finished batches and decisions past what their queue keeps
-  ('archive', '30 s', false);    -- ledger entries whose batches are all retired
+  ('archive', '30 s', false),    -- ledger entries whose batches are all retired
+  ('metrics', '15 s', false),    -- counters and gauges of /metrics
+  ('reconcile', '60 s', false),  -- new claims and live leases, compared with ledger and requests
+  ('audit',   '60 s', false);    -- every row of work once a day, a part per run
+-- These two follow the ledger by transaction; it begins with this one.
+update helix.duty d set mark = pg_current_xact_id()::text::bigint where d.duty in ('metrics', 'reconcile');
 
 do $$
 begin
@@ -51,7 +56,7 @@ set plan_cache_mode = force_generic_plan as $$
 declare
   v_began timestamptz := clock_timestamp();
   v_limit integer := least(greatest(p_limit, 1), 10000);
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_done  helix.duty_result;
   v_code  text;
 begin
@@ -103,9 +108,13 @@ begin
     when 'expire' then helix.expire_due(p_actor, p_limit)
     when 'fences' then (select greatest(t.doubted + t.released, t.emptied, t.forgotten)
                         from helix.sweep_fences(p_actor, p_limit) t)
-    when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit))
+    when 'retire' then greatest(helix.retire_due(p_limit), helix.delete_old_decisions(p_limit),
+                                 helix.expire_letters(p_limit))
     when 'archive' then helix.archive(p_limit)
     when 'sweep' then helix.sweep(p_limit)
+    when 'metrics' then helix.keep_metrics(p_limit)
+    when 'reconcile' then helix.reconcile(p_limit)
+    when 'audit' then helix.audit_rows(p_limit)
   end;
 end
 $$;
@@ -139,5 +148,24 @@ begin
     where d.duty = v_duty;
   end loop;
   perform set_config('helix.scope', v_scope, true);
+end
+$$;
+
+-- Changes how often a duty runs.
+create function helix.set_duty_v1(p_duty text, p_every_seconds double precision) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter();
+  if p_every_seconds not between 0.05 and 86400 then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('expected 0.05 to 86400 seconds, got %s', p_every_seconds);
+  end if;
+  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
+  where d.duty = p_duty;
+  if not found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('unknown duty %L', p_duty),
+      hint = 'helix.read_duties_v1() lists the duties.';
+  end if;
 end
 $$;

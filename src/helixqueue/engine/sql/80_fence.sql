@@ -62,6 +62,8 @@ insert into helix.fence_arrow (from_state, to_state, correction) values
 
 -- Bounds of a fence's columns. Domains and not CHECKs of the table, for the reason in 11_vocabulary.
 create domain helix.fence_name as text check (octet_length(value) between 1 and 255);
+-- A name of 255 bytes behind the name of a login.
+create domain helix.actor_name as text check (octet_length(value) between 1 and 320);
 create domain helix.fence_identity as text
   check (value is nfc normalized and octet_length(value) between 1 and 4096);
 create domain helix.quiet_seconds as real check (value between 0 and 604800);
@@ -92,7 +94,7 @@ create table helix.fence (
   epoch         integer,
   nonce         bigint,
   number        bigint,
-  actor         helix.fence_name not null,
+  actor         helix.actor_name not null,
   reason        helix.fence_reason not null,
   detail        helix.long_text,
   lease_seconds helix.lease_seconds not null,
@@ -113,7 +115,9 @@ create table helix.fence (
   check ((state = 'SEALED') = (digest is not null)),
   check ((state = 'SEALED') = (sealed_at is not null)),
   check ((state in ('SEALED', 'RELEASED')) = (until is not null)),
-  check (state not in ('CLAIMED', 'EFFECT_STARTED') or nonce is not null)
+  check (state not in ('CLAIMED', 'EFFECT_STARTED') or nonce is not null),
+  -- Nothing happened: there is no reason to keep what was asked.
+  check (state <> 'RELEASED' or request is null)
 ) with (fillfactor = 70);
 -- Finds expired leases.
 create index fence_deadline on helix.fence (deadline) where state in ('CLAIMED', 'EFFECT_STARTED');
@@ -144,9 +148,24 @@ create table helix.fence_event (
   actor      text not null,
   reason     helix.fence_reason not null,
   detail     text,
+  content    helix.sha256 not null,  -- of the fence after the step (fence_content)
+  xid        bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
   hash       helix.sha256 not null,  -- over this row (hash_row)
   primary key (life, version)
 );
+create index fence_event_xid on helix.fence_event using brin (xid) with (autosummarize = on);
+
+-- The batches that the request of a fence was about, for calls in the transaction of its claim: the request, and
+-- the answer where it shows a stored payload, are copies that erasing a batch has to find.
+create table helix.fence_batch (
+  fence    helix.key not null,
+  batch    bigint not null,
+  tenant   helix.tenant_name not null,
+  conflict boolean not null,  -- the answer shows differences to the stored payload
+  primary key (fence, batch)
+);
+-- Finds the copies of a batch.
+create index fence_batch_batch on helix.fence_batch (batch);
 
 create type helix.fence_decision_kind as enum (
   'repeated',      -- the kept answer was returned
@@ -168,12 +187,14 @@ create table helix.fence_decision (
   tenant   helix.tenant_name not null,
   name     helix.fence_name not null,
   kind     helix.fence_decision_kind not null,
-  actor    helix.fence_name not null,
+  actor    helix.actor_name not null,
   detail   helix.long_text,
   evidence helix.evidence,  -- the answer of a late holder
+  xid      bigint not null default pg_current_xact_id()::text::bigint,  -- the transaction, for seals
   hash     helix.sha256 not null,
   primary key (life, id)
 );
+create index fence_decision_xid on helix.fence_decision using brin (xid) with (autosummarize = on);
 create trigger hash_row before insert or update on helix.fence_event
   for each row execute function helix.hash_row();
 create trigger hash_row before insert or update on helix.fence_decision
@@ -186,13 +207,33 @@ returns bytea language sql stable parallel safe as $$
                                  || helix.framed(p_name) || helix.framed_identity(p_identity))
 $$;
 
--- The receipt is derived from the request and the outcome, not from a clock or a random number. So it is
--- the same on every repeat, and anyone who has the parts can verify it.
+-- The id of a receipt covers the whole receipt: whose request it was, what it asked, what came of it, when it
+-- arrived and when it was sealed. All of it is stored, so the id is the same on every repeat, and anyone who
+-- has the parts can verify it (fence/receipt.py derives the same bytes).
 create function helix.fence_receipt(
-  p_key bytea, p_fingerprint bytea, p_effect text, p_form text, p_digest bytea
+  p_tenant text, p_name text, p_identity text, p_key bytea, p_fingerprint bytea, p_effect text,
+  p_form text, p_digest bytea, p_first_at timestamptz, p_sealed_at timestamptz
 ) returns bytea language sql stable parallel safe as $$
-  select sha256('\x0172656365697074'::bytea || p_key || p_fingerprint
-                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest)
+  select sha256('\x0272656365697074'::bytea || helix.framed(p_tenant) || helix.framed(p_name)
+                || helix.framed(coalesce(p_identity, '')) || p_key || p_fingerprint
+                || helix.framed(coalesce(p_effect, '')) || helix.framed(p_form) || p_digest
+                || timestamptz_send(p_first_at) || timestamptz_send(p_sealed_at))
+$$;
+
+-- Covers what a fence says about its effect, so that an edit of the row shows. Not its answer, which the digest
+-- covers and housekeeping empties, and not the lease, which renewals change.
+create function helix.fence_content(
+  p_key bytea, p_tenant text, p_name text, p_identity text, p_fingerprint bytea, p_secret smallint,
+  p_effect text, p_form text, p_digest bytea, p_omitted boolean, p_first_at timestamptz,
+  p_sealed_at timestamptz, p_answer_until timestamptz, p_until timestamptz
+) returns bytea language sql stable parallel safe as $$
+  select sha256(p_key || p_fingerprint || helix.framed(p_tenant) || helix.framed(p_name)
+                || helix.framed(coalesce(p_identity, '')) || helix.framed(coalesce(p_effect, ''))
+                || helix.framed(coalesce(p_form, '')) || coalesce(p_digest, ''::bytea)
+                || helix.framed(concat_ws('>', p_secret, p_omitted, extract(epoch from p_first_at),
+                     coalesce(extract(epoch from p_sealed_at)::text, ''),
+                     coalesce(extract(epoch from p_answer_until)::text, ''),
+                     coalesce(extract(epoch from p_until)::text, ''))))
 $$;
 
 -- Writes the event of every step; rejects the statement that takes an illegal one.
@@ -200,9 +241,11 @@ create function helix.record_fence_step() returns trigger
 language plpgsql as $$
 begin
   insert into helix.fence_event (life, version, tenant, from_state, to_state, at, attempt, epoch,
-                                 number, actor, reason, detail)
+                                 number, actor, reason, detail, content)
   select n.life, n.version, n.tenant, head.to_state, n.state, clock_timestamp(), n.attempt, n.epoch,
-         n.number, n.actor, n.reason, n.detail
+         n.number, n.actor, n.reason, n.detail,
+         helix.fence_content(n.key, n.tenant, n.name, n.identity, n.fingerprint, n.secret, n.effect, n.form,
+                             n.digest, n.omitted, n.first_at, n.sealed_at, n.answer_until, n.until)
   from arrived n
   left join lateral (select e.version, e.to_state, e.reason from helix.fence_event e
                      where e.life = n.life order by e.version desc limit 1) head on true
@@ -244,7 +287,7 @@ do $$
 declare
   v_table regclass;
 begin
-  foreach v_table in array '{helix.fence_arrow,helix.fence,helix.fence_event,helix.fence_decision}'::regclass[]
+  foreach v_table in array '{helix.fence_arrow,helix.fence,helix.fence_batch,helix.fence_event,helix.fence_decision}'::regclass[]
   loop
     perform helix.protect_table(v_table, case v_table::text when 'helix.fence_event'
                                          then 'helix.guard_ledger' else 'helix.guard' end::regproc);

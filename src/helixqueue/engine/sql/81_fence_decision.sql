@@ -41,8 +41,9 @@ language sql stable as $$
           case when p_decision in ('repeated', 'sealed') then p_fence.answer end,
           p_fence.omitted, p_fence.digest,
           case when p_fence.state = 'SEALED'
-               then helix.fence_receipt(p_fence.key, p_fence.fingerprint, p_fence.effect,
-                                        p_fence.form, p_fence.digest) end,
+               then helix.fence_receipt(p_fence.tenant, p_fence.name, p_fence.identity, p_fence.key,
+                                        p_fence.fingerprint, p_fence.effect, p_fence.form, p_fence.digest,
+                                        p_fence.first_at, p_fence.sealed_at) end,
           p_fence.sealed_at,
           -- An operator can correct a resolution, so no cache may keep its answer.
           coalesce(p_note, case when p_fence.state = 'SEALED' and p_fence.reason in ('resolved', 'corrected')

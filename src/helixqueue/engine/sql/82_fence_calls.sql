@@ -9,8 +9,43 @@ declare
 begin
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
+  delete from helix.fence_batch l where l.fence = any (p_keys);
   delete from helix.fence f where f.key = any (p_keys);
 end
+$$;
+
+-- Records the batches of a call whose transaction holds a fence without a marker (helix.fence, set by the claim).
+create function helix.link_fence(p_batch bigint[], p_conflict boolean[] default null) returns void
+language plpgsql as $$
+declare
+  v_fence text := nullif(current_setting('helix.fence', true), '');
+begin
+  if v_fence is not null then
+    insert into helix.fence_batch as l (fence, batch, tenant, conflict)
+    select f.key, u.batch, f.tenant, bool_or(coalesce(u.conflict, false))
+    from helix.fence f cross join unnest(p_batch, p_conflict) as u (batch, conflict)
+    where f.key = v_fence::bytea and f.state = 'CLAIMED' and u.batch is not null
+    group by f.key, u.batch, f.tenant
+    on conflict (fence, batch) do update set conflict = l.conflict or excluded.conflict;
+  end if;
+end
+$$;
+
+-- Links the batches of these answers with the fence of the transaction.
+create function helix.link_submitted(p_answers helix.submitted[]) returns void
+language sql volatile as $$
+  select helix.link_fence(array_agg(b.id), array_agg(a.decision = 'conflict'))
+  from unnest(p_answers) a join helix.batch b on b.key = a.key
+$$;
+
+-- Empties the copies of erased batches: requests, answers that show a payload and, with p_identity, all answers.
+create function helix.empty_fences(p_batch bigint[], p_identity boolean) returns void
+language sql volatile as $$
+  update helix.fence f
+  set request = null, answer = case when l.conflict or p_identity then null else f.answer end
+  from (select l.fence, bool_or(l.conflict) as conflict from helix.fence_batch l
+        where l.batch = any (p_batch) group by l.fence) l
+  where f.key = l.fence
 $$;
 
 -- Gives the fence to a new holder. The caller has locked its row and knows that it has no live holder.
@@ -42,6 +77,9 @@ begin
       fingerprint = v_fence.fingerprint, request = v_fence.request
   where f.key = p_fence.key
   returning * into v_fence;
+  if p_to = 'CLAIMED' then
+    perform set_config('helix.fence', v_fence.key::text, true);
+  end if;
   return helix.fence_answer(v_fence, 'granted');
 end
 $$;
@@ -145,7 +183,7 @@ create function helix.claim_fence_v1(
 ) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_actor  text := coalesce(p_actor, session_user);
+  v_actor  text := helix.actor_of(p_actor);
   v_key    bytea;
   v_secret helix.secret;
   v_fence  helix.fence;
@@ -206,6 +244,9 @@ begin
   if p_identity is null then
     perform helix.record_fence_decision(v_fence, 'unknown', v_actor, false);
   end if;
+  if not p_start then
+    perform set_config('helix.fence', v_key::text, true);
+  end if;
   v_reply := helix.fence_answer(v_fence, 'granted');
   -- Housekeeping once in about a thousand claims, never in a caller's transaction.
   if p_alone and v_fence.number % 1024 = 0 then
@@ -249,7 +290,7 @@ declare
 begin
   perform helix.enter();
   update helix.fence f
-  set state = 'SEALED', version = f.version + 1, actor = coalesce(p_actor, session_user),
+  set state = 'SEALED', version = f.version + 1, actor = helix.actor_of(p_actor),
       reason = 'sealed', detail = null, effect = p_effect, form = p_form, digest = v_digest,
       answer = case when p_omitted then null else p_answer end, omitted = p_omitted,
       sealed_at = v_now, changed_at = v_now,
@@ -267,7 +308,7 @@ begin
   if found then
     return helix.fence_answer(v_fence, 'sealed');
   end if;
-  return helix.refuse_stale_fence(p_key, coalesce(p_actor, session_user), 'seal', p_answer);
+  return helix.refuse_stale_fence(p_key, helix.actor_of(p_actor), 'seal', p_answer);
 end
 $$;
 
@@ -280,7 +321,7 @@ create function helix.step_fence_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now   timestamptz := clock_timestamp();
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_fence helix.fence;
 begin
   perform helix.enter();
@@ -288,7 +329,7 @@ begin
   set state = p_to, version = f.version + 1, actor = v_actor, detail = left(p_detail, 16000),
       reason = case p_to when 'EFFECT_STARTED' then 'started' when 'RELEASED' then 'released'
                          else 'failed' end::helix.fence_reason,
-      changed_at = v_now,
+      changed_at = v_now, request = case p_to when 'RELEASED' then null else f.request end,
       deadline = case p_to when 'EFFECT_STARTED' then v_now + make_interval(secs => f.lease_seconds)
                            else least(f.deadline, v_now) end,
       until = case p_to when 'RELEASED' then v_now + make_interval(secs => p_tombstone_seconds) end

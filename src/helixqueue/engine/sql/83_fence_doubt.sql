@@ -12,7 +12,7 @@ create function helix.probe_fence_v1(
 ) returns helix.fence_result
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_actor text := coalesce(p_actor, session_user);
+  v_actor text := helix.actor_of(p_actor);
   v_fence helix.fence;
   v_left  real;
 begin
@@ -110,7 +110,7 @@ begin
   end if;
   update helix.fence f
   set state = 'RELEASED', version = f.version + 1, actor = p_actor, reason = v_reason,
-      detail = p_reason, nonce = null, changed_at = v_now,
+      detail = p_reason, nonce = null, changed_at = v_now, request = null,
       until = v_now + make_interval(secs => p_tombstone_seconds),
       effect = null, form = null, digest = null, answer = null, omitted = false, sealed_at = null,
       answer_until = null
@@ -139,6 +139,7 @@ begin
     set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
         version = f.version + 1, reason = 'lapsed', actor = p_actor, changed_at = v_now,
         detail = format('%s did not renew before %s', f.actor, f.deadline),
+        request = case f.state when 'CLAIMED' then null else f.request end,
         until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
     from lapsed where f.key = lapsed.key
     returning f.state
@@ -168,7 +169,7 @@ returns table (doubted integer, released integer, emptied integer, forgotten int
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter();
-  return query select * from helix.sweep_fences(coalesce(p_actor, session_user), least(p_limit, 10000));
+  return query select * from helix.sweep_fences(helix.actor_of(p_actor), least(p_limit, 10000));
 end
 $$;
 
@@ -189,6 +190,7 @@ begin
     set state = case f.state when 'CLAIMED' then 'RELEASED' else 'IN_DOUBT' end::helix.fence_state,
         version = f.version + 1, reason = 'recovered', actor = p_actor, detail = p_detail,
         nonce = null, deadline = v_now, changed_at = v_now,
+        request = case f.state when 'CLAIMED' then null else f.request end,
         until = case f.state when 'CLAIMED' then v_now + interval '30 days' end
     from ended where f.key = ended.key
     returning f.state

@@ -258,7 +258,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   bad as materialized (
     select coalesce(s.batch, r.batch) as batch, coalesce(s.version, r.version) as version, s.id,
            s.batch is not null as is_said, r.batch is not null as is_kept, s.to_state,
-           (r.failure, r.detail, r.result) is null as emptied
+           (r.detail, r.result) is null and (s.to_state = 'COMPLETED' or r.failure is not null) as emptied
     from said s
     full join (
       select r.batch, r.version, r.failure, r.detail, r.result::text as result,
@@ -282,8 +282,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   select 'result_edited', jsonb_build_object('batch', b.batch, 'version', b.version, 'entry', b.id)
   from bad b
   where b.is_kept and b.is_said
-    -- Erasing empties results; nothing else of a step.
-    and not (b.emptied and b.to_state = 'COMPLETED'
+    -- Erasing empties results and the details of failures; nothing else of a step.
+    and not (b.emptied
              and exists (select from helix.decision d where d.batch = b.batch and d.kind = 'erased'))
   union all
   -- name: result_without_step

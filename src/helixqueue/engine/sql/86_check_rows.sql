@@ -52,6 +52,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            s.leased and w.number is distinct from
              case w.came_from when 'PENDING' then w.entry else w.before end as other_token,
            s.leased and (r.due <= w.deadline) is not true as unreachable,
+           s.leased and w.deadline > clock_timestamp() + make_interval(secs => w.lease_seconds) as endless,
            s.leased and w.deadline + greatest(make_interval(secs => 2 * w.lease_seconds), '10 s') < now()
              as stuck
     from helix.batch b
@@ -70,7 +71,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
     select c.* from compared c
     where c.unplaced or c.unasked or c.half_retired or c.tombstone_edited or c.other_key or c.payload_gone
        or c.other_queue or c.other_lane or c.other_options or c.queueless or c.exhausted
-       or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck
+       or c.contradictory or c.unknown_token or c.other_token or c.unreachable or c.stuck or c.endless
   )
   -- name: work_doubled
   -- promise: G2
@@ -192,6 +193,14 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
                                                  'deadline', b.deadline)
   from bad b where b.unreachable
   union all
+  -- name: lease_endless
+  -- promise: G6
+  -- means: The deadline of a lease is further away than its length: no renewal wrote it, and the batch waits for
+  --        a worker that may be dead.
+  -- action: Release the batch (helixq batch release).
+  select 'lease_endless', jsonb_build_object('batch', b.batch, 'worker', b.actor, 'deadline', b.deadline)
+  from bad b where b.endless
+  union all
   -- name: lease_stuck
   -- promise: G6
   -- means: The lease expired more than twice its length ago: no worker claims any more, or something
@@ -259,7 +268,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   where s.highest > s.last_value
 $$;
 
--- Records: refusals and decisions, each with a hash over its row.
+-- Records: refusals and decisions, each with a hash over its row; sources and dead letters.
 create function helix.read_check_records() returns setof helix.violation
 language sql stable
 set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
@@ -292,4 +301,34 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- action: Restore the queue of the row in helix.result.
   select 'texts_of_other_queue', jsonb_build_object('batch', r.batch, 'version', r.version)
   from helix.result r join helix.batch b on b.id = r.batch where r.queue <> b.queue
+  union all
+  -- name: source_edited
+  -- promise: G1
+  -- means: The hash of a source does not follow from its texts, or it names a batch of another queue or none:
+  --        a redelivery may be taken for new work.
+  -- action: Restore the row of helix.source from a backup.
+  select 'source_edited', jsonb_build_object('batch', s.batch, 'queue', q.name, 'id', s.id)
+  from helix.source s
+  left join helix.queue q on q.id = s.queue
+  left join helix.batch b on b.id = s.batch
+  where s.hash <> coalesce(helix.source_hash(q.tenant, s.kind, s.name, s.id), s.hash)
+     or s.batch is not null and b.queue is distinct from s.queue
+  union all
+  -- name: letter_edited
+  -- promise: G5
+  -- means: The message of a dead letter is not the one that came, or is missing although the letter is open.
+  -- action: Restore the row of helix.dead_letter from a backup.
+  select 'letter_edited', jsonb_build_object('letter', l.id, 'tenant', l.tenant, 'source', l.source)
+  from helix.dead_letter l
+  where l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
+     or l.status = 'open' and l.body is null and l.reason <> 'vanished'
+     or l.status <> 'open' and l.closed_at is null
+  union all
+  -- name: letter_without_batch
+  -- promise: G5
+  -- means: A letter counts as redriven, but the batch that it became does not exist.
+  -- action: Restore helix.batch from a backup, or submit the message again.
+  select 'letter_without_batch', jsonb_build_object('letter', l.id, 'tenant', l.tenant)
+  from helix.dead_letter l left join helix.batch b on b.id = l.batch
+  where l.status = 'redriven' and b.id is null
 $$;

@@ -29,14 +29,19 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
                                         and e.last_reason in ('resolved', 'corrected')))) as illegal,
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
-             e.hash is distinct from e.computed as edited
+             e.hash is distinct from e.computed as edited,
+             coalesce(e.newest, true) and f.content is distinct from e.content as other_content
       from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
                    lag(e.version, 1, 0) over history as last_version,
                    lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
             from helix.fence_event e window history as (partition by e.life order by e.version)) e
-      full join (select f.life, f.tenant, f.name, f.state, f.version from helix.fence f) f
+      full join (select f.life, f.tenant, f.name, f.state, f.version,
+                        helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect,
+                                            f.form, f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until,
+                                            f.until) as content
+                 from helix.fence f) f
         on f.life = e.life) c
-    where c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
+    where c.other_content and not c.unknown or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
@@ -46,6 +51,14 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
            'life', b.life, 'tenant', b.fence_tenant, 'name', b.name, 'state', b.fence_state,
            'version', b.fence_version, 'last_event', b.to_state, 'last_version', b.version)
   from bad b where b.other_state
+  union all
+  -- name: fence_edited
+  -- promise: G8
+  -- means: What the fence says about its effect (key, request, effect, answer's digest, times, how long its key is
+  --        kept) is not what its last event recorded.
+  -- action: Restore the row from a backup; receipts that were issued before show the right values.
+  select 'fence_edited', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
+  from bad b where b.other_content and not b.unknown
   union all
   -- name: fence_event_torn
   -- promise: G8
@@ -134,10 +147,12 @@ set timezone = 'UTC' set bytea_output = 'hex' as $$
 declare
   v_hidden text[] := case when helix.session_tenants() is null then '{}' else '{entry,part}' end;
 begin
-  if p_set <> all ('{steps,entries,results,batches,counters,records,fences}') then
+  if p_set <> all ('{steps,entries,results,batches,counters,records,fences,settings,tombstones,'
+                   'user_ledgers,findings}') then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('unknown set of invariants: %s', p_set),
-      hint = 'Known: steps, entries, results, batches, counters, records, fences.';
+      hint = 'Known: steps, entries, results, batches, counters, records, fences, settings, tombstones, '
+             'user_ledgers, findings.';
   end if;
   return query
     select f.invariant, count(*), jsonb_agg(f.witness - v_hidden order by f.nth) filter (where f.nth <= 10)
@@ -154,7 +169,15 @@ begin
                 union all
                 select * from helix.read_check_records() where p_set = 'records'
                 union all
-                select * from helix.read_check_fences() where p_set = 'fences') v) f
+                select * from helix.read_check_fences() where p_set = 'fences'
+                union all
+                select * from helix.read_check_settings() where p_set = 'settings'
+                union all
+                select * from helix.read_check_tombstones() where p_set = 'tombstones'
+                union all
+                select * from helix.read_check_user_ledgers() where p_set = 'user_ledgers'
+                union all
+                select * from helix.read_check_findings() where p_set = 'findings') v) f
     group by f.invariant;
 end
 $$;

@@ -11,7 +11,8 @@ create table helix.api_token (
   hash         bytea not null unique check (octet_length(hash) = 32),
   scopes       text[] not null check (
     cardinality(scopes) > 0
-    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin']),
+    -- `metrics` reads the figures of all tenants, so only operators grant it.
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin', 'metrics']),
   queues       text[] check (cardinality(queues) between 1 and 100),  -- null: every queue
   created_at   timestamptz not null default clock_timestamp(),
   created_by   text not null,
@@ -26,6 +27,9 @@ create table helix.api_token (
 do $$
 begin
   perform helix.protect_table('helix.api_token'::regclass, 'helix.guard'::regproc);
+  perform helix.audit_table('helix.api_token', '{tenant,name,generation}',
+                            '{tenant,name,generation,hash,scopes,queues,created_at,created_by,expires_at,revoked_at,'
+                            'revoked_by,reason}');
 end
 $$;
 
@@ -40,13 +44,18 @@ $$;
 
 -- Application logins cannot create tokens; otherwise they could escalate their own privileges. Operators can,
 -- and a service, which requires the scope admin.
-create function helix.demand_token_admin(p_tenant text) returns void
+create function helix.demand_token_admin(p_tenant text, p_scopes text[] default null) returns void
 language plpgsql as $$
 begin
   if not pg_has_role(session_user, 'helix_operator', 'member') and not helix.is_service_for(p_tenant) then
     raise exception using errcode = 'insufficient_privilege',
       message = format('role %s may not give or take tokens of tenant %s', session_user, p_tenant),
       hint = 'A login with helix_operator may, and over HTTP a token with the scope admin.';
+  end if;
+  if 'metrics' = any (p_scopes) and not pg_has_role(session_user, 'helix_operator', 'member') then
+    raise exception using errcode = 'insufficient_privilege',
+      message = 'only an operator may give tokens with the scope metrics: it covers all tenants',
+      hint = 'Use a login with helix_operator.';
   end if;
 end
 $$;
@@ -118,10 +127,10 @@ create function helix.create_token_v1(
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform helix.enter_for(p_tenant);
-  perform helix.demand_token_admin(p_tenant);
+  perform helix.demand_token_admin(p_tenant, p_scopes);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, 1, p_hash, p_scopes, p_queues, p_expires_at,
-          coalesce(p_actor, session_user))
+          helix.actor_of(p_actor))
   on conflict (tenant, name, generation) do nothing;
   return found;
 end
@@ -145,9 +154,10 @@ begin
   if v_last.tenant is null or v_last.revoked_at is not null then
     return null;
   end if;
+  perform helix.demand_token_admin(p_tenant, v_last.scopes);
   insert into helix.api_token (tenant, name, generation, hash, scopes, queues, expires_at, created_by)
   values (p_tenant, p_name, v_last.generation + 1, p_hash, v_last.scopes, v_last.queues, p_expires_at,
-          coalesce(p_actor, session_user))
+          helix.actor_of(p_actor))
   on conflict (tenant, name, generation) do nothing;
   if not found then
     return null;
@@ -169,14 +179,14 @@ begin
   perform helix.enter_for(p_tenant);
   perform helix.demand_token_admin(p_tenant);
   update helix.api_token t
-  set revoked_at = clock_timestamp(), revoked_by = coalesce(p_actor, session_user), reason = p_reason
+  set revoked_at = clock_timestamp(), revoked_by = helix.actor_of(p_actor), reason = p_reason
   where t.tenant = p_tenant and t.name = p_name and t.revoked_at is null;
   get diagnostics v_ended = row_count;
   return v_ended;
 end
 $$;
 
--- Resolves a doubt over HTTP. Clients, and so the service's login, cannot call resolve_fence_v1; here the token
+-- Resolves a doubt over HTTP. The service's login cannot call resolve_fence_v1; here the token
 -- must have the scope, and its name is recorded as the actor.
 create function helix.resolve_by_token_v1(
   p_hash bytea, p_key bytea, p_version integer, p_applied boolean, p_reason text,

@@ -5,7 +5,10 @@
 create table helix.login (
   hash          bytea primary key check (octet_length(hash) = 32),
   tenant        helix.tenant_name not null,
-  scopes        text[] not null check (cardinality(scopes) > 0),
+  scopes        text[] not null check (
+    cardinality(scopes) > 0
+    -- Not `metrics`: a service offers links too, and only operators grant what covers all tenants.
+    and scopes <@ array['submit', 'work', 'read', 'payloads', 'operate', 'admin']),
   token_seconds double precision not null check (token_seconds between 1 and 86400),
   created_by    text not null,
   -- At most an hour: a code is used by the operator who just created it.
@@ -31,7 +34,7 @@ begin
   perform helix.enter_for(p_tenant);
   perform helix.demand_token_admin(p_tenant);
   insert into helix.login (hash, tenant, scopes, token_seconds, created_by, expires_at)
-  values (p_hash, p_tenant, p_scopes, p_token_seconds, coalesce(p_actor, session_user), v_until);
+  values (p_hash, p_tenant, p_scopes, p_token_seconds, helix.actor_of(p_actor), v_until);
   return v_until;
 end
 $$;

@@ -20,7 +20,7 @@ create view helix.overview with (security_invoker = true) as
          case when s.leased then w.deadline end as deadline, w.cause::text as cause, w.due,
          case when s.finished then w.changed_at end as finished_at,
          case when s.finished then w.actor end as finished_by,
-         case when s.finished then r.failure::text end as failure, r.detail::text as detail,
+         case when s.finished then r.failure::text end as failure, case when helix.sees_payloads() then r.detail::text end as detail,
          -- Lists show the columns up to here.
          q.profile, b.run, b.run_at::timestamptz as run_at, b.expires_at::timestamptz as expires_at,
          b.limit_key::text as limit_key, b.actor, w.version, w.changed_at,
@@ -47,13 +47,16 @@ returns table (
   attempt smallint, worker text, deadline timestamptz, epoch integer, number bigint, cause text,
   due timestamptz, finished_at timestamptz, finished_by text, failure text, detail text,
   retired_at timestamptz, erased boolean, payload text, result text, events json, refusals json,
-  decisions json
+  decisions json, sources json
 )
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
+declare
+  v_sees boolean := helix.sees_payloads();
 begin
+  perform helix.demand_payloads(p_payload);
   return query
     with found as (
       select l.batch as id from helix.locate(p_ids) l
@@ -71,7 +74,7 @@ begin
                       where r.batch = f.id and r.version = v.version) end,
            (select json_agg(json_build_array(
                      h.version, h.at, h.from_state, h.to_state, h.reason, h.actor, h.attempt, h.epoch,
-                     h.number, h.detail, h.late) order by h.version)
+                     h.number, case when v_sees then h.detail end, h.late) order by h.version)
             from (select * from helix.history_of(array[f.id]) h order by h.version desc limit p_limit) h),
            (select json_agg(json_build_array(
                      r.operation, r.worker, r.owner, r.epoch, r.number, r.owner_number, r.state, r.why,
@@ -80,7 +83,11 @@ begin
                   order by r.last_at desc limit p_limit) r),
            (select json_agg(json_build_array(d.at, d.kind, d.actor, d.detail) order by d.id)
             from (select * from helix.decision d where d.batch = f.id
-                  order by d.id desc limit p_limit) d)
+                  order by d.id desc limit p_limit) d),
+           (select json_agg(json_build_array(s.kind, s.name, s.id, s.decision, s.times, s.first_at,
+                                             s.last_at, s.actor) order by s.first_at)
+            from (select * from helix.source s where s.batch = f.id and s.kind is not null
+                  order by s.first_at desc limit p_limit) s)
     from found f
     cross join lateral (select * from helix.batch b where b.id = f.id limit 1) b
     cross join lateral (select q.tenant from helix.queue q where q.id = b.queue limit 1) q
@@ -99,6 +106,7 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 begin
+  perform helix.demand_payloads(p_results);
   return query
     select l.public_id, coalesce(v.state, helix.state_of(l.batch)::text), o.attempt, o.finished_at,
            o.finished_by, o.failure, o.detail,
@@ -112,6 +120,32 @@ begin
 end
 $$;
 
+-- Some batches with payload and result, each row of one snapshot: for exports.
+create function helix.read_contents_v1(p_ids uuid[])
+returns table (
+  public_id uuid, key bytea, fingerprint bytea, tenant text, queue text, identity text, raw text,
+  profile text, revision text, state text, version integer, attempt smallint, priority smallint,
+  created_at timestamptz, actor text, finished_at timestamptz, finished_by text, failure text, detail text,
+  payload text, result text
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+begin
+  return query
+    select l.public_id, b.key::bytea, b.fingerprint::bytea, v.tenant, v.queue, v.identity, v.raw, v.profile,
+           v.revision, v.state, v.version, v.attempt, v.priority, v.created_at, v.actor, v.finished_at,
+           v.finished_by, v.failure, v.detail, b.payload::text, r.result::text
+    from helix.locate(p_ids) l
+    cross join lateral (select * from helix.batch b where b.id = l.batch limit 1) b
+    cross join lateral (select * from helix.overview v where v.id = l.batch limit 1) v
+    left join lateral (select r.result from helix.result r
+                       where r.batch = l.batch and r.version = v.version and v.finished_at is not null
+                       limit 1) r on true;
+end
+$$;
+
 -- The history of some batches, each from the step after p_after.
 create function helix.read_events_v1(p_ids uuid[], p_after integer default 0)
 returns table (
@@ -122,11 +156,13 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
+declare
+  v_sees boolean := helix.sees_payloads();
 begin
   return query
     with found as materialized (select distinct l.batch, l.public_id from helix.locate(p_ids) l)
     select f.public_id, h.version, h.at, h.from_state::text, h.to_state::text, h.reason::text, h.actor,
-           h.attempt, h.epoch, h.number, h.detail, h.late
+           h.attempt, h.epoch, h.number, case when v_sees then h.detail end, h.late
     from helix.history_of(array(select f.batch from found f)) h
     join found f on f.batch = h.batch
     where h.version > p_after
@@ -167,7 +203,7 @@ create view helix.queue_settings with (security_invoker = true) as
          q.backoff_max_seconds, q.key_limit, q.unknown, q.paused, q.closed,
          helix.requires_of(q.class) as requires, q.payload_schema, q.result_schema,
          q.keep_completed_seconds, q.keep_failed_seconds, q.keep_cancelled_seconds,
-         q.keep_decisions_seconds
+         q.keep_decisions_seconds, q.stalled_after_seconds, q.resubmit_failed
   from helix.queue q;
 
 -- The settings of one queue; no row when there is none.

@@ -26,6 +26,7 @@ declare
   v_limit   integer := least(p_limit, 1000);
   v_queues  integer[] := case when p_queue is null then helix.session_queues()
                               else array(select q.id from helix.read_queue_ids(null, p_queue) q) end;
+  v_sees    boolean := helix.sees_payloads();
 begin
   return query
     -- Entries without a step of these queues are left out before any array is unnested.
@@ -47,7 +48,7 @@ begin
       cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
       left join lateral (select r.detail::text as detail from helix.result r
-                         where r.batch = p.batch and r.version = p.version limit 1) r on true) on true
+                         where v_sees and r.batch = p.batch and r.version = p.version limit 1) r on true) on true
     order by p.xid, p.batch, p.version;
 end
 $$;
@@ -156,5 +157,18 @@ begin
     where (p_tenant is null or t.tenant = p_tenant) and (p_name is null or t.name = p_name)
       and (t.tenant, t.name, t.generation) > (p_after_tenant, p_after_name, p_after_generation)
     order by t.tenant, t.name, t.generation limit p_limit;
+end
+$$;
+
+-- The key with which the service hides numbers from a tenant's tokens (service/tenant_cipher.py): HMAC-SHA256
+-- of the tenant's name under the first secret, so that it is the same in every replica and for good. The
+-- text is no JSON, so it is the fingerprint of no payload.
+create function helix.tenant_key_v1(p_tenant text) returns bytea
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_tenants text[] := helix.enter_for(p_tenant);
+begin
+  return (select sha256(s.outer_pad || sha256(s.inner_pad || convert_to('numbers of tenant ' || p_tenant, 'UTF8')))
+          from helix.secret s order by s.id limit 1);
 end
 $$;

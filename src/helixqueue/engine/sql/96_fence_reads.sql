@@ -4,12 +4,14 @@
 create view helix.fence_overview with (security_invoker = true) as
   select f.key::bytea as key, f.tenant::text as tenant, f.name::text as name, f.identity::text as identity,
          f.state::text as state, f.version, f.attempt, f.actor::text as actor, f.reason::text as reason,
-         f.detail::text as detail, f.first_at, f.changed_at, f.deadline, f.effect::text as effect,
+         case when helix.sees_payloads() then f.detail::text end as detail, f.first_at, f.changed_at, f.deadline, f.effect::text as effect,
          f.form::text as form, f.digest::bytea as digest,
          f.answer is not null and f.answer_until > clock_timestamp() as answer_kept, f.answer_until, f.until,
          f.quiet_seconds::real as quiet_seconds, f.fingerprint,
          case when f.state = 'SEALED'
-              then helix.fence_receipt(f.key, f.fingerprint, f.effect, f.form, f.digest) end as receipt,
+              then helix.fence_receipt(f.tenant, f.name, f.identity, f.key, f.fingerprint, f.effect, f.form, f.digest,
+                                       f.first_at, f.sealed_at) end as receipt,
+         f.sealed_at,
          f.life
   from helix.fence f;
 
@@ -127,9 +129,11 @@ set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   v_life bigint := (select f.life from helix.fence f where f.key = p_key);
+  v_sees boolean := helix.sees_payloads();
 begin
   return query
-    select h.at, h.what, h.from_state, h.to_state, h.attempt, h.actor, h.detail
+    select h.at, h.what, h.from_state, h.to_state, h.attempt, h.actor,
+           case when v_sees then h.detail end
     from (select e.at, e.reason::text as what, e.from_state::text, e.to_state::text, e.attempt, e.actor,
                  e.detail, e.version::bigint as place
           from helix.fence_event e where e.life = v_life

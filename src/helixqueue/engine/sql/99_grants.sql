@@ -1,5 +1,6 @@
 -- Owners and privileges. Deny first: nothing is open to PUBLIC, and clients have no privilege
 -- on tables. (EXPLAIN on a table would reveal the number of rows that row-level security hides.)
+-- The list at the end grants each function that clients call to the scopes that it belongs to.
 
 -- Workers are listed to the role they log in with, and to operators.
 alter table helix.worker enable row level security;
@@ -12,6 +13,9 @@ create policy own_workers on helix.worker for all to helix_engine, helix_reader
                   or not exists (select from helix.role_tenant b
                                  where b.role = session_user and b.by_setting))));
 create policy operator on helix.worker for select to helix_operator using (true);
+-- The duty that counts them is for all tenants.
+create policy counted on helix.worker for select to helix_engine
+  using (current_setting('helix.scope', true) = '*');
 -- A sweep is for all tenants.
 create policy long_gone on helix.worker for all to helix_engine
   using (last_seen < statement_timestamp() - interval '30 days') with check (false);
@@ -56,7 +60,7 @@ begin
   end loop;
   for v_object in
     select p.oid::regprocedure as name,
-           case when p.proname in ('protect', 'protect_table') then 'helix_owner'
+           case when p.proname in ('protect', 'protect_table', 'audit_table') then 'helix_owner'
                 when p.proname ~ c_reads then 'helix_reader' else 'helix_engine' end as owner
     from pg_proc p where p.pronamespace = 'helix'::regnamespace
   loop
@@ -68,7 +72,8 @@ $$;
 
 alter schema helix owner to helix_owner;
 revoke create on schema helix from helix_engine, helix_reader;
-grant usage on schema helix to helix_client, helix_operator;
+grant usage on schema helix to helix_submit, helix_work, helix_read, helix_payloads, helix_operate, helix_admin,
+  helix_intake, helix_delegate, helix_operator;
 
 -- The engine writes everything but the arrows, and adds secrets without changing one.
 grant select, insert, update, delete on all tables in schema helix to helix_engine;
@@ -81,7 +86,9 @@ grant usage, select, update on all sequences in schema helix to helix_engine;
 grant select on helix.arrow, helix.role_tenant, helix.queue, helix.requirement_class, helix.lane,
   helix.batch, helix.result, helix.ended, helix.key_limit, helix.epoch, helix.worker, helix.entry,
   helix.event, helix.refusal, helix.decision, helix.duty, helix.fence_arrow,
-  helix.fence_event, helix.fence_decision, helix.overview, helix.fence_overview
+  helix.fence_event, helix.fence_decision, helix.fence_batch, helix.overview, helix.fence_overview,
+  helix.ledger, helix.ledger_event, helix.feed, helix.metric, helix.finding,
+  helix.source, helix.dead_letter, helix.letter_overview, helix.intake, helix.intake_failure
   to helix_reader, helix_operator;
 grant select on helix.queue_settings to helix_reader;
 -- The id of a claim and its worker's name are enough to get its tokens.
@@ -97,34 +104,178 @@ grant select (key, tenant, name, identity, life, state, version, attempt, finger
 grant select (tenant, name, generation, scopes, queues, created_at, created_by, expires_at, revoked_at,
               revoked_by, reason, last_used_at)
   on helix.api_token to helix_reader, helix_operator;
-grant select on helix.batch_id, helix.entry_id, helix.fence_number to helix_reader, helix_operator;
+grant select on helix.batch_id, helix.entry_id, helix.fence_number, helix.ledger_event_id
+  to helix_reader, helix_operator;
 -- Pure functions, which read no table.
 grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.framed(text),
   helix.framed_parts(text[]), helix.framed_identity(text), helix.derive_key(text, text, text, text),
   helix.key_within(bytea, text, text)
-  to helix_reader, helix_operator, helix_client;
+  to helix_reader, helix_operator, helix_submit, helix_work, helix_read, helix_payloads, helix_operate,
+     helix_admin, helix_delegate;
 -- What the functions of helix_reader, and operators at a prompt, call inside their queries.
 grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
-  helix.ending(helix.state), helix.session_tenants(), helix.session_queues(), helix.entry_hash,
-  helix.content_hash, helix.tombstone_hash, helix.row_hash, helix.history_of,
-  helix.derive_fence_key(text, text, text), helix.fence_receipt(bytea, bytea, text, text, bytea)
+  helix.ending(helix.state), helix.session_tenants(), helix.session_queues(), helix.sees_payloads(),
+  helix.entry_hash,
+  helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.history_of, helix.fence_content,
+  helix.derive_fence_key(text, text, text), helix.fence_receipt,
+  helix.event_key, helix.event_hash, helix.feed_events, helix.feed_steps
   to helix_reader, helix_operator;
-grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape to helix_reader;
+grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
+  helix.audited_rows(), helix.all_metrics
+  to helix_reader;
 
+-- Which scope may execute which function: a new function `..._v1` gets its line here, and the migration fails
+-- without it. The scopes are those of API tokens, as roles helix_submit, helix_work, ... `any` means all six,
+-- `delegate` the right to act for others, which a service has. Operators may execute every function; `operator`
+-- means no other role.
 do $$
 declare
-  v_function record;
+  v_grant record;
+  v_role  text;
 begin
-  for v_function in
-    select p.oid::regprocedure as name,
-           p.proname in ('bind_v1', 'unbind_v1', 'recover_v1', 'rotate_secret_v1',
-                         'resolve_fence_v1') as operators_only
-    from pg_proc p where p.pronamespace = 'helix'::regnamespace and p.proname like '%\_v1'
+  for v_grant in
+    select p.oid::regprocedure as function, g.name, g.scopes
+    from (values
+      -- Submit.
+      ('submit_v1',              'submit'),
+      ('submit_from_v1',         'submit intake'),
+      ('note_refused_v1',        'submit'),
+      -- Intakes, which submit and write dead letters.
+      ('write_letters_v1',       'intake'),
+      ('count_try_v1',           'intake'),
+      ('clear_tries_v1',         'intake'),
+      ('report_stream_v1',       'intake'),
+      ('report_intake_v1',       'submit intake'),
+      -- Work.
+      ('claim_v1',               'work'),
+      ('hello_v1',               'work'),
+      ('wait_v1',                'work'),
+      ('start_v1',               'work'),
+      ('renew_v1',               'work'),
+      ('settle_v1',              'work'),
+      ('release_v1',             'work'),
+      ('reap_v1',                'work operate'),
+      ('promote_v1',             'work operate'),
+      ('run_duty_v1',            'work operate'),
+      -- Fences: an application guards its requests, a worker its effects.
+      ('claim_fence_v1',         'submit work'),
+      ('seal_fence_v1',          'submit work'),
+      ('step_fence_v1',          'submit work'),
+      ('renew_fences_v1',        'submit work'),
+      ('probe_fence_v1',         'submit work'),
+      ('read_fence_holder_v1',   'submit work read'),
+      ('sweep_fences_v1',        'work operate'),
+      ('preview_fence_v1',       'payloads'),
+      ('resolve_fence_v1',       'operator'),
+      -- Read. Payloads, results and failure details require the scope payloads as well.
+      ('read_batch_v1',          'read'),
+      ('read_batches_v1',        'read'),
+      ('read_outcomes_v1',       'read'),
+      ('read_contents_v1',       'payloads'),
+      ('read_events_v1',         'read'),
+      ('read_queues_v1',         'read'),
+      ('read_workers_v1',        'read'),
+      ('read_tenant_workers_v1', 'read'),
+      ('read_changes_v1',        'read'),
+      ('read_changes_lost_v1',   'read'),
+      ('read_fence_v1',          'read'),
+      ('read_fences_v1',         'read'),
+      ('read_fence_history_v1',  'read'),
+      ('read_fence_counts_v1',   'read'),
+      ('read_fence_lag_v1',      'read'),
+      ('read_letters_v1',        'read'),
+      ('read_letter_v1',         'read'),
+      ('read_letter_counts_v1',  'read'),
+      ('read_intakes_v1',        'read'),
+      ('read_entries_v1',        'read'),
+      ('read_chains_v1',         'read'),
+      ('read_batch_states_v1',   'read'),
+      ('read_check_v1',          'read operate'),
+      ('read_duties_v1',         'read operate'),
+      ('read_metrics_v1',        'read operate'),
+      ('read_findings_v1',       'read operate'),
+      ('read_refused_v1',        'read'),
+      ('read_identities_v1',     'read'),
+      ('read_lease_names_v1',    'work'),
+      -- What every login may know: its tenants and the settings of their queues.
+      ('read_tenants_v1',        'any'),
+      ('read_bindings_v1',       'any'),
+      ('read_every_tenant_v1',   'any'),
+      ('read_queue_v1',          'any intake'),
+      ('queue_requires_v1',      'any'),
+      -- Operate.
+      ('set_queue_v1',           'operate'),
+      ('delete_queue_v1',        'operate'),
+      ('cancel_v1',              'operate'),
+      ('retry_v1',               'operate'),
+      ('release_by_id_v1',       'operate'),
+      ('erase_v1',               'operate'),
+      ('retire_v1',              'operate'),
+      ('redrive_letter_v1',      'operate'),
+      ('discard_letters_v1',     'operate'),
+      -- User ledgers and feeds. An event of a feed has its payload.
+      ('append_v1',              'submit'),
+      ('ledger_hint_key_v1',     'submit'),
+      ('declare_ledger_v1',      'operate'),
+      ('read_ledgers_v1',        'any'),
+      ('read_ledger_events_v1',  'read'),
+      ('read_entity_v1',         'read'),
+      ('declare_feed_v1',        'payloads'),
+      ('take_feed_v1',           'payloads'),
+      ('read_feed_v1',           'payloads'),
+      ('advance_feed_v1',        'payloads'),
+      ('hold_feed_v1',           'payloads'),
+      ('read_feeds_v1',          'read payloads'),
+      ('set_feed_v1',            'operate'),
+      -- Tokens, for services; 90_token.sql refuses other logins.
+      ('create_token_v1',        'admin'),
+      ('rotate_token_v1',        'admin'),
+      ('revoke_token_v1',        'admin'),
+      ('offer_login_v1',         'admin'),
+      ('read_tokens_v1',         'admin'),
+      -- The service acts for the tokens of its requests.
+      ('assume_v1',              'delegate'),
+      ('tenant_key_v1',          'delegate'),
+      ('authenticate_v1',        'delegate'),
+      ('redeem_login_v1',        'delegate'),
+      ('read_can_serve_v1',      'any'),
+      ('resolve_by_token_v1',    'delegate'),
+      -- The whole server.
+      ('bind_v1',                'operator'),
+      ('unbind_v1',              'operator'),
+      ('recover_v1',             'operator'),
+      ('rotate_secret_v1',       'operator'),
+      -- Seals cover all tenants; only the place of a difference shows names.
+      ('seal_position_v1',       'operate'),
+      ('seal_pages_v1',          'operate'),
+      ('seal_witness_v1',        'operator'),
+      ('set_duty_v1',            'operator')
+    ) as g (name, scopes)
+    full join pg_proc p on p.proname = g.name and p.pronamespace = 'helix'::regnamespace
+    where g.name is not null or (p.pronamespace = 'helix'::regnamespace and p.proname like '%\_v1')
   loop
-    execute format('grant execute on function %s to helix_operator', v_function.name);
-    if not v_function.operators_only then
-      execute format('grant execute on function %s to helix_client', v_function.name);
+    if v_grant.function is null or v_grant.scopes is null then
+      raise exception using errcode = 'invalid_grant_operation',
+        message = format('99_grants.sql: expected one line per function of clients, got %s',
+                         coalesce(v_grant.name || ' without a function',
+                                  v_grant.function || ' without a scope'));
     end if;
+    execute format('grant execute on function %s to helix_operator', v_grant.function);
+    for v_role in
+      select 'helix_' || r.scope
+      from regexp_split_to_table(
+        replace(v_grant.scopes, 'any', 'submit work read payloads operate admin'), ' ') as r (scope)
+      where r.scope <> 'operator'
+    loop
+      execute format('grant execute on function %s to %I', v_grant.function, v_role);
+    end loop;
   end loop;
+end
+$$;
+
+-- The rows of audited tables that the migrations inserted.
+do $$
+begin
+  perform helix.audit_present();
 end
 $$;

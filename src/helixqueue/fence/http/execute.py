@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,15 @@ from helixqueue.operations.steps import run_steps_async
 from helixqueue.postgres.tenant_sessions import InvalidToken
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
     from helixqueue.engine.fences import FenceDecision, FenceLease
     from helixqueue.fence.decision_log import DecisionLog
+    from helixqueue.fence.heartbeat import AsyncFenceHeartbeat
     from helixqueue.fence.http.middleware import IdempotencyMiddleware
     from helixqueue.fence.http.request_key import RequestKey
+    from helixqueue.fence.protocol import FenceSpec
 
 # Changes the body that is kept: status, headers, body -> body.
 Redact = Callable[[int, list[Header], bytes], bytes]
@@ -76,7 +82,7 @@ class KeyedExecution:
         try:
             claim = await run_steps_async(
                 protocol.claim(
-                    request.spec,
+                    self._spec,
                     request.identity,
                     request.request,
                     has_probe=self._middleware.probe is not None,
@@ -84,14 +90,19 @@ class KeyedExecution:
                 self._runner,
             )
         except HelixError as error:
+            await self._end_claim()
             await self._refuse(error)
             return
         reply, lease = claim.reply, claim.lease
         self._decisions.claimed(reply.attempt, claim.waited, executes=lease is not None)
         if lease is None:
+            await self._end_claim()
             await self._repeat(reply)
         else:
             await self._execute(lease)
+
+    async def _end_claim(self) -> None:
+        """Called when the claim does not let this request execute."""
 
     def _read_probe(self, returned: object) -> protocol.ProbeFinding:
         if isinstance(returned, Applied) and not isinstance(returned.result, StoredResponse):
@@ -169,16 +180,13 @@ class KeyedExecution:
             return await self._decide(lease, status, headers, body)
 
         recorder = Recorder(self._send, decide, self._request.route.max_answer_bytes)
-        heartbeat = self._middleware.fences.heartbeat
-        tracked = heartbeat.track(lease, self._spec.times)
         failure: BaseException | None = None
-        try:
-            receive = BodyReceiver(self._request.body)
-            await self._middleware.app(self._inner_scope(), receive, recorder)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failure = error
-        finally:
-            heartbeat.untrack(tracked)
+        with self._renewing(lease):
+            try:
+                receive = BodyReceiver(self._request.body)
+                await self._middleware.app(self._inner_scope(), receive, recorder)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failure = error
         if isinstance(recorder.failure, HelixError):
             # The fence was decided otherwise, or the database failed: the response is not sent.
             await self._refuse(recorder.failure)
@@ -190,6 +198,9 @@ class KeyedExecution:
             await self._doubt(lease, error_text(failure))
         if failure is not None:
             raise failure
+
+    def _renewing(self, lease: FenceLease) -> AbstractContextManager[None]:
+        return _tracked(self._middleware.fences.heartbeat, lease, self._spec)
 
     def _inner_scope(self) -> Scope:
         """The scope of the application, without extensions that bypass the recorder."""
@@ -205,7 +216,7 @@ class KeyedExecution:
         effect = effect_id(header_text(headers, EFFECT_HEADER), self._spec.name)
         if effect == "none" or status in self._request.route.before_the_effect:
             detail = f"answered {status} before the effect"
-            await run_steps_async(protocol.release(self._spec, lease, detail), self._runner)
+            await self._release(lease, detail)
             self._decisions.record("released")
             return []
         if status >= 500:
@@ -217,12 +228,18 @@ class KeyedExecution:
         kept = self._redacted(status, headers, body)
         stored = StoredResponse.of(status, headers, kept, self._request.route.keep_headers)
         result = _stored_result(stored, effect)
-        reply = await run_steps_async(protocol.seal(self._spec, lease, result), self._runner)
+        reply = await self._seal(lease, result)
         await self._cache(reply)
         receipt = receipt_text(reply) or ""
         self._decisions.record("new", effect_id=effect, receipt=receipt)
         added = [(b"idempotency-receipt", receipt.encode())]
         return [*added, (b"idempotency-stored", b"partial")] if stored.omitted else added
+
+    async def _seal(self, lease: FenceLease, result: FenceResult) -> FenceDecision:
+        return await run_steps_async(protocol.seal(self._spec, lease, result), self._runner)
+
+    async def _release(self, lease: FenceLease, detail: str) -> None:
+        await run_steps_async(protocol.release(self._spec, lease, detail), self._runner)
 
     def _redacted(self, status: int, headers: list[Header], body: bytes | None) -> bytes | None:
         if self._middleware.redact is None or body is None:
@@ -256,6 +273,15 @@ class KeyedExecution:
         status, headers, body = problem.response()
         self._decisions.record(decision, status=status)
         await respond(self._send, status, headers, body)
+
+
+@contextmanager
+def _tracked(heartbeat: AsyncFenceHeartbeat, lease: FenceLease, spec: FenceSpec) -> Iterator[None]:
+    tracked = heartbeat.track(lease, spec.times)
+    try:
+        yield
+    finally:
+        heartbeat.untrack(tracked)
 
 
 def _stored_result(stored: StoredResponse, effect: str | None) -> FenceResult:

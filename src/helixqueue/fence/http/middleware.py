@@ -25,6 +25,7 @@ from helixqueue.fence.http.asgi import (
     header_values,
     respond,
 )
+from helixqueue.fence.http.database_execution import LocalExecution
 from helixqueue.fence.http.execute import KeyedExecution, Probe, Redact
 from helixqueue.fence.http.problem import FenceProblem
 from helixqueue.fence.http.request_key import OfScope, Owners, read_request
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from helixqueue.fence.fence import AsyncFences
     from helixqueue.fence.hint import SealedCache
+    from helixqueue.postgres.tenant_sessions import TenantTransaction
 
 log = logging.getLogger("helixqueue.fence.http")
 
@@ -48,7 +50,8 @@ class IdempotencyMiddleware:
     owner of the request; without `tenant`, every request belongs to the client's tenant. `redact`
     changes the body that is kept. `probe` gets scope and body of a request in doubt and returns
     `Applied(StoredResponse.of(...))`, `NOT_APPLIED` or `UNKNOWN`. `hint` repeats sealed answers
-    from Redis or Valkey.
+    from Redis or Valkey. `transaction`, for an application whose effects are all in this database:
+    the transaction of one request, which the application uses for every call.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class IdempotencyMiddleware:
         redact: Redact | None = None,
         probe: Probe | None = None,
         hint: SealedCache | None = None,
+        transaction: TenantTransaction | None = None,
     ) -> None:
         self.app = app
         self.policy = policy if isinstance(policy, Policy) else _read_policy(policy)
@@ -70,6 +74,7 @@ class IdempotencyMiddleware:
         self.redact = redact
         self.probe = probe
         self.hint = hint
+        self._transaction = transaction
         if hint is not None and hint.counters is None:
             hint.counters = fences.counters
         self._owners = Owners(fences.actor, fences.tenant, tenant, principal)
@@ -97,7 +102,11 @@ class IdempotencyMiddleware:
             await respond(send, status, headers, body)
             return
         # From here on neither a disconnect nor a cancellation stops the request.
-        await shielded(KeyedExecution(self, request, decisions, scope, send).perform())
+        parts = (self, request, decisions, scope, send)
+        if self._transaction is None:
+            await shielded(KeyedExecution(*parts).perform())
+        else:
+            await shielded(LocalExecution(*parts, transaction=self._transaction).perform())
 
 
 def _read_policy(policy: str | Path | None) -> Policy:

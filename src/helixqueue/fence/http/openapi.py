@@ -87,7 +87,7 @@ _HEADERS: dict[str, Any] = {
     "Idempotency-Receipt": {
         "description": "Identifies request and outcome; the same on every repeat.",
         "schema": {"type": "string"},
-        "example": "r1:" + "5e" * 32,
+        "example": "r2:" + "5e" * 32,
     },
 }
 

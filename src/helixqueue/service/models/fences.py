@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -20,6 +21,7 @@ from helixqueue.fence.receipt import receipt_of
 from helixqueue.fence.rehearsal import MEANS as REHEARSED
 from helixqueue.fence.rehearsal import WORDS
 from helixqueue.identity import PART_SEPARATOR, key_text
+from helixqueue.records.fence import FenceEventRow
 from helixqueue.service.models.requests import (
     IdentityText,
     Json,
@@ -30,7 +32,8 @@ from helixqueue.service.models.requests import (
 from helixqueue.states import FenceState
 
 if TYPE_CHECKING:
-    from helixqueue.records.fence import FenceEventRow, FenceRow
+    from helixqueue.fence.signing import Signer
+    from helixqueue.records.fence import FenceRow
 
 MAX_CALLS = 500  # in one rehearsal
 
@@ -116,22 +119,12 @@ class FencePageResponse(BaseModel):
     next: str | None
 
 
-class FenceEventResponse(BaseModel):
-    at: datetime
-    what: str
-    from_state: FenceState | None
-    to_state: FenceState | None
-    attempt: int | None
-    actor: str
-    detail: str | None
-
-
 class FenceDetailResponse(FenceResponse):
-    history: list[FenceEventResponse]
+    history: list[FenceEventRow]
 
 
-def fence(row: FenceRow, *, details: bool) -> FenceResponse:
-    """`details` includes error texts and the receipt document."""
+def fence(row: FenceRow, *, details: bool, signer: Signer | None) -> FenceResponse:
+    """`details` includes error texts and the receipt document, which `signer` signs."""
     receipt = receipt_of(row) if row.state is FenceState.SEALED else None
     return FenceResponse(
         fence=key_text(row.key),
@@ -152,7 +145,7 @@ def fence(row: FenceRow, *, details: bool) -> FenceResponse:
         effect=row.effect,
         receipt=None if receipt is None else receipt.id,
         # With few possible results, the digest discloses which one it was.
-        receipt_document=receipt.document() if receipt is not None and details else None,
+        receipt_document=receipt.document(signer) if receipt is not None and details else None,
         answer_kept=row.answer_kept,
         answer_until=row.answer_until,
         until=row.until,
@@ -165,18 +158,9 @@ def fence_preview(key: bytes, decision: DecisionWord) -> FencePreviewResponse:
 
 
 def fence_detail(
-    row: FenceRow, events: list[FenceEventRow], *, details: bool
+    row: FenceRow, events: list[FenceEventRow], *, details: bool, signer: Signer | None
 ) -> FenceDetailResponse:
-    history = [
-        FenceEventResponse(
-            at=event.at,
-            what=event.what,
-            from_state=None if event.from_state is None else FenceState(event.from_state),
-            to_state=None if event.to_state is None else FenceState(event.to_state),
-            attempt=event.attempt,
-            actor=event.actor,
-            detail=event.detail if details else None,
-        )
-        for event in events
-    ]
-    return FenceDetailResponse(**fence(row, details=details).model_dump(), history=history)
+    history = events if details else [replace(event, detail=None) for event in events]
+    return FenceDetailResponse(
+        **fence(row, details=details, signer=signer).model_dump(), history=history
+    )

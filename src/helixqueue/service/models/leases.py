@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import orjson
 from pydantic import BaseModel, Field
 
 from helixqueue.identity import key_text
+from helixqueue.records.batch import identity_value
 from helixqueue.records.lease import ResultWord
 from helixqueue.service.models.requests import write_token
-from helixqueue.service.models.responses import IdentityValue, identity
+from helixqueue.service.models.responses import IdentityValue
 from helixqueue.states import State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from helixqueue.records.lease import LeaseRow, WriteResult
+    from helixqueue.service.tenant_cipher import TenantCipher
 
 
 class LeaseResponse(BaseModel):
-    batch: int
+    batch: int = Field(description="Reference to the batch in calls with this token.")
     batch_id: UUID
     key: str
     token: str = Field(description="Proof of this lease, and of no other lease of the claim.")
@@ -53,9 +57,6 @@ class LeaseWritesResponse(BaseModel):
 class ClaimResponse(BaseModel):
     leases: list[LeaseResponse]
     settled: list[LeaseWriteResponse]
-    hints: list[list[int]] = Field(
-        description="How far this claim searched: `hints` of the next claim."
-    )
     more: bool = Field(description="The response size limit was reached; claim again.")
 
 
@@ -69,24 +70,28 @@ class WaitResponse(ExpectResponse):
     woken: bool
 
 
-def lease(row: LeaseRow) -> LeaseResponse:
+def lease(row: LeaseRow, cipher: TenantCipher) -> dict[str, Any]:
+    """The members of a `LeaseResponse`; the payload as its text, which may have a mebibyte."""
     parts = () if row.identity is None else tuple(row.identity.split("\x1f"))
-    return LeaseResponse(
-        batch=row.batch,
-        batch_id=row.batch_id,
-        key=key_text(row.key),
-        token=write_token(row.own_token),
-        tenant=row.tenant,
-        queue=row.queue,
-        identity=identity(parts),
-        revision=row.revision,
-        payload=None if row.payload is None else json.loads(row.payload),
-        attempt=row.attempt,
-        state=row.state,
-        deadline=row.deadline,
-        lease_seconds=row.lease_seconds,
-    )
+    return {
+        "batch": cipher.hide(row.batch),
+        "batch_id": row.batch_id,
+        "key": key_text(row.key),
+        "token": write_token(row.own_token, cipher),
+        "tenant": row.tenant,
+        "queue": row.queue,
+        "identity": identity_value(parts),
+        "revision": row.revision,
+        "payload": None if row.payload is None else orjson.Fragment(row.payload),
+        "attempt": row.attempt,
+        "state": row.state,
+        "deadline": row.deadline,
+        "lease_seconds": row.lease_seconds,
+    }
 
 
-def lease_write(result: WriteResult) -> LeaseWriteResponse:
-    return LeaseWriteResponse(**result._asdict())
+def lease_writes(results: Sequence[WriteResult], cipher: TenantCipher) -> list[LeaseWriteResponse]:
+    return [
+        LeaseWriteResponse(**result._asdict() | {"batch": cipher.hide(result.batch)})
+        for result in results
+    ]

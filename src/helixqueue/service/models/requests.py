@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from uuid import UUID
 
+import orjson
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     model_validator,
 )
@@ -25,9 +26,10 @@ from helixqueue.engine.tokens import DAYS, DAYS_MAX, LOGIN, OVERLAP_SECONDS_MAX,
 from helixqueue.errors import Refused
 from helixqueue.identity import PROFILES
 from helixqueue.queues import checked_requires
-from helixqueue.queues.shapes import MAX_SCHEMA_BYTES
+from helixqueue.queues.schema_bounds import MAX_SCHEMA_BYTES
 from helixqueue.records.lease import LeaseRef, Settlement, Token
 from helixqueue.service.settings import MAX_LEASES, MAX_ROWS, MAX_WAIT_SECONDS
+from helixqueue.service.tenant_cipher import NUMBER_MAX, TenantCipher
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
 # Together with the name of its tenant it fits the engine's limit.
@@ -54,7 +56,7 @@ def _require_iso_text(value: object) -> object:
 
 
 def _limit_size(limit: int, document: dict[str, Any]) -> dict[str, Any]:
-    size = len(json.dumps(document, ensure_ascii=False).encode())
+    size = len(orjson.dumps(document))
     if size > limit:
         raise ValueError(f"expected at most {limit} bytes of JSON, got {size}")
     return document
@@ -88,14 +90,27 @@ Cursor = Annotated[str, Field(max_length=100)]
 IdentityText = Annotated[str, Field(max_length=1024)]
 Identity = IdentityText | Annotated[list[IdentityText], Field(min_length=1, max_length=16)] | None
 Json = Any
-Seconds = Annotated[float, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+Seconds = Annotated[StrictFloat, Field(ge=0.05, le=86_400, allow_inf_nan=False)]
+Delay = Annotated[StrictFloat, Field(ge=0, le=604_800, allow_inf_nan=False)]
+Amount = Annotated[StrictFloat, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class RequestModel(BaseModel):
     """Rejects unknown members: a misspelled option would be silently ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SourceItem(RequestModel):
+    """The delivery that asks for a batch, such as an event of a webhook."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$", examples=["webhook"])]
+    name: Annotated[
+        str, Field(min_length=1, max_length=255, examples=["orders"]), AfterValidator(printable)
+    ]
+    id: Annotated[
+        str, Field(min_length=1, max_length=255, examples=["evt_1"]), AfterValidator(printable)
+    ]
 
 
 class SubmitRequest(RequestModel):
@@ -107,10 +122,15 @@ class SubmitRequest(RequestModel):
     expires_at: Time | None = None
     limit_key: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     requires: dict[str, Any] | None = Field(None, examples=[{"gpus": 1}])
+    source: SourceItem | None = Field(
+        None, description="The delivery that asks; default: the Idempotency-Key, if there is one."
+    )
 
 
 class SubmitManyRequest(RequestModel):
-    submissions: Annotated[list[SubmitRequest], Field(min_length=1, max_length=MAX_ROWS)]
+    submissions: Annotated[
+        list[SubmitRequest], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)
+    ]
 
 
 class RefusedIdentity(RequestModel):
@@ -121,11 +141,17 @@ class RefusedIdentity(RequestModel):
 
 
 class RefusedIdentitiesRequest(RequestModel):
-    refused: Annotated[list[RefusedIdentity], Field(min_length=1, max_length=MAX_ROWS)]
+    refused: Annotated[
+        list[RefusedIdentity], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)
+    ]
 
 
 class ReasonRequest(RequestModel):
     reason: Reason
+
+
+class EraseRequest(ReasonRequest):
+    identity: bool = Field(default=False, description="Delete the identity as well.")
 
 
 class BatchSelectionRequest(RequestModel):
@@ -206,7 +232,7 @@ class Resources(RequestModel):
 
 
 # Retention of finished batches in seconds; 0 keeps them forever. Keys are always kept.
-Retention = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False, examples=[7_776_000])]
+Retention = Annotated[StrictFloat, Field(ge=0, le=1e10, allow_inf_nan=False, examples=[7_776_000])]
 
 
 class LoginRequest(RequestModel):
@@ -220,10 +246,8 @@ class QueueRequest(RequestModel):
     profile: Literal["text-v1", "lab-id-v1"] | None = None
     lease_seconds: Seconds | None = None
     max_attempts: Annotated[StrictInt, Field(ge=1, le=1_000)] | None = None
-    backoff_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
-    backoff_max_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = (
-        None
-    )
+    backoff_seconds: Annotated[Delay, Field(le=86_400)] | None = None
+    backoff_max_seconds: Delay | None = None
     key_limit: Annotated[StrictInt, Field(ge=1, le=100_000)] | None = None
     unknown: Literal["refuse", "accept"] | None = None
     closed: StrictBool | None = None
@@ -234,6 +258,12 @@ class QueueRequest(RequestModel):
     keep_failed_seconds: Retention | None = None
     keep_cancelled_seconds: Retention | None = None
     keep_decisions_seconds: Retention | None = None
+    stalled_after_seconds: (
+        Annotated[float, Field(ge=1, le=1e10, allow_inf_nan=False, examples=[900])] | None
+    ) = None
+    resubmit_failed: Literal["answer", "retry"] | None = Field(
+        None, description="Whether a new source retries a FAILED batch."
+    )
 
 
 assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists them
@@ -242,16 +272,16 @@ assert set(PROFILES) == {"text-v1", "lab-id-v1"}  # noqa: S101 - QueueBody lists
 class LeaseItem(RequestModel):
     """A lease: its batch, and its token as proof."""
 
-    batch: Annotated[StrictInt, Field(ge=1, le=2**53 - 1)]
+    batch: Annotated[StrictInt, Field(ge=0, le=NUMBER_MAX)]
     token: Annotated[str, Field(pattern=TOKEN_PATTERN, examples=["1.-42.7"])]
 
-    def lease_ref(self) -> LeaseRef:
-        return LeaseRef(self.batch, read_token(self.token))
+    def lease_ref(self, cipher: TenantCipher) -> LeaseRef:
+        return LeaseRef(cipher.reveal(self.batch), read_token(self.token, cipher))
 
 
 class LeasesRequest(RequestModel):
     worker: Worker
-    leases: Annotated[list[LeaseItem], Field(min_length=1, max_length=1_000)]
+    leases: Annotated[list[LeaseItem], Field(min_length=1, max_length=1_000, fail_fast=True)]
 
 
 class ReleaseRequest(LeasesRequest):
@@ -264,16 +294,14 @@ class SettlementItem(LeaseItem):
     failure: Annotated[str, Field(max_length=255)] | None = None
     detail: Annotated[str, Field(max_length=10_000)] | None = None
     permanent: StrictBool = False
-    after_seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] | None = None
+    after_seconds: Delay | None = None
 
 
 class SettleRequest(RequestModel):
     worker: Worker
-    settlements: Annotated[list[SettlementItem], Field(min_length=1, max_length=MAX_LEASES)]
-
-
-_HintNumber = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
-Hint = Annotated[list[_HintNumber], Field(min_length=3, max_length=3)]
+    settlements: Annotated[
+        list[SettlementItem], Field(min_length=1, max_length=MAX_LEASES, fail_fast=True)
+    ]
 
 
 class ClaimLeasesRequest(RequestModel):
@@ -284,11 +312,7 @@ class ClaimLeasesRequest(RequestModel):
     free: Resources | None = None
     start: StrictBool = False
     lease_seconds: Seconds | None = None
-    hints: Annotated[list[Hint], Field(max_length=1_000)] = Field(
-        default_factory=list,
-        description="`hints` of earlier claims: the greatest of each lane (first number).",
-    )
-    settle: Annotated[list[SettlementItem], Field(max_length=MAX_LEASES)] = Field(
+    settle: Annotated[list[SettlementItem], Field(max_length=MAX_LEASES, fail_fast=True)] = Field(
         default_factory=list
     )
 
@@ -297,7 +321,7 @@ class Progress(RequestModel):
     """Progress of one batch, for display."""
 
     batch: UUID
-    fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    fraction: Annotated[StrictFloat, Field(ge=0, le=1)] | None = None
     note: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -307,13 +331,13 @@ class HelloRequest(RequestModel):
     health: Annotated[Health, Field(max_length=32)] | None = Field(
         None, description="Health report of the worker.", examples=[{"busy": 2}]
     )
-    progress: Annotated[list[Progress], Field(max_length=50)] | None = None
+    progress: Annotated[list[Progress], Field(max_length=50, fail_fast=True)] | None = None
 
 
 class ExpectRequest(RequestModel):
     worker: Worker
     queues: Annotated[list[Name], Field(min_length=1, max_length=64)]
-    seconds: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = Field(
+    seconds: Annotated[StrictFloat, Field(ge=0, le=300, allow_inf_nan=False)] = Field(
         60.0, description="Duration of the subscription; 0 ends it."
     )
 
@@ -324,36 +348,36 @@ class WaitRequest(RequestModel):
     mark: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="`mark` of the previous response: later submissions count."
     )
-    seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
+    seconds: Annotated[StrictFloat, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 10.0
 
 
 class CreateTokenRequest(RequestModel):
     name: Name
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)]
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=7)]
     queues: Annotated[list[Name], Field(min_length=1, max_length=QUEUES_MAX)] | None = None
     days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
 
 
 class RotateTokenRequest(RequestModel):
     days: Annotated[StrictInt, Field(ge=1, le=DAYS_MAX)] = DAYS
-    overlap_seconds: Annotated[float, Field(ge=0, le=OVERLAP_SECONDS_MAX)] = 86_400.0
+    overlap_seconds: Annotated[StrictFloat, Field(ge=0, le=OVERLAP_SECONDS_MAX)] = 86_400.0
 
 
-def read_token(text: str) -> Token:
+def read_token(text: str, cipher: TenantCipher) -> Token:
     """Parse a lease token; a token out of range becomes one that the engine refuses."""
     epoch, nonce, number = (int(part) for part in text.split("."))
-    fits = epoch < _INT4 and -_INT8 <= nonce < _INT8 and number < _INT8
-    return Token(epoch, nonce, number) if fits else Token(0, 0, 0)
+    fits = epoch < _INT4 and -_INT8 <= nonce < _INT8 and number <= NUMBER_MAX
+    return Token(epoch, nonce, cipher.reveal(number)) if fits else Token(0, 0, 0)
 
 
-def write_token(token: Token) -> str:
-    return f"{token.epoch}.{token.nonce}.{token.number}"
+def write_token(token: Token, cipher: TenantCipher) -> str:
+    return f"{token.epoch}.{token.nonce}.{cipher.hide(token.number)}"
 
 
-def settlement(item: SettlementItem, result: str | None) -> Settlement:
+def settlement(item: SettlementItem, result: str | None, cipher: TenantCipher) -> Settlement:
     return Settlement(
-        item.batch,
-        read_token(item.token),
+        cipher.reveal(item.batch),
+        read_token(item.token, cipher),
         item.outcome,
         result=result,
         failure=item.failure,

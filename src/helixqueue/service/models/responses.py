@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,17 +12,23 @@ import orjson
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from helixqueue.records.lease import ResultWord
+from helixqueue.records.batch import (
+    ActionResult,
+    BatchDetail,
+    BatchRow,
+    OutcomeRow,
+    identity_value,
+)
+from helixqueue.records.queue import BoundedCount, QueueRow, QueueSummary
 from helixqueue.records.submission import DecisionWord
+from helixqueue.records.worker import WorkerRow
 from helixqueue.service.problems import ProblemResponse, problem_of
 from helixqueue.states import State
 
 if TYPE_CHECKING:
     from helixqueue.engine.changes import Change
-    from helixqueue.records.batch import ActionResult, BatchDetail, BatchRow, OutcomeRow
-    from helixqueue.records.queue import QueueRow, QueueSummary
     from helixqueue.records.submission import Submitted
-    from helixqueue.records.worker import WorkerRow
+    from helixqueue.service.tenant_cipher import TenantCipher
 
 IdentityValue = str | list[str] | None
 
@@ -45,179 +51,35 @@ class SubmitManyResponse(BaseModel):
     submitted: list[SubmittedResponse]
 
 
-class BatchResponse(BaseModel):
-    batch_id: UUID
-    key: str
-    tenant: str
-    queue: str
-    identity: IdentityValue
-    raw: IdentityValue
-    revision: str
-    state: State
-    attempt: int
-    priority: int
-    created_at: datetime
-    worker: str | None
-    deadline: datetime | None
-    cause: str | None
-    due: datetime | None
-    finished_at: datetime | None
-    finished_by: str | None
-    failure: str | None
-    detail: str | None
-    last_worker: str | None = Field(description="Worker that held a finished batch last.")
-
-
 class BatchPageResponse(BaseModel):
-    batches: list[BatchResponse]
+    batches: list[BatchRow]
     next: str | None
 
 
-class EventResponse(BaseModel):
-    version: int
-    at: datetime
-    from_state: State | None
-    to_state: State
-    reason: str
-    actor: str
-    attempt: int
-    epoch: int | None
-    number: int | None
-    detail: str | None
-    late: bool
+@dataclass(frozen=True, slots=True)
+class BatchDetailResponse(BatchDetail):
+    """Payload and result are JSON; `has_payload` and `has_result` distinguish null from none."""
 
-
-class AttemptResponse(BaseModel):
-    attempt: int
-    epoch: int | None
-    number: int | None
-    worker: str
-    claimed_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    end: str | None
-    ended_by: str | None
-    detail: str | None
-    late: bool
-
-
-class RefusalResponse(BaseModel):
-    operation: str
-    worker: str
-    owner: str | None
-    epoch: int
-    number: int
-    owner_number: int | None
-    state: State | None
-    why: str
-    times: int
-    first_at: datetime
-    last_at: datetime
-
-
-class DecisionResponse(BaseModel):
-    at: datetime
-    kind: str
-    actor: str
-    detail: str | None
-
-
-class BatchDetailResponse(BaseModel):
-    batch_id: UUID
-    key: str
-    fingerprint: str
-    tenant: str
-    queue: str | None
-    identity: IdentityValue
-    raw: IdentityValue
-    profile: str | None
-    revision: str | None
-    priority: int | None
-    run_at: datetime | None
-    expires_at: datetime | None
-    limit_key: str | None
-    actor: str | None
-    created_at: datetime | None
-    state: State
-    place: str
-    version: int
-    attempt: int
-    worker: str | None
-    deadline: datetime | None
-    epoch: int | None
-    number: int | None
-    cause: str | None
-    due: datetime | None
-    finished_at: datetime | None
-    finished_by: str | None
-    failure: str | None
-    detail: str | None
-    retired_at: datetime | None
-    erased: bool
+    payload: Any
+    result: Any
     has_payload: bool = False
-    payload: Any = None
     has_result: bool = False
-    result: Any = None
-    events: list[EventResponse]
-    attempts: list[AttemptResponse]
-    refusals: list[RefusalResponse]
-    decisions: list[DecisionResponse]
 
 
-class OutcomeResponse(BaseModel):
-    batch_id: UUID
-    state: State
-    attempt: int | None
-    finished_at: datetime | None
-    finished_by: str | None
-    failure: str | None
-    detail: str | None
-    has_result: bool = Field(default=False, description="Distinguishes a null result from nrow.")
-    result: Any = None
-    late: bool
-    queue: str | None
-
-
-class ActionResponse(BaseModel):
-    batch_id: UUID
-    answer: ResultWord
-    state: State | None
-    note: str | None
-    queue: str | None
-    identity: IdentityValue
-    revision: str | None
+@dataclass(frozen=True, slots=True)
+class OutcomeResponse(OutcomeRow):
+    result: Any
+    has_result: bool = False
 
 
 class ActionsResponse(BaseModel):
-    answers: list[ActionResponse]
+    answers: list[ActionResult]
     next: str | None = Field(description="More batches may match: pass it as `after`.")
 
 
-class CountResponse(BaseModel):
-    number: int
-    more: bool
-
-
-class QueueResponse(BaseModel):
-    tenant: str
-    name: str
-    profile: str
-    lease_seconds: float
-    max_attempts: int
-    backoff_seconds: float
-    backoff_max_seconds: float
-    key_limit: int
-    unknown: str
-    paused: bool
-    closed: bool
-    requires: dict[str, Any]
-    payload_schema: dict[str, Any] | None
-    result_schema: dict[str, Any] | None
-    keep_completed_seconds: float
-    keep_failed_seconds: float
-    keep_cancelled_seconds: float
-    keep_decisions_seconds: float
-    counts: dict[str, CountResponse] | None = None
+@dataclass(frozen=True, slots=True)
+class QueueResponse(QueueRow):
+    counts: dict[str, BoundedCount] | None = None
 
 
 class QueuePageResponse(BaseModel):
@@ -225,25 +87,13 @@ class QueuePageResponse(BaseModel):
     next: str | None
 
 
-class WorkerResponse(BaseModel):
-    name: str
-    free: dict[str, Any]
-    first_seen: datetime
-    last_seen: datetime
-    leases: int
-
-
 class WorkerPageResponse(BaseModel):
-    workers: list[WorkerResponse]
+    workers: list[WorkerRow]
     next: str | None
 
 
 class HealthResponse(BaseModel):
     status: str
-
-
-def identity(parts: tuple[str, ...]) -> str | list[str] | None:
-    return (parts[0] if len(parts) == 1 else list(parts)) if parts else None
 
 
 def json_response(content: dict[str, Any], status: int = 200) -> Response:
@@ -269,53 +119,75 @@ def submitted(result: Submitted[Any], *, values: bool, request_id: str) -> dict[
 
 def batch(row: BatchRow, *, details: bool) -> dict[str, Any]:
     """`details` includes the failure details that workers wrote."""
-    content = row._asdict() | {"identity": identity(row.identity), "raw": identity(row.raw)}
+    content = _members(row) | {
+        "identity": identity_value(row.identity),
+        "raw": identity_value(row.raw),
+    }
     return content if details else content | {"detail": None}
 
 
-def batch_detail(row: BatchDetail, *, values: bool) -> BatchDetailResponse:
+def batch_detail(row: BatchDetail, *, values: bool, cipher: TenantCipher) -> BatchDetailResponse:
     """`values` includes payload, result and details."""
-    fields = asdict(row) | {"identity": identity(row.identity), "raw": identity(row.raw)}
-    fields["attempts"] = fields.pop("leases")
-    for name in ("payload", "result"):
-        text = fields[name] if values else None
-        fields[name] = None if text is None else json.loads(text)
-        fields[f"has_{name}"] = text is not None
+    members = _members(row) | _json_members(row, ("payload", "result"), values=values)
+    members["number"] = _hidden(row.number, cipher)
+    for name in ("events", "attempts"):
+        members[name] = tuple(
+            replace(part, number=_hidden(part.number, cipher)) for part in members[name]
+        )
+    members["refusals"] = tuple(
+        replace(
+            part,
+            number=cipher.hide(part.number),
+            owner_number=_hidden(part.owner_number, cipher),
+        )
+        for part in members["refusals"]
+    )
     if not values:
-        for part in (fields, *fields["events"], *fields["attempts"], *fields["decisions"]):
-            part["detail"] = None
-    return BatchDetailResponse(**fields)
+        members["detail"] = None
+        for name in ("events", "attempts", "decisions"):
+            members[name] = tuple(replace(part, detail=None) for part in members[name])
+    return BatchDetailResponse(**members)
+
+
+def _hidden(number: int | None, cipher: TenantCipher) -> int | None:
+    return None if number is None else cipher.hide(number)
 
 
 def outcome(row: OutcomeRow, *, values: bool) -> OutcomeResponse:
-    fields = asdict(row)
-    text = fields["result"] if values else None
-    fields |= {"result": None if text is None else json.loads(text), "has_result": text is not None}
-    return OutcomeResponse(**fields | ({} if values else {"detail": None}))
+    members = _members(row) | _json_members(row, ("result",), values=values)
+    return OutcomeResponse(**members | ({} if values else {"detail": None}))
 
 
-def action(result: ActionResult, *, with_identity: bool) -> ActionResponse:
+def action(result: ActionResult, *, with_identity: bool) -> ActionResult:
     """The answer; queue, identity and revision only for a token that may read batches."""
-    shown = {"identity": identity(result.identity)}
-    if not with_identity:
-        shown = {"queue": None, "identity": None, "revision": None}
-    return ActionResponse(**asdict(result) | shown)
+    return result if with_identity else replace(result, queue=None, identity=(), revision=None)
 
 
 def queue(row: QueueRow, summary: QueueSummary | None = None) -> QueueResponse:
     counts = None
     if summary is not None:
-        counts = {
-            name: CountResponse(number=count.number, more=count.more)
-            for name in ("ready", "waiting", "assigned", "running", "completed", "failed",
-                         "cancelled")
-            for count in [getattr(summary, name)]
-        }  # fmt: skip
-    return QueueResponse(**asdict(row), counts=counts)
+        counts = _members(summary)
+        del counts["settings"]
+    return QueueResponse(**_members(row), counts=counts)
 
 
-def worker(row: WorkerRow) -> WorkerResponse:
-    return WorkerResponse(**asdict(row))
+def worker(row: WorkerRow) -> WorkerRow:
+    """Without the login role, which is the service's own."""
+    return replace(row, role=None)
+
+
+def _members(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any record
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _json_members(record: object, names: Iterable[str], *, values: bool) -> dict[str, Any]:
+    """Members that the engine stores as JSON text, as values; and whether they exist."""
+    members: dict[str, Any] = {}
+    for name in names:
+        text = getattr(record, name) if values else None
+        members[name] = None if text is None else json.loads(text)
+        members[f"has_{name}"] = text is not None
+    return members
 
 
 def change(row: Change, *, details: bool) -> dict[str, Any]:

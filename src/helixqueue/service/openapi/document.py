@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Problems of every operation.
 COMMON: Final = (
-    "not-http", "not-found", "method-not-allowed", "too-slow", "body-too-large", "head-too-large",
-    "internal", "unavailable", "retryable",
+    "not-http", "invalid-host", "not-found", "method-not-allowed", "too-slow", "body-too-large",
+    "head-too-large", "internal", "unavailable", "retryable",
 )  # fmt: skip
 AUTHENTICATED: Final = (
     "unauthenticated", "forbidden", "too-many-requests", "too-busy", "not-ready",

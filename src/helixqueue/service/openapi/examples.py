@@ -17,7 +17,9 @@ from helixqueue.service.openapi.fence_examples import (
     FENCED,
     RESOLVE,
 )
+from helixqueue.service.openapi.letter_examples import LETTER, OUTCOME, REDRIVE, SOURCE
 from helixqueue.service.openapi.problem_examples import BATCH
+from helixqueue.service.openapi.proof_examples import KEYS, SEAL, SEAL_REQUEST
 
 _KEY = "v1:9b1f0f7c0f5a4f0d8f1b6f2f7c3d5e8a1b4c7d0e3f6a9b2c5d8e1f4a7b0c3d6e"
 _FINGERPRINT = "6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a6f5d2b7e3f6c1f5e5d0a5c1b9a510c5a"
@@ -102,20 +104,8 @@ _DETAIL = {
     "attempts": [_ATTEMPT],
     "refusals": [],
     "decisions": [{"at": _LATER, "kind": "duplicate", "actor": "uploader", "detail": None}],
+    "sources": [SOURCE],
 }  # fmt: skip
-_OUTCOME = {
-    "batch_id": BATCH,
-    "state": "COMPLETED",
-    "attempt": 1,
-    "finished_at": _ENDED,
-    "finished_by": "gpu-1",
-    "failure": None,
-    "detail": None,
-    "has_result": True,
-    "result": {"reads": 4_180_332},
-    "late": False,
-    "queue": "basecall",
-}
 _QUEUE = {
     "tenant": "lab",
     "name": "basecall",
@@ -135,6 +125,8 @@ _QUEUE = {
     "keep_failed_seconds": 0.0,
     "keep_cancelled_seconds": 0.0,
     "keep_decisions_seconds": 0.0,
+    "stalled_after_seconds": 900.0,
+    "resubmit_failed": "answer",
     "counts": None,
 }
 _ZERO = {"number": 0, "more": False}
@@ -158,12 +150,14 @@ _TOKEN = {
     "last_used_at": None,
     "good": True,
 }
+_CURSOR = "vJ7m2kQy0aT4Xn8cW1sBzLr5Eo9uHdGfIpMtKxQvYb3aRw"
 _CHANGE = (
-    "id: 815-17-2-1788220800000\nevent: change\n"
+    f"id: {_CURSOR}\nevent: change\n"
     f'data: {{"batch_id": "{BATCH}", "version": 2, "to_state": "ASSIGNED"}}\n\n'
 )
 _METRICS = (
-    '# TYPE helix_submit_decisions_total counter\nhelix_submit_decisions_total{decision="new"} 1\n'
+    "# TYPE helix_submit_decisions_total counter\n"
+    'helix_submit_decisions_total{decision="new"} 1.0\n'
 )
 
 
@@ -202,7 +196,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "list_batches": Example({"batches": [{**_BATCH, "last_worker": None}], "next": None}),
     "show_batch": Example(_DETAIL),
-    "show_outcome": Example(_OUTCOME),
+    "show_outcome": Example(OUTCOME),
     "retry_batch": _action("PENDING"),
     "cancel_batch": _action("CANCELLED"),
     "release_batch": _action("PENDING"),
@@ -236,11 +230,23 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "pause_queue": Example({**_QUEUE, "paused": True}, request={"reason": "flow cell exchange"}),
     "resume_queue": Example(_QUEUE, request={"reason": "flow cell exchanged"}),
+    "list_refused": Example(
+        {
+            "refused": [
+                {"at": _CREATED, "actor": "uploader", "raw_hex": "532d31e2808b",
+                 "why": "U+200B at 3: zero-width characters are refused"},
+            ],
+            "next": None,
+        }
+    ),
+    "list_identities": Example(
+        {"identities": [{"batch_id": BATCH, "identity": "S-1", "raw": None}], "next": None}
+    ),
     "list_workers": Example(
         {
             "workers": [
-                {"name": "gpu-1", "free": {"gpus": 1, "gpu_vram_gb": 24}, "first_seen": _CREATED,
-                 "last_seen": _ENDED, "leases": 1},
+                {"name": "gpu-1", "role": None, "free": {"gpus": 1, "gpu_vram_gb": 24},
+                 "first_seen": _CREATED, "last_seen": _ENDED, "leases": 1},
             ],
             "next": None,
         }
@@ -255,7 +261,6 @@ OPERATIONS: Final[dict[str, Example]] = {
                  "deadline": "2026-09-01T08:02:02Z", "lease_seconds": 120.0},
             ],
             "settled": [],
-            "hints": [[1, 4, 17]],
             "more": False,
         },
         request={
@@ -290,6 +295,10 @@ OPERATIONS: Final[dict[str, Example]] = {
             "seconds": 0.5,
         },
     ),
+    "list_letters": Example({"letters": [LETTER], "next": None}),
+    "show_letter": Example({**LETTER, "fields": {"identity": "S-1", "payload": "{"}}),
+    "redrive_letter": Example(_SUBMITTED, request=REDRIVE),
+    "discard_letter": Example({"answer": "ok"}, request=_REASON),
     "changes": Example(_CHANGE),
     "list_fences": Example({"fences": [FENCED], "next": None}),
     "show_fence": Example({**FENCED, "history": [FENCE_STEP]}),
@@ -354,6 +363,8 @@ OPERATIONS: Final[dict[str, Example]] = {
         },
         request={"code": "hl_" + "A" * 43},
     ),
+    "list_keys": Example(KEYS),
+    "seal": Example(SEAL, request=SEAL_REQUEST),
     "metrics": Example(_METRICS),
     "document": Example({"openapi": "3.1.0", "info": {"title": "HelixQueue"}, "paths": {}}),
 }  # fmt: skip
@@ -362,6 +373,9 @@ OPERATIONS: Final[dict[str, Example]] = {
 PARAMETERS: Final[dict[str, Any]] = {
     "queue": "basecall",
     "batch_id": BATCH,
+    "letter": 7,
+    "status": "open",
+    "reason": "json",
     **FENCE_PARAMETERS,
     "name": "uploader",
     "state": "RUNNING",
@@ -378,5 +392,5 @@ PARAMETERS: Final[dict[str, Any]] = {
     "count_to": 1_000,
     "seconds": 300,
     "Idempotency-Key": "upload-2026-09-01-S-1",
-    "last-event-id": "815-17-2-1788220800000",
+    "last-event-id": _CURSOR,
 }

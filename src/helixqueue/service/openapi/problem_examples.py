@@ -11,6 +11,7 @@ BATCH: Final = "3f6c1f5e-5d0a-5c1b-9a51-0c5a6f5d2b7e"
 # Members besides the defaults of problems.py.
 PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "not-http": {"detail": "Invalid HTTP request received."},
+    "invalid-host": {"detail": "the request has no Host header", "got": "none"},
     "not-json": {
         "detail": "body at '/payload': expected each name once in an object; got it again. Keep "
         "one of the two",
@@ -29,6 +30,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "no-such-batch": {"detail": f"the tenant has no batch {BATCH}", "got": BATCH},
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
     "no-such-fence": {"detail": "the tenant has no such fence", "got": FENCE},
+    "no-such-letter": {"detail": "the tenant has no dead letter 7", "got": "7"},
     "no-such-login": {"detail": "the code is unknown, used or expired"},
     "no-such-token": {"detail": "the tenant has no valid token uploader"},
     "method-not-allowed": {
@@ -100,6 +102,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
         "expected": "at most 48 per tenant at the moment",
         "got": "49",
     },
+    "no-key": {"detail": "the service has no key to sign with; start it with --key"},
     "check-under-way": {
         "detail": "the tenant uses 1 of the 2 checks and replays of this process; a tenant may use "
         "at most 3 times as many as are free",

@@ -8,11 +8,12 @@ from uuid import UUID
 from helixqueue.engine import calls
 from helixqueue.errors import Retryable
 from helixqueue.operations.batch_actions import act_on_page
-from helixqueue.records.batch import ActionPage
+from helixqueue.records.batch import ActionPage, ActionResult
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import (
     BatchSelectionRequest,
     CancelBatchesRequest,
+    EraseRequest,
     ReasonRequest,
     RetryBatchesRequest,
 )
@@ -31,19 +32,21 @@ _ACTIONS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "retry": (calls.retry, "Retry a failed batch with all its attempts"),
     "cancel": (calls.cancel, "Cancel a batch, even while it runs: its lease ends"),
     "release": (calls.release_by_id, "End the lease of a batch; the attempt does not count"),
-    "erase": (calls.erase, "Delete payload and result of a finished batch; the ledger stays"),
+    "erase": (calls.erase, "Delete what a finished batch was about; the ledger stays"),
 }
 
 
-def _endpoint(name: str) -> Callable[..., Awaitable[responses.ActionResponse]]:
+def _endpoint(name: str) -> Callable[..., Awaitable[ActionResult]]:
     call, _ = _ACTIONS[name]
+    model = EraseRequest if name == "erase" else ReasonRequest
 
     async def act(
         batch_id: UUID, body: ReasonRequest, principal: PrincipalDep, request_log: RequestLogDep
-    ) -> responses.ActionResponse:
+    ) -> ActionResult:
         request_log.add(batch=batch_id, reason=body.reason)
+        options = {"identity": body.identity} if isinstance(body, EraseRequest) else {}
         [result] = await principal.execute(
-            call(ids=[batch_id], reason=body.reason, actor=principal.grant.name)
+            call(ids=[batch_id], reason=body.reason, actor=principal.grant.name, **options)
         )
         request_log.add(decision=result.answer)
         if result.answer == "refused":
@@ -61,6 +64,7 @@ def _endpoint(name: str) -> Callable[..., Awaitable[responses.ActionResponse]]:
             )
         return responses.action(result, with_identity=principal.reads_batches)
 
+    act.__annotations__["body"] = model
     return act
 
 
@@ -71,7 +75,7 @@ for _name, (_, _summary) in _ACTIONS.items():
         methods=["POST"],
         name=_name,
         operation_id=f"{_name}_batch",
-        response_model=responses.ActionResponse,
+        response_model=ActionResult,
         summary=_summary,
         description="The ledger stores the reason and the token's name. A repeat has the answer "
         "`repeat` and changes nothing.",
@@ -133,7 +137,7 @@ async def _act_on_selection(
                 cast("BatchFilters", body.filters),
                 body.reason,
                 dry_run=body.dry_run,
-                after=body.after,
+                after=await principal.open_cursor(body.after),
                 limit=body.limit or DEFAULT_LIMIT,
             )
         )
@@ -147,5 +151,5 @@ async def _act_on_selection(
         answers=[
             responses.action(result, with_identity=principal.reads_batches) for result in page.rows
         ],
-        next=page.next,
+        next=await principal.seal_cursor(page.next),
     )

@@ -6,12 +6,15 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from helixqueue.engine import calls, reads
-from helixqueue.errors import Conflict, Refused
+from helixqueue.errors import Conflict, InvalidIdentity, Refused
+from helixqueue.fence.http.asgi import header_values
 from helixqueue.operations import submit as submit_operation
-from helixqueue.records.submission import Submission, Submitted
+from helixqueue.operations.prepare import MAX_SOURCE_BYTES, refused_identity
+from helixqueue.records.submission import Source, Submission, Submitted
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import (
     NAME_PATTERN,
@@ -21,8 +24,11 @@ from helixqueue.service.models.requests import (
     SubmitRequest,
     Time,
 )
+from helixqueue.service.principal import Principal
 from helixqueue.service.problems import no_such_batch, no_such_queue
+from helixqueue.service.request_log import refused_fields
 from helixqueue.service.routing import (
+    BodyBytesDep,
     PrincipalDep,
     QueueName,
     RequestLogDep,
@@ -56,11 +62,14 @@ routes = router("batches")
     ),
 )
 async def submit(
+    *,
     queue: QueueName,
     body: SubmitRequest,
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
+    body_bytes: BodyBytesDep,
+    request: Request,
 ) -> Response:
     """Any number of submissions of one identity create one batch and return equal receipts.
 
@@ -75,14 +84,23 @@ async def submit(
     try:
         result = await principal.run_steps(
             submit_operation.submit(
-                principal.operations, queue, _submission(body), create=False, within=None
-            )
+                principal.operations,
+                queue,
+                _submission(body, _request_key(request, principal)),
+                create=False,
+                within=None,
+            ),
+            in_thread=await principal.needs_thread(queue, body_bytes),
         )
     except Refused as refused:
         decision = "conflict" if isinstance(refused, Conflict) else "refused"
         request_log.add(decision=decision)
+        if isinstance(refused, InvalidIdentity):
+            request_log.add(**refused_fields(*refused_identity(_identity(body), refused)))
         service.metrics.count_decision(decision)
         raise
+    if body.identity is None:
+        request_log.warn(without_identity=1)
     service.metrics.count_decision(result.decision)
     request_log.add(batch=result.receipt.batch_id, decision=result.decision)
     content = responses.submitted(
@@ -98,11 +116,13 @@ async def submit(
     **operation("submit", "no-such-queue", "queue-full", fenced=True),
 )
 async def submit_many(
+    *,
     queue: QueueName,
     body: SubmitManyRequest,
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
+    body_bytes: BodyBytesDep,
 ) -> Response:
     """Each row has its own result, in the order of the request: new, duplicate, conflict, refused.
 
@@ -113,14 +133,25 @@ async def submit_many(
     request_log.unrepeatable = any(row.identity is None for row in body.submissions)
     principal.require_queue(queue)
     await service.check_queue_capacity(principal, queue, len(body.submissions))
-    rows = [_submission(row) for row in body.submissions]
+    rows = [_submission(row, None) for row in body.submissions]
     results: list[Submitted] = await principal.run_steps(
-        submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None)
+        submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None),
+        in_thread=await principal.needs_thread(queue, body_bytes),
     )
-    for result in results:
+    without_identity = 0
+    for row, result in zip(rows, results, strict=True):
         service.metrics.count_decision(result.decision)
         batch_id = None if result.receipt is None else result.receipt.batch_id
-        request_log.add_step("submit", queue=queue, batch=batch_id, decision=result.decision)
+        fields = {}
+        if isinstance(result.error, InvalidIdentity):
+            fields = refused_fields(*refused_identity(row.identity, result.error))
+        elif row.identity is None and result.decision == "new":
+            without_identity += 1
+        request_log.add_step(
+            "submit", queue=queue, batch=batch_id, decision=result.decision, **fields
+        )
+    if without_identity:
+        request_log.warn(without_identity=without_identity)
     request_log.add(decision=sorted({result.decision for result in results}))
     values, request_id = principal.sees_payloads, request_log.request_id
     content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
@@ -137,6 +168,7 @@ async def note_refused(
     queue: QueueName,
     body: RefusedIdentitiesRequest,
     principal: PrincipalDep,
+    service: ServiceDep,
     request_log: RequestLogDep,
 ) -> None:
     """Operators find submissions that never arrived here. `raw` contains the bytes in hex."""
@@ -148,20 +180,41 @@ async def note_refused(
         if type(refused) is not Refused:
             raise  # about the token or the name
         raise no_such_queue(queue) from None
+    refused_identities = [(bytes.fromhex(item.raw), item.why) for item in body.refused]
     await principal.execute(
         calls.note_refused(
             tenant=principal.tenant,
             queue=queue,
-            refused=[(bytes.fromhex(identity.raw), identity.why) for identity in body.refused],
+            refused=refused_identities,
             actor=principal.grant.name,
         )
     )
+    service.principals.identity_log.add_refused(queue, refused_identities)
+    for raw, why in refused_identities:
+        request_log.add_step("submit", queue=queue, decision="refused", **refused_fields(raw, why))
 
 
-def _submission(row: SubmitRequest) -> Submission:
-    identity = tuple(row.identity) if isinstance(row.identity, list) else row.identity
+def _identity(row: SubmitRequest) -> str | tuple[str, ...] | None:
+    return tuple(row.identity) if isinstance(row.identity, list) else row.identity
+
+
+def _request_key(request: Request, principal: Principal) -> Source | None:
+    """The source that an idempotency key stands for: the token and the key."""
+    values = header_values(request.scope["headers"], "idempotency-key")
+    if len(values) != 1:
+        return None
+    key = values[0].decode("latin-1").strip().strip('"')
+    is_valid = key.isprintable() and 1 <= len(key.encode()) <= MAX_SOURCE_BYTES
+    return Source("http", principal.grant.name, key) if is_valid else None
+
+
+def _submission(row: SubmitRequest, request_key: Source | None) -> Submission:
+    # Without identity the key alone makes the request repeatable, and the fence keeps it.
+    source = None if row.identity is None else request_key
+    if row.source is not None:
+        source = Source(row.source.kind, row.source.name, row.source.id)
     return Submission(
-        identity,
+        _identity(row),
         row.payload,
         revision=row.revision,
         priority=row.priority,
@@ -169,6 +222,7 @@ def _submission(row: SubmitRequest) -> Submission:
         expires_at=row.expires_at,
         limit_key=row.limit_key,
         requires=row.requires,
+        source=source,
     )
 
 
@@ -219,12 +273,13 @@ async def list_batches(
             run=run,
             since=since,
             until=until,
-            after=after,
+            after=await principal.open_cursor(after),
             limit=limit,
         )
     )
     rows = [responses.batch(row, details=principal.sees_payloads) for row in page.rows]
-    return responses.json_response({"batches": rows, "next": page.next})
+    next_page = await principal.seal_cursor(page.next)
+    return responses.json_response({"batches": rows, "next": next_page})
 
 
 @routes.get(
@@ -254,7 +309,9 @@ async def show_batch(
     if row is None:
         raise no_such_batch(batch_id)
     request_log.add(attempt=row.attempt, worker=row.worker)
-    return responses.batch_detail(row, values=principal.sees_payloads)
+    return responses.batch_detail(
+        row, values=principal.sees_payloads, cipher=await principal.cipher()
+    )
 
 
 @routes.get(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from helixqueue.engine.changes import SPAN_MAX, ChangeCursor, changes_lost, read_changes
-from helixqueue.errors import HelixError
+from helixqueue.errors import HelixError, Refused
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import NAME_PATTERN
 from helixqueue.service.problems import Problem, problem_of
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from helixqueue.engine.changes import ChangePage
     from helixqueue.service.principal import Principal
     from helixqueue.service.service import Service
+    from helixqueue.service.tenant_cipher import TenantCipher
 
 routes = router("changes")
 MAX_ROWS: Final = 500
@@ -56,8 +56,6 @@ AHEAD: Final = {
     "detail": "the cursor is ahead of the database: it was restored, or is another database",
     "remedy": "new events follow; read GET /v1/batches again if you keep a copy",
 }
-_ID = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,9})-(\d{1,14})")
-
 _EVENT_SCHEMA = {
     "type": "object",
     "required": ["event", "data"],
@@ -95,7 +93,7 @@ async def changes(
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-    last_event_id: Annotated[str | None, Header(max_length=80)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=160)] = None,
     queue: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
     seconds: Annotated[
         int, Query(ge=1, le=3_600, description="The stream ends after this time; reconnect.")
@@ -108,7 +106,7 @@ async def changes(
     stream ends after `seconds`.
     """
     request_log.add(queue=queue)
-    reader = _ChangeReader(service, principal, queue)
+    reader = _ChangeReader(service, principal, queue, await principal.cipher())
     await reader.start(last_event_id)
     lines = _lines(reader, time.monotonic() + seconds, request)
     # nginx would buffer the stream otherwise.
@@ -120,9 +118,12 @@ async def changes(
 class _ChangeReader:
     """The cursor of one stream."""
 
-    def __init__(self, service: Service, principal: Principal, queue: str | None) -> None:
+    def __init__(
+        self, service: Service, principal: Principal, queue: str | None, cipher: TenantCipher
+    ) -> None:
         self.service = service
         self._principal = principal
+        self._cipher = cipher
         self._queue = queue
         self._cursor = ChangeCursor(0, 0, 0, datetime.min.replace(tzinfo=UTC))
         self._span = SPAN
@@ -130,7 +131,7 @@ class _ChangeReader:
         self.is_behind = True
 
     async def start(self, last_event_id: str | None) -> None:
-        cursor = None if last_event_id is None else read_id(last_event_id)
+        cursor = None if last_event_id is None else read_id(last_event_id, self._cipher)
         self._cursor = await self._current_cursor()
         if cursor is None:
             return
@@ -183,27 +184,26 @@ class _ChangeReader:
 
     @property
     def cursor_id(self) -> str:
-        return write_id(self._cursor)
+        return write_id(self._cursor, self._cipher)
 
 
-def write_id(cursor: ChangeCursor) -> str:
+def write_id(cursor: ChangeCursor, cipher: TenantCipher) -> str:
     # Rounded down: the time must not be later than any event after the cursor.
     milliseconds = int(cursor.since.timestamp() * 1000) if cursor.since.year > 1970 else 0
-    return f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}"
+    return cipher.seal(f"{cursor.xid}-{cursor.batch}-{cursor.version}-{milliseconds}")
 
 
-def read_id(text: str) -> ChangeCursor:
-    match = _ID.fullmatch(text)
-    numbers = [int(part) for part in match.groups()] if match else []
-    if not numbers or max(numbers[:2]) >= 2**63 or numbers[2] >= 2**31 or numbers[3] > 10**14:
+def read_id(text: str, cipher: TenantCipher) -> ChangeCursor:
+    try:
+        xid, batch, version, milliseconds = (int(part) for part in cipher.open(text).split("-"))
+    except Refused:
         raise Problem(
             "invalid-request",
             "Last-Event-ID: expected the id of an earlier event of this stream",
-            expected="an id such as 815-17-2-1788220800000",
+            expected="the id of an event that this tenant received",
             got=ascii(text)[:80],
             remedy="start without Last-Event-ID",
-        )
-    xid, batch, version, milliseconds = numbers
+        ) from None
     return ChangeCursor(xid, batch, version, datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 

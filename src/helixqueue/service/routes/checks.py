@@ -14,6 +14,7 @@ from helixqueue.operate.check import CheckResult, invariants
 from helixqueue.service.problems import Problem
 from helixqueue.service.request_log import masked
 from helixqueue.service.routing import PrincipalDep, ServiceDep, operation, router
+from helixqueue.service.tenant_cipher import NUMBER_MAX
 
 routes = router("checks")
 SKIPPED: Final = "needs the database owner: a token may not read the rows"
@@ -112,11 +113,9 @@ async def replay(
     principal: PrincipalDep,
     service: ServiceDep,
     behind: Annotated[
-        int,
-        Query(
-            ge=0, le=2**53, description="Start after this batch: `next` of the previous response."
-        ),
-    ] = 0,
+        int | None,
+        Query(ge=0, le=NUMBER_MAX, description="Start after it: `next` of the previous response."),
+    ] = None,
     limit: Annotated[
         int, Query(ge=0, le=VIOLATIONS_MAX, description="Maximum number of violations.")
     ] = 100,
@@ -125,7 +124,9 @@ async def replay(
 
     Each batch is compared separately, so all ranges together cover the ledger of the tenant.
     """
-    result = await service.check_jobs.replay(principal, after=behind, limit=limit)
+    cipher = await principal.cipher()
+    after = 0 if behind is None else cipher.reveal(behind)
+    result = await service.check_jobs.replay(principal, after=after, limit=limit)
     return ReplayResponse(
         events=result.events,
         batches=result.batches,
@@ -135,5 +136,5 @@ async def replay(
             ViolationResponse(**document(violation, entries=False))
             for violation in result.violations
         ],
-        next=result.stopped_at,
+        next=None if result.stopped_at is None else cipher.hide(result.stopped_at),
     )

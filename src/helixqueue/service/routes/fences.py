@@ -20,7 +20,7 @@ from helixqueue.service.models import fences as models
 from helixqueue.service.models.fences import RehearseRequest, ResolveRequest
 from helixqueue.service.models.requests import Cursor
 from helixqueue.service.problems import Problem
-from helixqueue.service.routing import PrincipalDep, RequestLogDep, operation, router
+from helixqueue.service.routing import PrincipalDep, RequestLogDep, ServiceDep, operation, router
 from helixqueue.service.settings import MAX_PAGE
 from helixqueue.states import FenceState
 
@@ -38,6 +38,8 @@ FenceKey = Annotated[str, Path(max_length=100, description="Key of the fence.")]
 )
 async def list_fences(
     principal: PrincipalDep,
+    service: ServiceDep,
+    *,
     fence_state: Annotated[
         FenceState | None, Query(description="State; fences IN_DOUBT wait for an operator.")
     ] = None,
@@ -53,12 +55,19 @@ async def list_fences(
     """
     page = await principal.execute(
         fences.list_fences(
-            tenant=principal.tenant, name=fence_name, state=fence_state, after=after, limit=limit
+            tenant=principal.tenant,
+            name=fence_name,
+            state=fence_state,
+            after=await principal.open_cursor(after),
+            limit=limit,
         )
     )
     return models.FencePageResponse(
-        fences=[models.fence(row, details=principal.sees_payloads) for row in page.rows],
-        next=page.next,
+        fences=[
+            models.fence(row, details=principal.sees_payloads, signer=service.signer)
+            for row in page.rows
+        ],
+        next=await principal.seal_cursor(page.next),
     )
 
 
@@ -69,11 +78,13 @@ async def list_fences(
     summary="Show a fence and its history",
     **operation("read", "no-such-fence"),
 )
-async def show_fence(fence: FenceKey, principal: PrincipalDep) -> models.FenceDetailResponse:
+async def show_fence(
+    fence: FenceKey, principal: PrincipalDep, service: ServiceDep
+) -> models.FenceDetailResponse:
     """Its state and what that means for the client, every step, and every repeat."""
     row = await _find(fence, principal)
     events = await principal.execute(fences.fence_history(row.key))
-    return models.fence_detail(row, events, details=principal.sees_payloads)
+    return models.fence_detail(row, events, details=principal.sees_payloads, signer=service.signer)
 
 
 @routes.post(
@@ -84,7 +95,11 @@ async def show_fence(fence: FenceKey, principal: PrincipalDep) -> models.FenceDe
     **operation("operate", "no-such-fence", "not-in-doubt", fenced=True),
 )
 async def resolve(
-    fence: FenceKey, body: ResolveRequest, principal: PrincipalDep, request_log: RequestLogDep
+    fence: FenceKey,
+    body: ResolveRequest,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
 ) -> models.FenceResponse:
     """First find out in the other system whether the effect happened.
 
@@ -116,7 +131,7 @@ async def resolve(
             state=now.state,
             version=now.version,
         )
-    return models.fence(now, details=principal.sees_payloads)
+    return models.fence(now, details=principal.sees_payloads, signer=service.signer)
 
 
 @routes.post(

@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from helixqueue.engine import duties
+from helixqueue.engine import metrics as stored_metrics
 from helixqueue.engine.duties import DutyRow
-from helixqueue.service.metrics import duties_text
+from helixqueue.engine.tokens import METRICS_SCOPE
+from helixqueue.service.metrics import duties_text, stored_text
 from helixqueue.service.models import responses
 from helixqueue.service.problems import Problem
 from helixqueue.service.routing import PrincipalDep, ServiceDep, operation, router
@@ -63,17 +65,28 @@ async def ready(service: ServiceDep) -> ReadyResponse:
 @routes.get(
     "/metrics",
     response_class=PlainTextResponse,
-    summary="Prometheus metrics of this process and of the duties",
-    **operation("operate"),
+    summary="Prometheus metrics of this process, of the duties and of the queues",
+    **operation("any", "forbidden"),
 )
 async def metrics(service: ServiceDep, principal: PrincipalDep) -> Response:
-    """In the Prometheus text format. Labels never contain tenants, keys or actual paths.
+    """In the Prometheus text format. Labels never contain keys, batch ids or actual paths.
 
-    Counters cover this process; gauges of fences cover the token's tenant.
+    A token with the scope `operate` reads the figures of its tenant. A token with the scope
+    `metrics`, which only an operator grants, reads those of all tenants, with the label `tenant`.
+    Counters of requests cover this process and all tenants; with `--metrics-tenant` only tokens of
+    that tenant or with the scope `metrics` get them.
     """
+    every_tenant = METRICS_SCOPE in principal.grant.scopes
+    if not every_tenant:
+        principal.require_scope("operate")
     fences = await principal.fences.metrics()  # checks the token as well
-    rows = await service.sessions.run_without_tenant(duties.list_duties())
-    text = service.metrics.text() + duties_text(rows) + fences
+    read = stored_metrics.read_metrics(every_tenant=every_tenant)
+    sessions = service.sessions
+    stored = await (sessions.run_without_tenant(read) if every_tenant else principal.execute(read))
+    text = fences + stored_text(stored, tenants=every_tenant)
+    if every_tenant or service.settings.metrics_tenant in {None, principal.tenant}:
+        rows = await sessions.run_without_tenant(duties.list_duties())
+        text = service.metrics.text() + duties_text(rows) + text
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

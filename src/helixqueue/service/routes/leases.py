@@ -7,15 +7,17 @@ refused write is a 200 response that names the new owner, not an error.
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from helixqueue.engine import calls, service_calls
 from helixqueue.identity import canonical_text
-from helixqueue.records.claim_hints import Hint
 from helixqueue.service.models import leases as models
-from helixqueue.service.models import requests
+from helixqueue.service.models import requests, responses
 from helixqueue.service.models.requests import (
     ClaimLeasesRequest,
     ExpectRequest,
@@ -26,6 +28,7 @@ from helixqueue.service.models.requests import (
     WaitRequest,
 )
 from helixqueue.service.routing import (
+    BodyBytesDep,
     PrincipalDep,
     RequestLogDep,
     ServiceDep,
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from helixqueue.engine.service_calls import LeaseName
-    from helixqueue.records.lease import Settlement, WriteResult
+    from helixqueue.records.lease import LeaseRef, Settlement, WriteResult
+    from helixqueue.service.tenant_cipher import TenantCipher
 
 routes = hot_router("workers")
 EXPECT_SECONDS: Final = 60.0
@@ -66,11 +70,13 @@ async def hello(body: HelloRequest, principal: PrincipalDep, request_log: Reques
     **operation("work"),
 )
 async def claim(
+    *,
     body: ClaimLeasesRequest,
     principal: PrincipalDep,
     service: ServiceDep,
     request_log: RequestLogDep,
-) -> models.ClaimResponse:
+    body_bytes: BodyBytesDep,
+) -> Response:
     """Returns at most `count` leases on batches that fit the free resources, each with its token.
 
     If the response was lost, repeat the claim with the same `request` to get the same leases.
@@ -78,33 +84,42 @@ async def claim(
     """
     request_log.add(worker=body.worker, queue=body.queues)
     principal.require_queue(*body.queues)
-    settle = _settlements(body.settle)
-    names = await service.lease_names.get(principal, settle)
-    claimed = await principal.execute(
-        calls.claim(
-            worker=body.worker,
-            request=body.request,
-            queues=body.queues,
-            count=body.count,
-            free=None if body.free is None else body.free.model_dump(),
-            start=body.start,
-            lease_seconds=body.lease_seconds,
-            hints=[Hint(*hint) for hint in body.hints],
-            settle=settle,
-        )
+    cipher = await principal.cipher()
+    settle = await service.compute.run_if_large(
+        body_bytes, principal.tenant, _settlements, body.settle, cipher
     )
-    settled = _log_writes("settle", claimed.settled, names, service, request_log)
+    names = await _names(principal, service, settle)
+    claim_call = partial(
+        calls.claim,
+        worker=body.worker,
+        request=body.request,
+        queues=body.queues,
+        count=body.count,
+        free=None if body.free is None else body.free.model_dump(),
+        start=body.start,
+        lease_seconds=body.lease_seconds,
+    )
+    hints = service.claim_hints.of_worker(principal.tenant, body.worker)
+    marks = hints.now(time.monotonic())
+    claimed = await principal.execute(claim_call(hints=marks, settle=settle))
+    settled = claimed.settled
+    _log_writes("settle", settled, names, service, request_log)
+    if marks and not claimed.leases:
+        # There may be work before the hints. Nothing was claimed, so the request id is unused.
+        claimed = await principal.execute(claim_call())
+    hints.learn(claimed.hints, short=len(claimed.leases) < body.count and not claimed.more)
     service.lease_names.add(principal, claimed.leases)
     for row in claimed.leases:
         request_log.add_step(
             "claim", batch=row.batch_id, queue=row.queue, attempt=row.attempt, decision="ok"
         )
     request_log.add(count=len(claimed.leases))
-    return models.ClaimResponse(
-        leases=[models.lease(row) for row in claimed.leases],
-        settled=settled,
-        hints=[list(hint) for hint in claimed.hints],
-        more=claimed.more,
+    return responses.json_response(
+        {
+            "leases": [models.lease(row, cipher) for row in claimed.leases],
+            "settled": [row.model_dump() for row in models.lease_writes(settled, cipher)],
+            "more": claimed.more,
+        }
     )
 
 
@@ -119,11 +134,12 @@ async def start(
 ) -> models.LeaseWritesResponse:
     """Each answer is ok, repeat, refused (with the current owner), busy or illegal."""
     request_log.add(worker=body.worker)
-    leases = [item.lease_ref() for item in body.leases]
-    names = await service.lease_names.get(principal, leases)
+    cipher = await principal.cipher()
+    leases = [item.lease_ref(cipher) for item in body.leases]
+    names = await _names(principal, service, leases)
     writes = await principal.execute(calls.start(worker=body.worker, leases=leases))
-    answers = _log_writes("start", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=answers)
+    _log_writes("start", writes, names, service, request_log)
+    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
 
 
 @routes.post(
@@ -140,11 +156,12 @@ async def renew(
     A batch that is being settled has the answer `busy`; renew it again.
     """
     request_log.add(worker=body.worker)
-    leases = [item.lease_ref() for item in body.leases]
-    names = await service.lease_names.get(principal, leases)
+    cipher = await principal.cipher()
+    leases = [item.lease_ref(cipher) for item in body.leases]
+    names = await _names(principal, service, leases)
     writes = await principal.execute(calls.renew(worker=body.worker, leases=leases))
-    answers = _log_writes("renew", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=answers)
+    _log_writes("renew", writes, names, service, request_log)
+    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
 
 
 @routes.post(
@@ -154,7 +171,11 @@ async def renew(
     **operation("work"),
 )
 async def settle(
-    body: SettleRequest, principal: PrincipalDep, service: ServiceDep, request_log: RequestLogDep
+    body: SettleRequest,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
+    body_bytes: BodyBytesDep,
 ) -> models.LeaseWritesResponse:
     """A repeat has the answer `repeat`.
 
@@ -162,11 +183,14 @@ async def settle(
     workers.
     """
     request_log.add(worker=body.worker)
-    settlements = _settlements(body.settlements)
-    names = await service.lease_names.get(principal, settlements)
+    cipher = await principal.cipher()
+    settlements = await service.compute.run_if_large(
+        body_bytes, principal.tenant, _settlements, body.settlements, cipher
+    )
+    names = await _names(principal, service, settlements)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
-    answers = _log_writes("settle", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=answers)
+    _log_writes("settle", writes, names, service, request_log)
+    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
 
 
 @routes.post(
@@ -180,13 +204,14 @@ async def release(
 ) -> models.LeaseWritesResponse:
     """For a worker that shuts down or cannot do the work; the batch is claimable at once."""
     request_log.add(worker=body.worker)
-    leases = [item.lease_ref() for item in body.leases]
-    names = await service.lease_names.get(principal, leases)
+    cipher = await principal.cipher()
+    leases = [item.lease_ref(cipher) for item in body.leases]
+    names = await _names(principal, service, leases)
     writes = await principal.execute(
         calls.release(worker=body.worker, leases=leases, detail=body.detail)
     )
-    answers = _log_writes("release", writes, names, service, request_log)
-    return models.LeaseWritesResponse(answers=answers)
+    _log_writes("release", writes, names, service, request_log)
+    return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))
 
 
 @routes.post(
@@ -248,9 +273,22 @@ async def _subscribe(
         service.wakeups.listen(principal.tenant, dict(zip(queues, channels, strict=True)))
 
 
-def _settlements(items: Sequence[requests.SettlementItem]) -> list[Settlement]:
+async def _names(
+    principal: PrincipalDep, service: ServiceDep, leases: Sequence[LeaseRef | Settlement]
+) -> Mapping[int, LeaseName | None]:
+    """The names of leases; a token for some queues may not touch leases of others."""
+    names = await service.lease_names.get(principal, leases)
+    principal.require_queue(*(name.queue for name in names.values() if name is not None))
+    return names
+
+
+def _settlements(
+    items: Sequence[requests.SettlementItem], cipher: TenantCipher
+) -> list[Settlement]:
     return [
-        requests.settlement(item, canonical_text(item.result) if _has_result(item) else None)
+        requests.settlement(
+            item, canonical_text(item.result) if _has_result(item) else None, cipher
+        )
         for item in items
     ]
 
@@ -266,8 +304,8 @@ def _log_writes(
     names: Mapping[int, LeaseName | None],
     service: ServiceDep,
     request_log: RequestLogDep,
-) -> list[models.LeaseWriteResponse]:
-    """Log and count each write, above all refusals with both workers; returns the responses."""
+) -> None:
+    """Log and count each write, above all refusals with both workers."""
     for write in writes:
         service.metrics.count_worker_write(verb, write.answer)
         name = names.get(write.batch)
@@ -284,4 +322,3 @@ def _log_writes(
         )
     if writes:
         request_log.add(decision=sorted({write.answer for write in writes}), count=len(writes))
-    return [models.lease_write(write) for write in writes]

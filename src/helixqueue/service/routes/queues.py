@@ -7,11 +7,20 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 
 from helixqueue.engine import calls, reads, service_calls
-from helixqueue.queues import Schema, checked_requires
+from helixqueue.queues import checked_requires
+from helixqueue.queues.schema_bounds import check_bounds
+from helixqueue.schemas import Schema
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import QueueRequest, ReasonRequest, Time, Worker
 from helixqueue.service.problems import no_such_queue
-from helixqueue.service.routing import PrincipalDep, QueueName, RequestLogDep, operation, router
+from helixqueue.service.routing import (
+    PrincipalDep,
+    QueueName,
+    RequestLogDep,
+    ServiceDep,
+    operation,
+    router,
+)
 from helixqueue.service.settings import MAX_PAGE
 
 routes = router("queues")
@@ -93,7 +102,11 @@ async def show_settings(
     **operation("operate", "invalid-payload", fenced=True),
 )
 async def set_queue(
-    queue: QueueName, body: QueueRequest, principal: PrincipalDep, request_log: RequestLogDep
+    queue: QueueName,
+    body: QueueRequest,
+    principal: PrincipalDep,
+    service: ServiceDep,
+    request_log: RequestLogDep,
 ) -> responses.QueueResponse:
     """Settings that are left out stay unchanged.
 
@@ -104,7 +117,7 @@ async def set_queue(
         settings["requires"] = checked_requires(settings["requires"])
     for name in ("payload_schema", "result_schema"):
         if name in settings:
-            Schema(settings[name])  # raises if the schema is not valid
+            await service.compute.run(principal.tenant, _check_schema, name, settings[name])
     return await _set(queue, settings, body.reason, principal, request_log)
 
 
@@ -156,8 +169,14 @@ async def list_workers(
     page = await principal.execute(
         service_calls.tenant_workers(tenant=principal.tenant, since=since, after=after, limit=limit)
     )
-    rows = [responses.worker(row) for row in page.rows]
-    return responses.WorkerPageResponse(workers=rows, next=page.next)
+    return responses.WorkerPageResponse(
+        workers=[responses.worker(row) for row in page.rows], next=page.next
+    )
+
+
+def _check_schema(name: str, document: dict[str, Any]) -> None:
+    check_bounds(document, name)
+    Schema(document).check_compiles()
 
 
 async def _set_paused(

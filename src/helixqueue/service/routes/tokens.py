@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from helixqueue.engine import tokens
 from helixqueue.errors import Refused
+from helixqueue.records.token import TokenRow
 from helixqueue.service.models.requests import (
     NAME_PATTERN,
     CreateTokenRequest,
@@ -24,22 +25,6 @@ routes = router("tokens")
 TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="Name of the token.")]
 
 
-class TokenResponse(BaseModel):
-    tenant: str
-    name: str
-    generation: int
-    scopes: list[str]
-    queues: list[str] | None
-    created_at: datetime
-    created_by: str
-    expires_at: datetime
-    revoked_at: datetime | None
-    revoked_by: str | None
-    reason: str | None
-    last_used_at: datetime | None
-    good: bool
-
-
 class CurrentTokenResponse(BaseModel):
     tenant: str
     name: str
@@ -49,12 +34,13 @@ class CurrentTokenResponse(BaseModel):
     expires_at: datetime
 
 
-class NewTokenResponse(TokenResponse):
+@dataclass(frozen=True, slots=True)
+class NewTokenResponse(TokenRow):
     token: str
 
 
 class TokenPageResponse(BaseModel):
-    tokens: list[TokenResponse]
+    tokens: list[TokenRow]
     next: str | None
 
 
@@ -113,7 +99,7 @@ async def list_tokens(
     )
     last = rows[-1] if len(rows) == limit else None
     return TokenPageResponse(
-        tokens=[TokenResponse(**asdict(row)) for row in rows],
+        tokens=rows,
         next=None if last is None else f"{last.name}~{last.generation}",
     )
 

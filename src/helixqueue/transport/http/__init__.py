@@ -1,7 +1,8 @@
-"""HTTP: every request described once for threads and event loops, and a worker's way over it.
+"""HTTP: every request described once for threads and event loops, and a worker's transport.
 
-`calls` and `reads` have the names of the store's and give the same values; `problem` turns refusals
-back into our errors; `link` sends. Nothing here knows a database: a machine needs httpx alone.
+`calls` and `reads` have the functions of `engine.calls` and `engine.reads` and return the same
+records. `problem` turns problem responses into errors, `connection` sends requests. Nothing here
+needs a database driver, only httpx.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Reply:
         except ValueError:
             # Not from the service: a proxy, or another program at this address.
             raise Unavailable(
-                f"expected JSON from the service, got {self.body[:60]!r}; look at the URL",
+                f"expected JSON from the service, got {self.body[:60]!r}; check the URL",
                 outcome_unknown=True,
             ) from None
 

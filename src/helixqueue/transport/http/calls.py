@@ -15,7 +15,6 @@ from uuid import UUID
 from helixqueue.errors import Refused
 from helixqueue.identity import PART_SEPARATOR, key_bytes
 from helixqueue.records.batch import ActionResult
-from helixqueue.records.claim_hints import Hint
 from helixqueue.records.lease import ClaimResult, LeaseRow, Token, WriteResult
 from helixqueue.records.queue import QueueRow
 from helixqueue.records.submission import Receipt, SubmittedRow
@@ -58,8 +57,8 @@ def submit(
     return post(
         at("queues", queue, "chunks"),
         b'{"submissions":[' + pieces + b"]}",
-        lambda document: [_read_submitted(item) for item in document["submitted"]],
-        needs_key=any(row.identity is None for row in rows),
+        lambda document: [read_submitted(item) for item in document["submitted"]],
+        needs_key=any(row.identity is None and row.source is None for row in rows),
     )
 
 
@@ -79,10 +78,12 @@ def _submission(row: SubmissionRow) -> bytes:
             document[name] = moment.isoformat()
     if row.requires is not None:
         document["requires"] = json.loads(row.requires)
+    if row.source is not None:
+        document["source"] = row.source._asdict()
     return to_json(document)[:-1] + b',"payload":' + row.payload.encode() + b"}"
 
 
-def _read_submitted(document: dict[str, Any]) -> SubmittedRow:
+def read_submitted(document: dict[str, Any]) -> SubmittedRow:
     receipt = document["receipt"]
     if receipt is not None:
         # The key gives the batch's id.
@@ -169,9 +170,9 @@ def _act_on_batches(
 
 
 def erase(
-    *, ids: Sequence[UUID], reason: str, actor: str | None = None
+    *, ids: Sequence[UUID], reason: str, actor: str | None = None, identity: bool = False
 ) -> HttpCall[list[ActionResult]]:
-    return _act_on_batch("erase", ids, reason, actor)
+    return _act_on_batch("erase", ids, reason, actor, **({"identity": True} if identity else {}))
 
 
 def release_by_id(
@@ -182,12 +183,12 @@ def release_by_id(
 
 
 def _act_on_batch(
-    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None
+    verb: str, ids: Sequence[UUID], reason: str, _actor: str | None, **options: bool
 ) -> HttpCall[list[ActionResult]]:
     [batch_id] = ids  # One batch per request: each has its own answer.
     call = post(
         at("batches", batch_id, verb),
-        {"reason": reason},
+        {"reason": reason, **options},
         lambda answer: [_read_action(answer)],
         needs_key=True,
     )
@@ -233,8 +234,8 @@ def claim(
     free: dict[str, Any] | None = None,
     start: bool = False,
     lease_seconds: float | None = None,
-    hints: Sequence[Hint] = (),
     settle: Sequence[Settlement] = (),
+    tenant: str | None = None,  # noqa: ARG001 - the token decides
 ) -> HttpCall[ClaimResult]:
     """Take up to `count` leases; settle what is finished and start what is taken, in one commit.
 
@@ -250,8 +251,6 @@ def claim(
     }
     if lease_seconds is not None:
         document["lease_seconds"] = lease_seconds
-    if hints:
-        document["hints"] = [list(hint) for hint in hints]
     body = to_json(document)[:-1] + b',"settle":[' + _settlements(settle) + b"]}"
     return post(at("work", "claim"), body, _read_claimed)
 
@@ -260,8 +259,7 @@ def _read_claimed(document: dict[str, Any]) -> ClaimResult:
     return ClaimResult(
         tuple(_read_lease(item) for item in document["leases"]),
         tuple(_read_answer(item) for item in document["settled"]),
-        tuple(Hint(*hint) for hint in document["hints"]),
-        document["more"],
+        more=document["more"],
     )
 
 

@@ -1,11 +1,14 @@
-"""Checks and replays of a tenant's rows, over HTTP: as JSON, which people are shown."""
+"""Checks, seals, and replays of a tenant's rows, over HTTP: as JSON, which people are shown."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
-from helixqueue.transport.http.call import HttpCall, at, get
+from helixqueue.transport.http.call import HttpCall, at, get, post, to_json
+
+if TYPE_CHECKING:
+    from helixqueue.records.seal import SealHead
 
 CHECK_SECONDS = 60.0  # that the service takes for it
 VIOLATIONS_MAX = 1_000  # of one answer
@@ -17,7 +20,16 @@ def check(*only: str) -> HttpCall[dict[str, Any]]:
     return replace(get(at("check"), dict[str, Any], query), seconds=CHECK_SECONDS)
 
 
-def replay(*, behind: int, limit: int) -> HttpCall[dict[str, Any]]:
+def seal(previous: SealHead | None) -> HttpCall[dict[str, Any]]:
+    """A seal of all tenants, made and signed by the service."""
+    after = None if previous is None else asdict(previous)
+    call = post(at("seals"), to_json({"after": after}), dict[str, Any])
+    return replace(call, seconds=CHECK_SECONDS)
+
+
+def replay(*, behind: int | None, limit: int) -> HttpCall[dict[str, Any]]:
     """One stretch; `next` is where the following one begins."""
-    query = [("behind", str(behind)), ("limit", str(min(limit, VIOLATIONS_MAX)))]
+    query = [("limit", str(min(limit, VIOLATIONS_MAX)))]
+    if behind is not None:
+        query.append(("behind", str(behind)))
     return get(at("replay"), dict[str, Any], query)

@@ -1,12 +1,15 @@
-"""Sends requests, for threads and for event loops; knows nothing of what they mean."""
+"""Sends requests, for threads and for event loops."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 import math
 import os
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.errors import NotInstalled, Refused, Unavailable
@@ -22,11 +25,25 @@ if TYPE_CHECKING:
     from helixqueue.transport.http.call import HttpCall
 
 T = TypeVar("T")
+LOG = logging.getLogger("helixqueue.client")
+
+
+@cache
+def _warn_of_plain_text(host: str) -> None:
+    """Warn once per host and process."""
+    LOG.warning("the token is sent to %s in plain text: use https", ascii(host)[1:81])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """A service, who asks, and how long anything may take."""
+    """A service, the token of its client, and time limits."""
 
     url: str
     token: str = field(repr=False)
@@ -47,9 +64,11 @@ class ServiceAddress:
             raise Refused(f"url: expected such as https://helix.example.org, got {shown}")
         token = self.token
         if not isinstance(token, str) or not token.isascii() or not token.strip().isprintable():
-            raise Refused("token: expected one of `helixq token create`, such as hx_...")
+            raise Refused("token: expected a token of `helixq token create`, such as hx_...")
         if not token.strip():
-            raise Refused("token: expected one of `helixq token create`, got none")
+            raise Refused("token: expected a token of `helixq token create`, got an empty string")
+        if url.scheme == "http" and not _is_loopback(url.host):
+            _warn_of_plain_text(url.host)
 
     def options(self) -> dict[str, Any]:
         httpx = library()
@@ -72,7 +91,7 @@ class ServiceAddress:
 
 
 def library() -> Any:
-    """httpx, or a word on how to get it."""
+    """Return httpx; raise `NotInstalled` with the extra that provides it."""
     try:
         import httpx  # noqa: PLC0415 - comes with an extra
     except ImportError as error:
@@ -99,7 +118,7 @@ class _ConnectionBase:
         self._spare_keys = False  # whether the service demands them
 
     def _lacks_a_key(self, call: HttpCall[Any], reply: Reply) -> bool:
-        """Whether the service wants a key with what could do without; from now on it gets them."""
+        """Whether the service requires a key that the call left out; later calls then send it."""
         if self._spare_keys or not call.spare_key or reply.status != 400:
             return False
         self._spare_keys = kind_of(reply.body) == "missing-key"
@@ -224,7 +243,7 @@ class _Keeper:
             await self.client.aclose()
 
 
-CLOSED = "this client was closed; make another one"
+CLOSED = "this client was closed; create a new one"
 
 
 def _trouble(where: ServiceAddress, error: Exception) -> Unavailable:
@@ -233,17 +252,17 @@ def _trouble(where: ServiceAddress, error: Exception) -> Unavailable:
     if isinstance(error, httpx.PoolTimeout):
         return Unavailable(
             f"all {where.connections} connections of this client were in use for "
-            f"{where.wait_seconds:g} s; allow it more, or ask with fewer threads or tasks at a time"
+            f"{where.wait_seconds:g} s; raise `connections`, or use fewer threads or tasks"
         )
     if "CERTIFICATE_VERIFY_FAILED" in what:
         return Unavailable(
             f"the certificate of {where.url} is not trusted: {what}; "
-            "name the file of your own authority in SSL_CERT_FILE",
+            "set SSL_CERT_FILE to the certificate of your own authority",
             retry_after=math.inf,  # a worker outlives a certificate; other callers do not wait
         )
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable(
-            f"no service answers at {where.url}: {what}; look at the URL, and whether it runs"
+            f"no service answers at {where.url}: {what}; check the URL and that the service runs"
         )
     # The request was sent, in part at least.
     return Unavailable(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from helixqueue.records.fence import FencePreview
 
+_NO_PROOF: dict[str, Any] = {"form": None, "digest": None, "fingerprint": "", "sealed_at": None}
+
 
 def find_fence(key: bytes) -> HttpCall[FenceRow | None]:
     """Read the fence with this key; None if the tenant has no such fence."""
@@ -110,7 +112,7 @@ def write_call(preview: FencePreview) -> bytes:
 def _row(document: dict[str, Any]) -> FenceRow:
     identity = document["identity"]
     # Only clients that may read payloads see the proof of the answer.
-    proof = document["receipt_document"] or {"form": None, "digest": None, "fingerprint": ""}
+    proof = document["receipt_document"] or _NO_PROOF
     digest, receipt = proof["digest"], document["receipt"]
     return FenceRow(
         key=key_bytes(document["fence"]),
@@ -135,17 +137,16 @@ def _row(document: dict[str, Any]) -> FenceRow:
         quiet_seconds=document["quiet_seconds"],
         fingerprint=bytes.fromhex(proof["fingerprint"]),
         receipt=None if receipt is None else bytes.fromhex(receipt.partition(":")[2]),
+        sealed_at=_time(proof["sealed_at"]),
+        signature=proof.get("signature"),
     )
 
 
 def _step(document: dict[str, Any]) -> FenceEventRow:
-    return FenceEventRow(
-        datetime.fromisoformat(document["at"]),
-        *(
-            document[name]
-            for name in ("what", "from_state", "to_state", "attempt", "actor", "detail")
-        ),
-    )
+    members = document | {"at": datetime.fromisoformat(document["at"])}
+    for name in ("from_state", "to_state"):
+        members[name] = None if document[name] is None else FenceState(document[name])
+    return FenceEventRow(**members)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -17,10 +17,12 @@ from helixqueue.records.batch import (
     EventRow,
     OutcomeRow,
     RefusalRow,
+    SourceRow,
 )
 from helixqueue.records.queue import BoundedCount, QueuePage, QueueSummary
 from helixqueue.records.worker import WorkerPage, WorkerRow
 from helixqueue.states import State
+from helixqueue.transport.http import identities as identity_reads
 from helixqueue.transport.http.call import HttpCall, at, get, unless
 from helixqueue.transport.http.calls import read_identity, read_queue
 
@@ -35,6 +37,7 @@ _TIMES = {
     "first_at", "last_at", "run_at", "expires_at", "retired_at", "first_seen", "last_seen",
 }  # fmt: skip
 _STATES = {"state", "from_state", "to_state"}
+identities, refused = identity_reads.identities, identity_reads.refused
 
 
 def batches(
@@ -91,9 +94,10 @@ def _read_story(document: dict[str, Any]) -> BatchDetail:
     ]
     whole = document | {
         "events": tuple(_row(EventRow, item) for item in document["events"]),
-        "leases": tuple(_row(AttemptRow, item) for item in document["attempts"]),
+        "attempts": tuple(_row(AttemptRow, item) for item in document["attempts"]),
         "refusals": tuple(_row(RefusalRow, item) for item in document["refusals"]),
         "decisions": tuple(_row(DecisionRow, item) for item in document["decisions"]),
+        "sources": tuple(_row(SourceRow, item) for item in document["sources"]),
         "payload": texts[0],
         "result": texts[1],
     }
@@ -171,7 +175,7 @@ def workers(
     return get(
         at("workers"),
         lambda document: WorkerPage(
-            tuple(_row(WorkerRow, {"role": None, **item}) for item in document["workers"]),
+            tuple(_row(WorkerRow, item) for item in document["workers"]),
             document["next"],
         ),
         [(name, value) for name, value in parameters if value is not None],

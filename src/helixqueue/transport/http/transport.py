@@ -16,7 +16,6 @@ from helixqueue.transport.protocol import ClaimResult
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from helixqueue.records.claim_hints import Hint
     from helixqueue.transport.http.call import HttpCall
     from helixqueue.transport.protocol import (
         AsyncHandlerTransactions,
@@ -61,7 +60,6 @@ class HttpTransport:
         for chunk in earlier:
             settled += await self._run(calls.settle(worker=self.worker, settlements=chunk))
         leases: list[LeaseRow] = []
-        hints: list[Hint] = []
         request_id, left = request.request_id, request.count
         while True:
             count = min(left, calls.CLAIM_MAX)
@@ -73,13 +71,11 @@ class HttpTransport:
                     count=count,
                     free=None if request.free is None else dict(request.free),
                     start=True,
-                    hints=request.hints if not leases else (),
                     settle=last if not leases else (),
                 )
             )
             settled += claimed.settled
             leases += claimed.leases
-            hints += claimed.hints
             left -= count
             if not left or len(claimed.leases) < count:
                 break
@@ -89,7 +85,7 @@ class HttpTransport:
             failpoint("settle.after")
         if leases:
             failpoint("claim.after")
-        return ClaimResult(tuple(leases), tuple(settled), tuple(hints), claimed.more)
+        return ClaimResult(tuple(leases), tuple(settled), more=claimed.more)
 
     async def renew(self, leases: Sequence[LeaseRef]) -> list[WriteResult]:
         failpoint("renew.before")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from helixqueue.operations.steps import AnyCall
     from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
+    from helixqueue.records.identity import IdentityPage, RefusedPage
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
     from helixqueue.records.queue import QueueRow, QueueSettings
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
@@ -73,7 +74,12 @@ class WriteCalls(Protocol):
     ) -> AnyCall[list[ActionResult]]: ...
 
     def erase(
-        self, *, ids: Sequence[UUID], reason: str, actor: str | None = None
+        self,
+        *,
+        ids: Sequence[UUID],
+        reason: str,
+        actor: str | None = None,
+        identity: bool = False,
     ) -> AnyCall[list[ActionResult]]: ...
 
     def claim(
@@ -85,6 +91,7 @@ class WriteCalls(Protocol):
         count: int,
         free: dict[str, Any] | None = None,
         start: bool = False,
+        tenant: str | None = None,
     ) -> AnyCall[ClaimResult]: ...
 
     def start(self, *, worker: str, leases: Sequence[LeaseRef]) -> AnyCall[list[WriteResult]]: ...
@@ -124,13 +131,22 @@ class ReadCalls(Protocol):
         limit: int = 50,
     ) -> AnyCall[BatchPage]: ...
 
+    def refused(
+        self, *, tenant: str, queue: str, after: str | None = None, limit: int = 50
+    ) -> AnyCall[RefusedPage]: ...
+
+    def identities(
+        self, *, tenant: str, queue: str, after: str | None = None, limit: int = 500
+    ) -> AnyCall[IdentityPage]: ...
+
 
 @dataclass(frozen=True)
-class Backend:
-    """The calls of one way to the engine, and their limits."""
+class CallSet:
+    """The calls of clients on PostgreSQL or on HTTP, and their limits."""
 
     calls: WriteCalls
     reads: ReadCalls
+    letters: Any  # the module of calls about dead letters
     chunk_rows: int  # maximum rows of one submit call
     chunk_chars: int  # maximum characters of their payloads and identities
     payload_bytes_max: int | None = None  # None: the limit of the engine

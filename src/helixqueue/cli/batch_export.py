@@ -1,0 +1,172 @@
+"""`helixq batch export`: batches with receipt, payload and result, as CSV or JSON lines.
+
+Rows are written as they are read, so the memory of an export does not depend on its length.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from helixqueue.cli import batch_options, connection, options, pages, shapes, show, times
+from helixqueue.cli.command import command
+from helixqueue.records.batch import BatchContent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from helixqueue.cli.connection import Target
+
+# Payloads and results have at most 1 MiB each, so this many batches stay below 50 MiB.
+CHUNK_ROWS: Final = 24
+FORMATS: Final = ("csv", "jsonl")
+# Spreadsheets evaluate cells that begin with these characters.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+COLUMNS: Final = tuple(field.name for field in fields(BatchContent))
+
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="csv or jsonl. [default: by the name of --out, else jsonl]",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        dir_okay=False,
+        help="Write to this file instead of standard output.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    add = command(app, "export", example="helixq batch export --queue basecall --out basecall.csv")
+    add(connection.over_http(_export))
+
+
+def _export(
+    *,
+    queue: batch_options.InQueue = None,
+    state: batch_options.InState = None,
+    failure: batch_options.Failure = None,
+    identity: batch_options.InIdentity = None,
+    worker: batch_options.ByWorker = None,
+    run: batch_options.InRun = None,
+    since: batch_options.Since = None,
+    until: batch_options.Until = None,
+    out: Out = None,
+    file_format: Format = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Export batches with payload and result as CSV or JSON lines.
+
+    Each row has the receipt (batch_id, key, fingerprint), both spellings of the identity, state,
+    times and failure. In CSV an identity of several parts, the payload and the result are JSON, and
+    a cell that a spreadsheet would evaluate begins with an apostrophe; JSON lines are exact. With
+    --out, --json prints the number of rows.
+    """
+    kind = _format(file_format, out)
+    if as_json and out is None:
+        raise typer.BadParameter("--json: expected --out FILE; the rows go to standard output")
+    with connection.open_target(dsn, data) as target:
+        read = partial(
+            target.reads.batches,
+            tenant=connection.tenant_to_read(target, tenant),
+            queue=queue,
+            state=state,
+            failure=failure,
+            identity=identity,
+            worker=worker,
+            run=run,
+            since=None if since is None else times.moment(since),
+            until=None if until is None else times.moment(until),
+        )
+        with _open(out) as file, show.bar("exporting", "batches", None) as update:
+            write = _csv_writer(file) if kind == "csv" else partial(_write_json, file)
+            number = 0
+            for number, content in enumerate(contents(target, read), start=1):
+                write(shapes.batch_content(content))
+                update(number, number)
+    if as_json:
+        show.as_json({"rows": number, "out": str(out)})
+    else:
+        show.progress(f"exported {number:,} batches" + ("" if out is None else f" to {out}"))
+
+
+def contents(target: Target, read: Callable[..., Any]) -> Iterator[BatchContent]:
+    """The batches of a list with their payloads and results, in the order of the list."""
+    rows = pages.read_all(target, read)
+    while chunk := [row.batch_id for row in islice(rows, CHUNK_ROWS)]:
+        if not target.is_service:
+            yield from target.run(target.reads.contents(ids=chunk))
+            continue
+        for batch_id in chunk:  # a service returns one batch per request
+            detail = target.run(target.reads.batch_detail(batch_id, payload=True))
+            if detail is not None and detail.queue is not None:  # else retired meanwhile
+                yield BatchContent(**{name: getattr(detail, name) for name in COLUMNS})
+
+
+def _format(file_format: str | None, out: Path | None) -> str:
+    name = file_format or ("csv" if out is not None and out.suffix.lower() == ".csv" else "jsonl")
+    if name not in FORMATS:
+        raise typer.BadParameter(f"--format: expected csv or jsonl, got {name[:80]!a}")
+    return name
+
+
+@contextmanager
+def _open(out: Path | None) -> Iterator[IO[str]]:
+    """The output; a file appears under its name when it is complete."""
+    if out is None:
+        yield sys.stdout
+        return
+    partial_file = out.with_name(f"{out.name}.partial")
+    try:
+        # Payloads may be confidential: readable by this user only.
+        partial_file.unlink(missing_ok=True)
+        partial_file.touch(mode=0o600)
+        with partial_file.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        partial_file.rename(out)
+    except BaseException:
+        partial_file.unlink(missing_ok=True)
+        raise
+
+
+def _csv_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    return lambda row: writer.writerow([_cell(name, row[name]) for name in COLUMNS])
+
+
+def _cell(name: str, value: Any) -> str:  # noqa: ANN401 - any member of a row
+    if value is None and name not in {"payload", "result"}:
+        return ""
+    if name in {"payload", "result"} or isinstance(value, list):
+        text = "" if value is None else json.dumps(value, ensure_ascii=False)
+    else:
+        text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _write_json(file: IO[str], row: dict[str, Any]) -> None:
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    # Some readers of lines take these two for ends of lines.
+    file.write(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")

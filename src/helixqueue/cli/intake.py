@@ -1,0 +1,254 @@
+"""`helixq intake run|status`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from helixqueue.cli import connection, options, shapes, show
+from helixqueue.cli.command import command
+from helixqueue.cli.exits import Exit
+from helixqueue.engine import letters
+
+if TYPE_CHECKING:
+    from helixqueue.records.letter import IntakeRow
+
+app = typer.Typer(no_args_is_help=True, help="Intakes of Redis Streams: run, status.")
+NO_SERVICE = "an intake works on a database; run it with --dsn or --data"
+STALE_SECONDS: Final = 30.0  # without a report for so long, an intake counts as gone
+
+
+def _redis(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"redis", "rediss", "unix"}:
+        raise typer.BadParameter("expected a URL such as redis://host:6379, got another scheme")
+    if parts.password:
+        raise typer.BadParameter(
+            "expected no password here, because process lists show arguments; set "
+            "HELIX_REDIS_PASSWORD or use --redis-password-file"
+        )
+    return url
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file with these settings.", show_default=False
+    ),
+]
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        parser=_redis,
+        help="Redis or Valkey. Its password is read from HELIX_REDIS_PASSWORD or a file.",
+        show_default=False,
+    ),
+]
+PasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-password-file",
+        metavar="FILE",
+        help="File with the password of Redis.",
+        show_default=False,
+    ),
+]
+Stream = Annotated[
+    str | None,
+    typer.Option("--stream", metavar="NAME", help="Stream to read.", show_default=False),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group", metavar="NAME", help="Consumer group. [default: helixqueue]", show_default=False
+    ),
+]
+Consumer = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer",
+        metavar="NAME",
+        help="Stable name of this consumer. [default: the host name]",
+        show_default=False,
+    ),
+]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        metavar="QUEUE",
+        help="Queue that messages may go to; can be repeated.",
+        show_default=False,
+    ),
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--count",
+        metavar="N",
+        min=1,
+        max=10_000,
+        help="Entries per read and transaction. [default: 32]",
+        show_default=False,
+    ),
+]
+Idle = Annotated[
+    float | None,
+    typer.Option(
+        "--idle",
+        metavar="SECONDS",
+        min=0.01,
+        help="Claim entries that are pending this long. [default: 120]",
+        show_default=False,
+    ),
+]
+Trim = Annotated[
+    bool, typer.Option("--trim", help="Delete entries that every group has acknowledged.")
+]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="intake")
+
+
+@app.callback()
+def _intakes() -> None:
+    """Intakes of Redis Streams: run, status."""
+
+
+def _run(
+    *,
+    config: Config = None,
+    redis: Redis = None,
+    redis_password_file: PasswordFile = None,
+    stream: Stream = None,
+    group: Group = None,
+    consumer: Consumer = None,
+    queues: Queues = None,
+    count: Count = None,
+    idle: Idle = None,
+    trim: Trim = False,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Submit the entries of a stream until SIGTERM, which finishes the chunk in hand.
+
+    Entries are acknowledged after the commit. Messages that cannot become batches are dead letters.
+    """
+    from helixqueue.intake.loop import Intake  # noqa: PLC0415 - not in every installation
+    from helixqueue.intake.settings import read_settings  # noqa: PLC0415
+
+    named = {
+        "redis": redis,
+        "redis_password_file": redis_password_file,
+        "stream": stream,
+        "group": group,
+        "consumer": consumer,
+        "queues": queues,
+        "count": count,
+        "idle": idle,
+        "trim": trim or None,
+        "tenant": tenant,
+    }
+    settings = read_settings(config, named)
+    stop = threading.Event()
+    with connection.database_target(dsn, data) as target:
+        _log_to_standard_error()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        intake = Intake(settings, lambda: target.dsn, stop)
+        show.progress(f"intake: stream {settings.stream}, group {settings.group}")
+        intake.run()
+    if as_json:
+        show.as_json(asdict(intake.counters))
+    else:
+        counters = intake.counters
+        show.line(
+            f"read {counters.read}, new {counters.new}, duplicate {counters.duplicate}, "
+            f"dead letters {counters.letters}, acknowledged {counters.acknowledged}"
+        )
+
+
+def _log_to_standard_error() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("helixqueue")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+command(app, "run", example="helixq intake run --config intake.toml")(
+    connection.without_service(NO_SERVICE)(_run)
+)
+
+
+def _status(
+    *,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what each intake last reported. Exit code 1: one does not read, or is gone."""
+    with connection.open_database(dsn, data) as database:
+        name = connection.tenant_to_read(database, tenant)
+        rows = database.run(letters.intakes(tenant=name))
+        counts = database.run(letters.letter_counts(tenant=name))
+    healthy = all(_state(row) == "reading" for row in rows)
+    open_letters = sum(count for (status, _), count in counts.items() if status == "open")
+    if as_json:
+        intakes = [shapes.plain_members(asdict(row)) | {"state": _state(row)} for row in rows]
+        show.as_json({"healthy": healthy, "open_letters": open_letters, "intakes": intakes})
+    else:
+        show.table(
+            ("stream", "consumer", "state", "lag", "pending", "oldest", "letters"),
+            [_row(row) for row in rows],
+            ["" if _state(row) == "reading" else "bold red" for row in rows],
+            empty="no intakes",
+        )
+        for row in rows:
+            if row.problem is not None:
+                show.line(f"{row.stream}/{row.consumer}: {row.problem}")
+            for consumer, pending in row.figures.get("pending_by_consumer", {}).items():
+                show.line(f"{row.stream}: {pending} pending for {consumer}")
+        if open_letters:
+            show.line(f"open dead letters: {open_letters}; list them with `helixq letter list`")
+    if not healthy:
+        raise typer.Exit(Exit.NO)
+
+
+command(app, "status", example="helixq intake status")(
+    connection.without_service(NO_SERVICE)(_status)
+)
+
+
+def _state(row: IntakeRow) -> str:
+    if row.age_seconds > STALE_SECONDS:
+        return "gone"
+    return "reading" if row.problem is None else "waiting"
+
+
+def _row(row: IntakeRow) -> tuple[str, ...]:
+    figures = row.figures
+    oldest = figures.get("oldest_seconds")
+    return (
+        row.stream,
+        f"{row.group}/{row.consumer}",
+        _state(row),
+        "?" if figures.get("lag") is None else str(figures["lag"]),
+        str(figures.get("pending", "?")),
+        "" if oldest is None else f"{oldest:.0f} s",
+        str(figures["letters"]),
+    )

@@ -1,0 +1,208 @@
+"""`helixq letter list|show|redrive|discard`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from helixqueue.cli import connection, options, pages, shapes, show, times
+from helixqueue.cli.command import command
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import Refused
+from helixqueue.operations import letters
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.message import shown_fields
+from helixqueue.operations.steps import Execute, run_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helixqueue.cli.connection import Target
+    from helixqueue.operations.steps import Step, Steps
+    from helixqueue.records.letter import LetterRow
+
+T = TypeVar("T")
+app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
+Letter = Annotated[int, typer.Argument(metavar="LETTER", min=1, help="Number of the letter.")]
+Queue = Annotated[
+    str | None,
+    typer.Option("--queue", metavar="QUEUE", help="Name of the queue.", show_default=False),
+]
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="letter")
+
+
+@app.callback()
+def _letters() -> None:
+    """Dead letters: list, show, redrive, discard."""
+
+
+@command(app, "list", example="helixq letter list --reason json")
+@connection.over_http
+def _list(
+    *,
+    status: Annotated[
+        str,
+        typer.Option("--status", metavar="WORD", help="open, redriven, discarded, expired or all."),
+    ] = "open",
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", metavar="WORD", help="Reason, such as json.", show_default=False),
+    ] = None,
+    queue: Queue = None,
+    limit: options.Limit = 50,
+    after: options.After = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List messages of intakes that could not become batches, newest first."""
+    with connection.open_target(dsn, data) as target:
+        read = partial(
+            target.letters.letters,
+            tenant=connection.tenant_to_change(target, tenant),
+            status=None if status == "all" else status,
+            reason=reason,
+            queue=queue,
+        )
+        rows, cursor = pages.read_rows(target, read, limit, after)
+    if as_json:
+        show.as_json({"letters": [_shape(row) for row in rows], "next": cursor})
+        return
+    show.table(
+        ("letter", "time", "status", "reason", "source", "detail"),
+        [_row(row) for row in rows],
+        empty="no letters",
+    )
+    pages.print_next(cursor)
+
+
+@command(app, "show", example="helixq letter show 7")
+@connection.over_http
+def _show(
+    *,
+    letter: Letter,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show a letter with the fields of its message; other bytes than UTF-8 as escapes."""
+    with connection.open_target(dsn, data) as target:
+        found = _run(target, tenant, None, partial(letters.show, letter=letter, body=True))
+    fields = None if found.body is None else shown_fields(found.body)
+    if as_json:
+        show.as_json(_shape(found.row) | {"fields": fields})
+        return
+    for name, value in _shape(found.row).items():
+        if value is not None:
+            show.line(f"{name:<12}{value}")
+    for name, text in (fields or {}).items():
+        show.line(f"field {name}: {text}")
+
+
+@command(
+    app, "redrive", example='helixq letter redrive 7 --revision 2 --reason "corrected upstream"'
+)
+@connection.over_http
+def _redrive(
+    *,
+    letter: Letter,
+    reason: options.Reason,
+    queue: Queue = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            "--identity", metavar="TEXT", help="Replace the identity.", show_default=False
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="TEXT",
+            help="Make it new work beside a batch that conflicts.",
+            show_default=False,
+        ),
+    ] = None,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Submit the message of a letter; the batch keeps the source, and the letter closes."""
+    with connection.open_target(dsn, data) as target:
+        redrive = partial(
+            letters.redrive, letter=letter, reason=reason, queue=queue, identity=identity,
+            revision=revision,
+        )  # fmt: skip
+        submitted = _run(target, tenant, actor, redrive)
+    batch_id = str(submitted.receipt.batch_id)
+    if as_json:
+        show.as_json({"letter": letter, "decision": submitted.decision, "batch_id": batch_id})
+    else:
+        show.line(f"letter {letter}: {submitted.decision} batch {batch_id}")
+
+
+@command(app, "discard", example='helixq letter discard 7 --reason "test data"')
+@connection.over_http
+def _discard(
+    *,
+    letter: Letter,
+    reason: options.Reason,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Delete the message of a letter; its record stays."""
+    with connection.open_target(dsn, data) as target:
+        answers = _run(
+            target, tenant, actor, partial(letters.discard, letters=[letter], reason=reason)
+        )
+    if as_json:
+        show.as_json({"letter": letter, "answer": answers[letter]})
+    else:
+        show.line(f"letter {letter}: {answers[letter]}")
+    if answers[letter] == "refused":
+        raise typer.Exit(Exit.NO)
+
+
+def _run(
+    target: Target, tenant: str | None, actor: str | None, operation: Callable[..., Steps[T]]
+) -> T:
+    """Run an operation on the database or the service of this command."""
+    name = connection.tenant_to_change(target, tenant) or None
+    operations = Operations(target.call_set, tenant=name, actor=actor, retry_seconds=0)
+
+    def perform(step: Step) -> object:
+        if not isinstance(step, Execute):
+            raise Refused("the database is busy; run the command again")
+        return target.run(step.call)
+
+    return run_steps(operation(operations), perform)
+
+
+def _shape(row: LetterRow) -> dict[str, Any]:
+    return shapes.plain_members(asdict(row)) | {
+        "batch_id": None if row.batch_id is None else str(row.batch_id)
+    }
+
+
+def _row(row: LetterRow) -> tuple[str, ...]:
+    return (
+        str(row.letter),
+        times.to_seconds(row.last_at),
+        row.status,
+        row.reason,
+        f"{row.kind} {row.name} {row.source}",
+        (row.detail or "")[:80],
+    )

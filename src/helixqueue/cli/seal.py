@@ -1,0 +1,88 @@
+"""`helixq seal`."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from helixqueue.cli import connection, options, show
+from helixqueue.cli.command import command
+from helixqueue.fence.key_file import read_keys
+from helixqueue.operate.exported import write_export
+from helixqueue.operate.seal import add_seal, last_head, make_seal
+from helixqueue.transport.http import checks
+
+if TYPE_CHECKING:
+    from helixqueue.records.seal import SealHead
+
+
+def register(app: typer.Typer) -> None:
+    add = command(app, "seal", example="helixq seal --to /mnt/audit/seals.jsonl")
+    add(connection.over_http(_seal))
+
+
+def _seal(
+    *,
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to",
+            metavar="PATH",
+            help="File that gets one line per seal, or a directory that gets one file per seal.",
+            show_default=False,
+        ),
+    ],
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="FILE",
+            help="Also append the sealed ledger entries to this JSONL file, for auditors.",
+            show_default=False,
+        ),
+    ] = None,
+    key: options.Key = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write a signed seal of the ledger.
+
+    `check --against` compares the database with it. Covers all tenants, and everything since the
+    last seal in that place; takes no lock. Keep the place outside of the database server, where its
+    administrators cannot write. Over --url, the service signs with its own key; the token needs the
+    scope operate.
+    """
+    previous = last_head(to)
+    seal = _make(dsn, data, key, previous)
+    if export is not None:
+        if connection.current_service() is not None:
+            raise typer.BadParameter("--export reads the database itself; select it with --dsn")
+        with connection.open_database(dsn, data, as_owner=True) as database:
+            write_export(database.connection, seal, export)
+    file = add_seal(to, seal)
+    if as_json:
+        shown = {name: value for name, value in seal.items() if name != "pages"}
+        show.as_json({**shown, "pages": len(seal["pages"]), "file": str(file)})
+    else:
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(seal["counts"].items()))
+        show.line(f"seal {seal['number']} in {file}: {counts or 'nothing yet'}", "green")
+
+
+def _make(
+    dsn: str | None, data: Path | None, key: Path | None, previous: SealHead | None
+) -> dict[str, Any]:
+    if connection.current_service() is not None:
+        if key is not None:
+            raise typer.BadParameter("--key: a service signs with its own key; remove this option")
+        with connection.open_target(None, None) as target:
+            seal: dict[str, Any] = target.run(checks.seal(previous))
+            return seal
+    signer = read_keys(key)[-1].signer
+    with (
+        connection.open_database(dsn, data, as_owner=True) as database,
+        show.bar("sealing", "records", None),
+    ):
+        return make_seal(database.connection, signer, previous)

@@ -1,0 +1,212 @@
+"""The calls of user ledgers and feeds, described once for sync and async; nothing here does I/O."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from helixqueue.engine.arrays import json_texts, numbers, texts
+from helixqueue.identity import key_text
+from helixqueue.postgres.call import Call, Row
+from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.ledger import (
+    START,
+    AppendedRow,
+    EntityState,
+    FeedEvent,
+    FeedPosition,
+    FeedRow,
+    LedgerEvent,
+    LedgerRow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from helixqueue.records.ledger import LedgerDeclaration, NewEventRow
+
+_SQL = sql_texts("helixqueue.engine", "ledgers.sql")
+
+
+def declare_ledger(
+    *, tenant: str, ledger: LedgerDeclaration, actor: str | None = None
+) -> Call[LedgerRow]:
+    machine = ledger.machine
+    args = (
+        *(tenant, ledger.name, actor, json.dumps(machine.arrows), texts(machine.initial)),
+        *(ledger.strict, ledger.bind_payload, texts(ledger.ignore)),
+    )
+    return Call(_SQL["declare_ledger"], args, lambda rows: _ledger(rows[0]))
+
+
+def append(
+    *, tenant: str, ledger: str, rows: Sequence[NewEventRow], actor: str | None = None
+) -> Call[list[AppendedRow]]:
+    """Append any number of events; answers come in the order of the input."""
+    entity, seq, kind, payload, node = zip(*rows, strict=True)
+    args = (
+        *(tenant, ledger, actor, texts(entity), numbers(seq), texts(kind), json_texts(payload)),
+        None if set(node) == {None} else texts(node),
+    )
+    return Call(_SQL["append"], args, lambda answers: _appended(answers, len(rows)))
+
+
+def _appended(rows: list[Row], count: int) -> list[AppendedRow]:
+    answers: list[AppendedRow | None] = [None] * count
+    for place, decision, key, version, state, seq, rules, payload in rows:
+        answers[place - 1] = AppendedRow(
+            decision, key, version, state, seq, tuple(rules or ()), payload
+        )
+    return [answer for answer in answers if answer is not None]
+
+
+def ledgers(*, tenant: str, name: str | None = None) -> Call[list[LedgerRow]]:
+    return Call(_SQL["ledgers"], (tenant, name), lambda rows: [_ledger(row) for row in rows])
+
+
+def _ledger(row: Row) -> LedgerRow:
+    tenant, name, machine, *rest = row
+    return LedgerRow(tenant, name, orjson.loads(machine), *rest)
+
+
+def entity(*, tenant: str, ledger: str, entity: str) -> Call[EntityState | None]:
+    return Call(
+        _SQL["entity"],
+        (tenant, ledger, entity),
+        lambda rows: EntityState(*rows[0]) if rows else None,
+    )
+
+
+class StoredEvent(NamedTuple):
+    """One row of `helix.ledger_event`, with everything that its hash covers."""
+
+    entity: str
+    seq: int
+    kind: str
+    version: int
+    payload: str | None  # None: this login may not see payloads
+    node: str | None
+    actor: str
+    at: datetime
+    violations: list[str] | None
+    key: bytes
+    fingerprint: bytes
+    hash: bytes
+    xid: int
+    feed_xid: int
+
+    def event(self) -> LedgerEvent:
+        return LedgerEvent(
+            *self[:4],
+            None if self.payload is None else orjson.loads(self.payload),
+            *self[5:8],
+            tuple(self.violations or ()),
+            key_text(self.key),
+        )
+
+
+def stored_events(
+    *,
+    tenant: str,
+    ledger: str,
+    entity: str | None = None,
+    after: tuple[str, int] = ("", 0),
+    limit: int = 1_000,
+) -> Call[list[StoredEvent]]:
+    """Return events of one entity or of all, after an entity and version."""
+    args = (tenant, ledger, entity, *after, limit)
+    return Call(_SQL["events"], args, lambda rows: [StoredEvent(*row) for row in rows])
+
+
+def events(
+    *, tenant: str, ledger: str, entity: str, after: int = 0, limit: int = 1_000
+) -> Call[list[LedgerEvent]]:
+    """Return the history of one entity after a version."""
+    args = (tenant, ledger, entity, "", after, limit)
+    return Call(_SQL["events"], args, lambda rows: [StoredEvent(*row).event() for row in rows])
+
+
+def declare_feed(
+    *,
+    tenant: str,
+    feed: str,
+    ledger: str | None,
+    queue: str | None,
+    now: bool,
+    actor: str | None = None,
+) -> Call[None]:
+    args = (tenant, feed, actor, ledger, queue, now)
+    return Call(_SQL["declare_feed"], args, lambda _: None)
+
+
+def take_feed(*, tenant: str, feed: str, limit: int) -> Call[list[FeedEvent]]:
+    """Take the next events inside a transaction, which moves the feed behind them."""
+
+    def read(rows: list[Row]) -> list[FeedEvent]:
+        return _feed_events(rows, START)
+
+    return Call(_SQL["take_feed"], (tenant, feed, limit), read)
+
+
+def read_feed(*, tenant: str, feed: str, limit: int) -> Call[list[FeedEvent]]:
+    """Read the next events without moving the feed."""
+
+    def read(rows: list[Row]) -> list[FeedEvent]:
+        return _feed_events(rows, FeedPosition(*rows[0][12:])) if rows else []
+
+    return Call(_SQL["read_feed"], (tenant, feed, limit), read)
+
+
+def _feed_events(rows: list[Row], start: FeedPosition) -> list[FeedEvent]:
+    events = []
+    for row in rows:
+        position = FeedPosition(*row[:3])
+        key, entity, seq, kind, payload, node, actor, at, violations = row[3:12]
+        events.append(
+            FeedEvent(
+                *(key, entity, seq, kind, orjson.loads(payload), node, actor, at),
+                *(tuple(violations or ()), position, start),
+            )
+        )
+        start = position
+    return events
+
+
+def advance_feed(*, tenant: str, feed: str, events: Sequence[FeedEvent]) -> Call[bool]:
+    """Move a feed behind events that `read_feed` returned; False if it is elsewhere now."""
+    args = (tenant, feed, *events[0].after, *events[-1].position, len(events))
+    return Call(_SQL["advance_feed"], args, lambda rows: bool(rows[0][0]))
+
+
+def hold_feed(*, tenant: str, feed: str, holder: str, seconds: float) -> Call[bool]:
+    args = (tenant, feed, holder, seconds)
+    return Call(_SQL["hold_feed"], args, lambda rows: bool(rows[0][0]))
+
+
+def set_feed(
+    *,
+    tenant: str,
+    feed: str,
+    reason: str,
+    paused: bool | None = None,
+    rewind: bool = False,
+    since: datetime | None = None,
+    actor: str | None = None,
+) -> Call[None]:
+    args: tuple[Any, ...] = (tenant, feed, actor, reason, paused, rewind, since)
+    return Call(_SQL["set_feed"], args, lambda _: None)
+
+
+def feeds(*, tenant: str, name: str | None = None) -> Call[list[FeedRow]]:
+    def read(rows: list[Row]) -> list[FeedRow]:
+        return [FeedRow(*(*row[:10], FeedPosition(*row[10:]))) for row in rows]
+
+    return Call(_SQL["feeds"], (tenant, name), read)
+
+
+def hint_key(*, tenant: str, ledger: str) -> Call[tuple[int, bytes]]:
+    """Return the epoch and the key of a ledger's cached hints."""
+    return Call(_SQL["hint_key"], (tenant, ledger), lambda rows: (rows[0][0], bytes(rows[0][1])))

@@ -1,0 +1,70 @@
+"""Metrics that the database keeps, what the reconciliation found, and intervals of duties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from helixqueue.postgres.call import Call
+from helixqueue.postgres.statements import sql_texts
+from helixqueue.records.metric import MetricRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+_SQL = sql_texts("helixqueue.engine", "metrics.sql")
+SERIES_MAX = 10_000  # in one response
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileFinding:
+    """What the reconciliation found about a batch; `cleared_at` is when it no longer held."""
+
+    kind: str
+    queue: str | None
+    tenant: str | None
+    batch_id: UUID | None
+    found_at: datetime
+    seen_at: datetime
+    cleared_at: datetime | None
+    detail: str
+
+
+def read_metrics(*, every_tenant: bool = False) -> Call[list[MetricRow]]:
+    """The series of the session's tenants; of all tenants for a login that acts for all."""
+    return Call(
+        _SQL["read_metrics"],
+        (every_tenant, SERIES_MAX),
+        lambda rows: [MetricRow(*row) for row in rows],
+    )
+
+
+def report_intake(
+    *,
+    tenant: str,
+    stream: str,
+    pending: dict[str, int],
+    lag: int | None = None,
+    xack_failures: int = 0,
+) -> Call[None]:
+    """Report a consumer group: pending entries by consumer, lag, new failures of XACK."""
+    return Call(
+        _SQL["report_intake"],
+        (tenant, stream, list(pending), list(pending.values()), lag, xack_failures),
+        lambda _: None,
+    )
+
+
+def list_findings(*, open_only: bool = True, limit: int = 100) -> Call[Sequence[ReconcileFinding]]:
+    return Call(
+        _SQL["list_findings"],
+        (open_only, limit),
+        lambda rows: [ReconcileFinding(*row) for row in rows],
+    )
+
+
+def set_duty(*, duty: str, every_seconds: float) -> Call[None]:
+    """Change how often a duty runs."""
+    return Call(_SQL["set_duty"], (duty, every_seconds), lambda _: None)

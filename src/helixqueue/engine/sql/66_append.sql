@@ -1,0 +1,190 @@
+-- Appending to a user ledger.
+
+-- The answer to one event.
+create type helix.appended as (
+  place    integer,   -- of the event in the call, from 1
+  decision text,      -- written | duplicate | conflict | illegal | refused | undecided
+  key      bytea,
+  version  integer,   -- of the event within its entity; null: not written
+  state    text,      -- of the entity after this call; null: it has no event
+  seq      bigint,    -- the greatest seq of the entity; null: it has no event
+  rules    text[],    -- illegal: violated rules; written: those recorded with the event; refused: the reason
+  payload  text       -- conflict: the stored payload
+);
+
+-- Whether the unique constraints that decide are in place. An operator may have dropped one, or a rebuild may
+-- have left one invalid; until it is back, no append can tell a duplicate.
+create function helix.ledger_is_unique() returns boolean
+language sql stable as $$
+  select count(*) = 3 from pg_index i
+  where i.indrelid = 'helix.ledger_event'::regclass and i.indisunique and i.indisvalid and i.indisready
+$$;
+
+-- Any number of events. The n-th event of each entity in the call belongs to round n: within a round entities
+-- are distinct, so one statement decides and writes the whole round.
+create function helix.append_v1(
+  p_tenant text, p_ledger text, p_actor text, p_entity text[], p_seq bigint[], p_kind text[],
+  p_payload text[], p_node text[]
+) returns setof helix.appended
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+-- One plan for calls of every size: planning takes longer than an append. The planner takes an array for ten
+-- rows and would join a thousand events with each other one by one.
+set plan_cache_mode = force_generic_plan set enable_nestloop = off set enable_seqscan = off
+set jit = off as $$
+declare
+  v_ledger helix.ledger;
+  v_round  record;
+  -- A variable, because the collation of session_user would otherwise apply inside append_round, where the
+  -- indexes do not have it.
+  v_actor  text := helix.actor_of(p_actor);
+begin
+  perform helix.demand_parallel(cardinality(p_entity), helix.shape(p_entity), helix.shape(p_seq),
+                                helix.shape(p_kind), helix.shape(p_payload), helix.shape(p_node));
+  perform helix.enter_for(p_tenant);
+  select * into v_ledger from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger;
+  if not found or not helix.ledger_is_unique() then
+    return query
+      select n, case when v_ledger.id is null then 'refused' else 'undecided' end, null::bytea, null::integer,
+             null::text, null::bigint,
+             array[case when v_ledger.id is null then format('tenant %s has no ledger %s', p_tenant, p_ledger)
+                        else 'a unique constraint of helix.ledger_event is missing or invalid' end],
+             null::text
+      from generate_series(1, cardinality(p_entity)) n;
+    return;
+  end if;
+  perform helix.current_epoch();   -- After a failover the sequence moves ahead first.
+  if cardinality(p_entity) = 1 then
+    return query select * from helix.append_round(v_ledger, v_actor, '{1}', p_entity, p_seq, p_kind, p_payload,
+                                                  p_node);
+    return;
+  end if;
+  for v_round in
+    select r.round, array_agg(r.place order by r.entity) as place, array_agg(r.entity order by r.entity) as entity,
+           array_agg(r.seq order by r.entity) as seq, array_agg(r.kind order by r.entity) as kind,
+           array_agg(r.payload order by r.entity) as payload, array_agg(r.node order by r.entity) as node
+    from (select u.*, row_number() over (partition by u.entity order by u.place) as round
+          from unnest(p_entity, p_seq, p_kind, p_payload, p_node) with ordinality
+            as u (entity, seq, kind, payload, node, place)) r
+    group by r.round order by r.round
+  loop
+    return query select * from helix.append_round(v_ledger, v_actor, v_round.place, v_round.entity, v_round.seq,
+                                                  v_round.kind, v_round.payload, v_round.node);
+  end loop;
+end
+$$;
+
+-- Decides and writes the events of one round, whose entities are distinct and in order. An event that loses
+-- the race for its version is decided again with a new snapshot, which shows the winner.
+create function helix.append_round(
+  p_ledger helix.ledger, p_actor text, p_place bigint[], p_entity text[], p_seq bigint[], p_kind text[],
+  p_payload text[], p_node text[]
+) returns setof helix.appended
+language plpgsql as $$
+declare
+  v_secret  helix.secret;
+  v_now     timestamptz := clock_timestamp();
+  v_xid     bigint := pg_current_xact_id()::text::bigint;
+  v_answers helix.appended[];
+begin
+  select * into v_secret from helix.secret s order by s.id desc limit 1;
+  while p_place <> '{}' loop
+    with sent as materialized (
+      select u.*,
+             case when p_ledger.ignored = '{}' then u.payload
+                  else helix.compared(u.payload, p_ledger.ignored) end as compared,
+             case when p_ledger.bound then sha256(convert_to(u.payload, 'UTF8')) else '' end as bound
+      from unnest(p_place, p_entity, p_seq, p_kind, p_payload, p_node)
+        as u (place, entity, seq, kind, payload, node)
+    ),
+    -- Each event beside the last one of its entity, the one with the greatest seq, and the known one.
+    seen as materialized (
+      select s.*, helix.event_key(p_ledger.tenant, p_ledger.name, s.entity, s.seq, s.kind, s.bound) as key,
+             sha256(v_secret.outer_pad
+                    || sha256(v_secret.inner_pad || convert_to(s.compared, 'UTF8'))) as print,
+             coalesce(last.version, 0) + 1 as next, last.hash as before,
+             greatest(v_xid, last.feed_xid) as feed_xid, coalesce(top.kind, last.kind) as state,
+             coalesce(top.seq, last.seq) as reached, known.version as known_version,
+             known.payload as known_payload, known.print = known_print.print as is_same
+      from sent s
+      left join lateral (
+        select e.version, e.hash, e.feed_xid, e.kind, e.seq from helix.ledger_event e
+        where e.ledger = p_ledger.id and e.entity = s.entity order by e.version desc limit 1) last on true
+      left join lateral (   -- In a strict ledger the last event has the greatest seq.
+        select e.kind, e.seq from helix.ledger_event e
+        where not p_ledger.is_strict and e.ledger = p_ledger.id and e.entity = s.entity
+        order by e.seq desc, e.version desc limit 1) top on true
+      left join lateral (
+        select e.version, e.payload::text as payload, e.secret, e.fingerprint as print
+        from helix.ledger_event e
+        where e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
+          and e.bound = s.bound limit 1) known on true
+      left join lateral (
+        select helix.fingerprint(k, s.compared) as print from helix.secret k
+        where k.id = known.secret) known_print on true
+    ),
+    decided as materialized (
+      select s.*, r.rules,
+             case when s.is_same then 'duplicate' when s.known_version is not null then 'conflict'
+                  -- A kind that the machine does not have is illegal in every ledger: no fold could read it.
+                  when r.rules is null or not p_ledger.is_strict and r.rules[1] <> 'kind' then 'written'
+                  else 'illegal' end as decision
+      from seen s
+      cross join lateral (
+        select nullif(array_remove(array[
+          case when not p_ledger.machine ? s.kind then 'kind' end,
+          case when s.seq > coalesce(s.reached, 0) + 1 then 'gap' when s.seq <= s.reached then 'seq' end,
+          case when s.state is null and s.kind <> all (p_ledger.initial) then 'initial'
+               when s.state is null or s.seq <= s.reached then null
+               when p_ledger.machine -> s.state = '[]' then 'terminal'
+               when not p_ledger.machine -> s.state ? s.kind then 'arrow' end], null), '{}') as rules
+        where s.known_version is null
+        union all
+        select null where s.known_version is not null) r
+    ),
+    written as (
+      insert into helix.ledger_event as e (
+        seq, at, xid, feed_xid, ledger, version, secret, is_strict, tenant, entity, kind, bound, key,
+        fingerprint, hash, node, actor, violations, payload)
+      select d.seq, v_now, v_xid, d.feed_xid, p_ledger.id, d.next, v_secret.id, p_ledger.is_strict,
+             p_ledger.tenant, d.entity, d.kind, d.bound, d.key, d.print,
+             helix.event_hash(d.before, d.key, d.next, v_now, v_xid, d.feed_xid, d.print,
+                              d.node, p_actor, d.rules, d.payload::json),
+             d.node, p_actor, d.rules, d.payload::json
+      from decided d where d.decision = 'written'
+      order by d.entity
+      on conflict do nothing
+      returning e.entity::text as entity, e.version
+    )
+    select array_agg((
+             d.place::integer, case when d.decision = 'written' and w.entity is null then 'again' else d.decision end,
+             d.key, coalesce(w.version, d.known_version),
+             case when w.entity is not null and d.seq >= coalesce(d.reached, 0) then d.kind else d.state end,
+             greatest(d.reached, case when w.entity is not null then d.seq end), d.rules,
+             case d.decision when 'conflict' then d.known_payload end)::helix.appended)
+    into v_answers
+    from decided d left join written w on w.entity = d.entity;
+    return query select * from unnest(v_answers) a where a.decision <> 'again';
+    -- What another transaction got the version of.
+    select coalesce(array_agg(u.place), '{}'), array_agg(u.entity), array_agg(u.seq), array_agg(u.kind),
+           array_agg(u.payload), array_agg(u.node)
+    into p_place, p_entity, p_seq, p_kind, p_payload, p_node
+    from unnest(p_place, p_entity, p_seq, p_kind, p_payload, p_node)
+      as u (place, entity, seq, kind, payload, node)
+    where u.place in (select a.place from unnest(v_answers) a where a.decision = 'again');
+  end loop;
+end
+$$;
+
+-- The epoch, and a key for hints of this ledger in a cache: derived from the database's secret, so that no other
+-- database derives it. It opens nothing: a hint only saves its own tenant a query.
+create function helix.ledger_hint_key_v1(p_tenant text, p_ledger text)
+returns table (epoch integer, key bytea)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter_for(p_tenant);
+  return query
+    select helix.current_epoch(),
+           helix.fingerprint(s, 'ledger hint' || chr(31) || p_tenant || chr(31) || p_ledger)
+    from helix.secret s order by s.id limit 1;
+end
+$$;

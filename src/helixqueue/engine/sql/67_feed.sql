@@ -1,0 +1,259 @@
+-- Feeds: named cursors over a user ledger or over the steps of batches. The position of a feed commits in the
+-- consumer's transaction together with the consumer's effect.
+--
+-- A feed reads in the order of transactions and stops before the oldest one that is still running: that one may
+-- yet commit events that belong before later ones.
+
+-- One feed. Its position is after (xid, number, version): of a ledger's event feed_xid, id and 0; of a batch's
+-- step xid, batch and version.
+create table helix.feed (
+  tenant     helix.tenant_name not null,
+  name       helix.ledger_name not null,
+  ledger     integer,                  -- null: the steps of batches
+  queue      text,                     -- of batches: only those of this queue; null: of all queues
+  xid        bigint not null,
+  number     bigint not null,
+  version    integer not null,
+  paused     boolean not null default false,
+  delivered  bigint not null default 0,
+  -- Only one process executes a program for a feed. This saves work; the fence of each event decides.
+  holder     helix.short_text,
+  held_until timestamptz,
+  moved_at   timestamptz,
+  created_at timestamptz not null default clock_timestamp(),
+  created_by text not null,
+  primary key (tenant, name),
+  check (ledger is null or queue is null)
+) with (fillfactor = 50);
+
+do $$
+begin
+  perform helix.protect_table('helix.feed'::regclass, 'helix.guard'::regproc);
+end
+$$;
+
+-- What a feed returns: an event of a user ledger, or a step of a batch.
+create type helix.feed_event as (
+  xid bigint, number bigint, version integer,   -- the position after it
+  key text,            -- equal for equal events, for a fence around the effect
+  entity text,         -- of a step: the batch's public id
+  seq bigint,          -- of a step: its version
+  kind text,           -- of a step: the state reached
+  payload text,
+  node text,
+  actor text,
+  at timestamptz,
+  violations text[]
+);
+
+-- The events after a feed's position, oldest first.
+create function helix.feed_events(p_feed helix.feed, p_limit integer) returns setof helix.feed_event
+language plpgsql stable
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+begin
+  if p_feed.ledger is null then
+    return query select * from helix.feed_steps(p_feed, p_limit);
+    return;
+  end if;
+  return query
+    select e.feed_xid, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
+           e.payload::text, e.node::text, e.actor, e.at, e.violations
+    from helix.ledger_event e
+    where e.ledger::bigint = p_feed.ledger and (e.feed_xid, e.id) > (p_feed.xid, p_feed.number)
+      and e.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit;
+end
+$$;
+
+-- The steps of batches after a feed's position. A look covers a range of transactions, and the range grows
+-- until it contains a step: a feed far behind must not sort everything since its position.
+create function helix.feed_steps(p_feed helix.feed, p_limit integer) returns setof helix.feed_event
+language plpgsql stable as $$
+declare
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_queues  integer[] := array(select q.id from helix.queue q where q.tenant = p_feed.tenant
+                               and (p_feed.queue is null or q.name = p_feed.queue));
+  v_from    bigint := p_feed.xid;
+  v_span    bigint := 256;
+begin
+  while v_from < v_reached loop
+    return query
+      with seen as materialized (
+        select e.id, e.part from helix.entry e
+        where e.xid >= v_from and e.xid < least(v_reached, v_from + v_span) and e.queue && v_queues
+      ),
+      page as (
+        select s.* from seen n
+        cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
+        where s.queue = any (v_queues)
+          and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
+        order by s.xid, s.batch, s.version limit p_limit
+      )
+      select p.xid, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
+             helix.public_id(b.key)::text, p.version::bigint, p.to_state::text,
+             jsonb_build_object('queue', q.name, 'from', p.from_state, 'reason', p.reason,
+                                'attempt', p.attempt, 'late', p.late)::text,
+             null::text, p.actor, p.at, null::text[]
+      from page p
+      cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
+      cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
+      order by p.xid, p.batch, p.version;
+    if found then
+      return;
+    end if;
+    v_from := v_from + v_span;
+    v_span := v_span * 4;
+  end loop;
+end
+$$;
+
+-- The feed of this name; a clear error if there is none.
+create function helix.find_feed(p_tenant text, p_feed text) returns helix.feed
+language plpgsql stable as $$
+declare
+  v_feed helix.feed;
+begin
+  select * into v_feed from helix.feed f where f.tenant = p_tenant and f.name = p_feed;
+  if not found then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('tenant %s has no feed %s', p_tenant, p_feed),
+      hint = 'Declare it with helix.feed(...) or list the feeds with `helixq feed list`.';
+  end if;
+  return v_feed;
+end
+$$;
+
+-- Declares a feed over a ledger, or over the batches of one queue or of all. A new feed starts with the first
+-- event or, with p_now, after the last one.
+create function helix.declare_feed_v1(
+  p_tenant text, p_feed text, p_actor text, p_ledger text, p_queue text, p_now boolean
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_feed   helix.feed;
+  v_ledger integer;
+begin
+  perform helix.enter_for(p_tenant);
+  v_ledger := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  if p_ledger is not null and v_ledger is null then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('tenant %s has no ledger %s', p_tenant, p_ledger);
+  end if;
+  insert into helix.feed (tenant, name, ledger, queue, xid, number, version, created_by)
+  values (p_tenant, p_feed, v_ledger, p_queue,
+          -- Transactions that run now are not behind the new feed.
+          case when p_now then pg_snapshot_xmin(pg_current_snapshot())::text::bigint else 0 end, 0, 0,
+          helix.actor_of(p_actor))
+  on conflict do nothing;
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  if (v_feed.ledger, v_feed.queue) is distinct from (v_ledger, p_queue) then
+    raise exception using errcode = 'invalid_parameter_value',
+      message = format('feed %s follows another ledger or queue', p_feed),
+      hint = 'Choose another name: the position of a feed belongs to what it follows.';
+  end if;
+end
+$$;
+
+-- The next events, and the feed's position moved behind them, in the caller's transaction: both become
+-- permanent with the caller's effect, or not at all. No row: there is no event, the feed is paused, or another
+-- consumer has it now.
+create function helix.take_feed_v1(p_tenant text, p_feed text, p_limit integer)
+returns setof helix.feed_event
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_feed   helix.feed;
+  v_events helix.feed_event[];
+  v_last   helix.feed_event;
+begin
+  perform helix.enter_for(p_tenant);
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  -- A lock takes a transaction number, which feeds of others would wait for; an idle consumer takes none.
+  if v_feed.paused or not exists (select from helix.feed_events(v_feed, 1)) then
+    return;
+  end if;
+  select * into v_feed from helix.feed f where f.tenant = p_tenant and f.name = p_feed
+  for update skip locked;
+  if not found then
+    return;
+  end if;
+  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000)) e);
+  if v_events = '{}' then
+    return;
+  end if;
+  v_last := v_events[cardinality(v_events)];
+  update helix.feed f
+  set xid = v_last.xid, number = v_last.number, version = v_last.version, moved_at = clock_timestamp(),
+      delivered = f.delivered + cardinality(v_events)
+  where f.tenant = p_tenant and f.name = p_feed;
+  return query select * from unnest(v_events);
+end
+$$;
+
+-- Moves the position behind an event whose effect is elsewhere, if it is still where that event was read.
+create function helix.advance_feed_v1(
+  p_tenant text, p_feed text, p_xid bigint, p_number bigint, p_version integer, p_to_xid bigint,
+  p_to_number bigint, p_to_version integer, p_count integer
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter_for(p_tenant);
+  update helix.feed f
+  set xid = p_to_xid, number = p_to_number, version = p_to_version, moved_at = clock_timestamp(),
+      delivered = f.delivered + p_count
+  where f.tenant = p_tenant and f.name = p_feed and not f.paused
+    and (f.xid, f.number, f.version) = (p_xid, p_number, p_version)
+    and (p_to_xid, p_to_number, p_to_version) > (p_xid, p_number, p_version);
+  return found;
+end
+$$;
+
+-- Holds a feed for one process that executes a program, until p_seconds after the last call.
+create function helix.hold_feed_v1(p_tenant text, p_feed text, p_holder text, p_seconds real)
+returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform helix.enter_for(p_tenant);
+  update helix.feed f
+  set holder = p_holder, held_until = clock_timestamp() + make_interval(secs => p_seconds::helix.lease_seconds)
+  where f.tenant = p_tenant and f.name = p_feed
+    and (f.holder is null or f.holder = p_holder or f.held_until < clock_timestamp());
+  return found;
+end
+$$;
+
+-- An operator pauses a feed, resumes it, or rewinds it to the first event at or after a time (null: to the
+-- first event of all). Consumers see the events after that again.
+create function helix.set_feed_v1(
+  p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean default null,
+  p_rewind boolean default false, p_since timestamptz default null
+) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_feed helix.feed;
+  v_xid  bigint := 0;
+begin
+  perform helix.enter_for(p_tenant);
+  v_feed := helix.find_feed(p_tenant, p_feed);
+  if p_rewind and p_since is not null then
+    -- The first transaction that recorded anything at or after that time; none: everything is older.
+    if v_feed.ledger is null then
+      select min(e.xid) into v_xid from helix.entry e where e.at >= p_since;
+    else
+      select min(e.feed_xid) into v_xid from helix.ledger_event e
+      where e.ledger = v_feed.ledger and e.at >= p_since;
+    end if;
+    v_xid := coalesce(v_xid, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+  end if;
+  update helix.feed f
+  set paused = coalesce(p_paused, f.paused),
+      xid = case when p_rewind then v_xid else f.xid end,
+      number = case when p_rewind then 0 else f.number end,
+      version = case when p_rewind then 0 else f.version end
+  where f.tenant = p_tenant and f.name = p_feed;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values (p_tenant, 'feed/' || p_feed, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('paused', p_paused, 'rewind', p_rewind, 'since', p_since,
+                             'was', jsonb_build_array(v_feed.xid, v_feed.number, v_feed.version),
+                             'reason', p_reason)::text);
+end
+$$;

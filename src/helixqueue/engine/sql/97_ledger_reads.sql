@@ -1,0 +1,112 @@
+-- Reads of user ledgers and feeds. 92_reads.sql explains how reads are written.
+
+-- The ledgers of a tenant, by name.
+create function helix.read_ledgers_v1(p_tenant text, p_name text default null)
+returns table (
+  tenant text, name text, machine jsonb, initial text[], is_strict boolean, bound boolean, ignored text[],
+  created_at timestamptz, created_by text
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+    select l.tenant::text, l.name::text, l.machine, l.initial, l.is_strict, l.bound, l.ignored, l.created_at,
+           l.created_by
+    from helix.ledger l
+    where l.tenant = p_tenant and (p_name is null or l.name = p_name) order by l.tenant, l.name;
+end
+$$;
+
+-- The events of one entity after a version, or of all entities after an entity and version, in the order of
+-- (entity, version), with what the hash covers. Payloads are shown to logins that may see them.
+create function helix.read_ledger_events_v1(
+  p_tenant text, p_ledger text, p_entity text default null, p_after_entity text default '',
+  p_after_version integer default 0, p_limit integer default 1000
+)
+returns table (
+  entity text, seq bigint, kind text, version integer, payload text, node text, actor text, at timestamptz,
+  violations text[], key bytea, fingerprint bytea, hash bytea, xid bigint, feed_xid bigint
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+begin
+  if p_entity is not null then
+    return query
+      select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
+             e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+      from helix.ledger_event e
+      where e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
+      order by e.version limit least(p_limit, 10000);
+    return;
+  end if;
+  return query
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
+           e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+    from helix.ledger_event e
+    where e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    order by e.ledger, e.entity, e.version limit least(p_limit, 10000);
+end
+$$;
+
+-- The state of one entity: its greatest seq, and the kind there. No row: it has no event.
+create function helix.read_entity_v1(p_tenant text, p_ledger text, p_entity text)
+returns table (entity text, state text, seq bigint, events integer, hash bytea, changed_at timestamptz)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+begin
+  return query
+    select p_entity, top.kind::text, top.seq::bigint, last.version, last.hash::bytea, last.at
+    from (select e.version, e.hash, e.at from helix.ledger_event e
+          where e.ledger = v_ledger and e.entity = p_entity order by e.version desc limit 1) last
+    cross join lateral (
+      select e.kind, e.seq from helix.ledger_event e
+      where e.ledger = v_ledger and e.entity = p_entity order by e.seq desc, e.version desc limit 1) top;
+end
+$$;
+
+-- The feeds of a tenant, with the number of events after their position (at most 10,000 are counted) and the
+-- time of the oldest of them.
+create function helix.read_feeds_v1(p_tenant text, p_name text default null)
+returns table (
+  tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint,
+  oldest_at timestamptz, moved_at timestamptz, holder text, xid bigint, number bigint, version integer
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off as $$
+#variable_conflict use_column
+begin
+  return query
+    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, behind.lag,
+           behind.oldest_at, f.moved_at,
+           case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
+    from helix.feed f
+    left join helix.ledger l on l.id = f.ledger
+    cross join lateral (select count(*) as lag, min(e.at) as oldest_at
+                        from helix.feed_events(f, 10000) e) behind
+    where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
+end
+$$;
+
+-- The next events of a feed, without moving it, and its position.
+create function helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer default 500)
+returns table (
+  xid bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text,
+  node text, actor text, at timestamptz, violations text[], from_xid bigint, from_number bigint,
+  from_version integer
+)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  return query
+    select e.*, f.xid, f.number, f.version
+    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000)) e
+    where f.tenant = p_tenant and f.name = p_feed and not f.paused;
+end
+$$;

@@ -1,0 +1,236 @@
+"""Writes a chunk of entries in one transaction: batches, and dead letters for the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import psycopg
+
+from helixqueue.engine import calls, letters
+from helixqueue.errors import HelixError, Refused
+from helixqueue.failpoints import failpoint
+from helixqueue.identity import key_bytes
+from helixqueue.operations.message import (
+    Poison,
+    encode_fields,
+    letter_of,
+    poison_of,
+    read_message,
+    vanished_letter,
+)
+from helixqueue.operations.prepare import KnownQueue, prepare
+from helixqueue.postgres.database import Database
+from helixqueue.postgres.sqlstate import translate
+from helixqueue.records.submission import Source, SubmissionRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from helixqueue.intake.figures import IntakeCounters
+    from helixqueue.intake.settings import IntakeSettings
+    from helixqueue.intake.stream import Entry
+    from helixqueue.postgres.call import Call
+    from helixqueue.records.letter import NewLetter
+    from helixqueue.records.submission import SubmittedRow
+
+T = TypeVar("T")
+LOG = logging.getLogger("helixqueue.intake")
+KIND: Final = "stream"
+REMEMBER_SECONDS: Final = 30.0
+STATEMENT_SECONDS: Final = 60.0
+
+
+@dataclass
+class _SortedChunk:
+    """Entries sorted into rows by queue, and letters."""
+
+    rows: dict[str, list[tuple[Entry, SubmissionRow]]] = field(default_factory=dict)
+    letters: list[NewLetter] = field(default_factory=list)
+    profiles: dict[str, str] = field(default_factory=dict)
+
+
+class ChunkWriter:
+    """The database side of an intake; not safe for concurrent use."""
+
+    def __init__(self, settings: IntakeSettings, dsn: Callable[[], str]) -> None:
+        self._settings = settings
+        self._dsn = dsn
+        self._database: Database | None = None
+        self._queues: dict[str, KnownQueue] = {}
+        self._actor = f"intake {settings.group}/{settings.consumer}"[:200]
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def run(self, call: Call[T]) -> T:
+        """Run one call in its own transaction; a broken connection is replaced at the next."""
+        try:
+            return self._connection().run(call)
+        except HelixError:
+            self._drop_broken()
+            raise
+
+    def _connection(self) -> Database:
+        if self._database is None:
+            self._database = Database.connect(
+                self._dsn(), statement_seconds=STATEMENT_SECONDS, tenant=self._settings.tenant
+            )
+        return self._database
+
+    def _drop_broken(self) -> None:
+        if self._database is not None and self._database.connection.broken:
+            self.close()
+
+    def write(self, entries: Sequence[Entry], counters: IntakeCounters, *, alone: bool) -> None:
+        """Commit the decisions about these entries; raises if nothing was committed."""
+        chunk = self._sort(entries)
+        failpoint("intake.write")
+        database = self._connection()
+        try:
+            with database.connection.transaction():
+                decisions = self._write_within(database, chunk, entries if alone else ())
+                failpoint("intake.commit")
+        except psycopg.Error as error:  # of BEGIN or COMMIT
+            self._drop_broken()
+            raise translate(error) from error
+        except HelixError:
+            self._drop_broken()
+            raise
+        failpoint("intake.committed")
+        counters.new += decisions.count("new")
+        counters.duplicate += decisions.count("duplicate")
+        counters.letters += len(chunk.letters)
+        for letter in chunk.letters:
+            LOG.warning(
+                "entry %s of %s is a dead letter (%s): %s",
+                letter.source, self._settings.stream, letter.reason, letter.detail[:200],
+            )  # fmt: skip
+        for rows in chunk.rows.values():
+            for entry, row in rows:
+                if row.identity is None:
+                    counters.unnamed += 1
+                    LOG.warning("entry %s has no identity; only its redelivery is known", entry.id)
+
+    def _write_within(
+        self, database: Database, chunk: _SortedChunk, alone: Sequence[Entry]
+    ) -> list[str]:
+        """Submit, write letters and end the counts of entries that are processed alone."""
+        decisions: list[str] = []
+        for queue in sorted(chunk.rows):  # in one order, so that intakes do not block each other
+            decisions += self._submit(database, queue, chunk)
+        if chunk.letters:
+            database.run(self._letters_call(chunk.letters))
+        for entry in alone:
+            source = self.source(entry.id)
+            database.run(letters.clear_tries(tenant=self._settings.tenant, source=source))
+        return decisions
+
+    def _sort(self, entries: Sequence[Entry]) -> _SortedChunk:
+        chunk = _SortedChunk()
+        for entry in entries:
+            try:
+                known, row = self._read(entry)
+            except Poison as poison:
+                chunk.letters.append(letter_of(entry.id, encode_fields(entry.fields), poison))
+            else:
+                chunk.rows.setdefault(known.row.name, []).append((entry, row))
+                chunk.profiles[known.row.name] = known.row.profile
+        return chunk
+
+    def _read(self, entry: Entry) -> tuple[KnownQueue, SubmissionRow]:
+        named, submission = read_message(entry.fields)
+        queue = self._settings.queue_of(named)
+        known = None if queue is None else self._known(queue)
+        if known is None:
+            allowed = ", ".join(self._settings.queues)
+            raise Poison(
+                "queue", f"expected a queue that exists among {allowed}; got {named!a}"[:500], named
+            )
+        try:
+            row = prepare(known, submission._replace(source=self.source(entry.id)))
+        except Refused as error:
+            raise poison_of(error, queue) from None
+        return known, row
+
+    def source(self, entry: str) -> Source:
+        return Source(KIND, self._settings.source_name, entry)
+
+    def _known(self, name: str) -> KnownQueue | None:
+        known = self._queues.get(name)
+        now = time.monotonic()
+        if known is None or now - known.read_at > REMEMBER_SECONDS:
+            row = self.run(calls.queue(tenant=self._settings.tenant, queue=name))
+            if row is None:
+                return None
+            known = self._queues[name] = KnownQueue(row, None, now)
+        return known
+
+    def _submit(self, database: Database, queue: str, chunk: _SortedChunk) -> list[str]:
+        rows = chunk.rows[queue]
+        answers = database.run(
+            calls.submit(
+                tenant=self._settings.tenant,
+                queue=queue,
+                profile=chunk.profiles[queue],
+                rows=[row for _, row in rows],
+                actor=self._actor,
+            )
+        )
+        for (entry, _), answer in zip(rows, answers, strict=True):
+            if answer.decision not in {"new", "duplicate"}:
+                poison = _poison(answer, queue)
+                key = None if answer.receipt is None else key_bytes(answer.receipt.key)
+                body = encode_fields(entry.fields)
+                chunk.letters.append(letter_of(entry.id, body, poison, key))
+        return [answer.decision for answer in answers]
+
+    def write_vanished(self, ids: Sequence[str]) -> int:
+        """Record entries that were deleted while pending; returns how many were a loss."""
+        written = self.run(self._letters_call([vanished_letter(entry) for entry in ids]))
+        return sum(letter is not None for letter in written)
+
+    def _letters_call(self, new: Sequence[NewLetter]) -> Call[list[int | None]]:
+        return letters.write_letters(
+            tenant=self._settings.tenant,
+            kind=KIND,
+            name=self._settings.source_name,
+            letters=new,
+            actor=self._actor,
+            keep_seconds=self._settings.keep_letters,
+        )
+
+    def count_try(self, entry: Entry) -> int:
+        """Count a try of an entry alone, before it is made."""
+        return self.run(
+            letters.count_try(tenant=self._settings.tenant, source=self.source(entry.id))
+        )
+
+    def write_failed(self, entry: Entry, tries: int, error: str) -> None:
+        """Make a letter of an entry that failed too often."""
+        poison = Poison("failures", f"failed {tries} times while the database answered: {error}")
+        letter = letter_of(entry.id, encode_fields(entry.fields), poison)
+        self.run(self._letters_call([letter]))
+        self.run(letters.clear_tries(tenant=self._settings.tenant, source=self.source(entry.id)))
+
+    def check_schema(self) -> None:
+        """Fail at the start for a missing queue or a login without the functions."""
+        for queue in self._settings.queues:
+            if self._known(queue) is None:
+                LOG.warning(
+                    "tenant %s has no queue %s: its messages become dead letters",
+                    self._settings.tenant, queue,
+                )  # fmt: skip
+
+
+def _poison(answer: SubmittedRow, queue: str) -> Poison:
+    if answer.decision == "conflict":
+        return Poison("conflict", "the identity stands for another payload", queue)
+    if answer.differs == ("source",):
+        return Poison("reused", "this entry id stood for other content before", queue)
+    note = answer.note or "refused"
+    return Poison("identity" if note.startswith("no identity") else "refused", note, queue)

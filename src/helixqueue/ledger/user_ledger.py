@@ -1,0 +1,224 @@
+"""User ledgers: append-only histories with a declared machine.
+
+```python
+machine = Machine({"REQUESTED": ["CONFIRMED"], "CONFIRMED": ["LAUNCHED"]})
+dispatch = helix.ledger("dispatch", machine)
+answer = dispatch.append("drone-7/4411", 1, "REQUESTED", {"pad": "north"})
+if answer.is_new: ...
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from helixqueue.errors import Refused
+from helixqueue.ledger import append_steps
+from helixqueue.records.ledger import Appended, NewEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from helixqueue.ledger.append_steps import EventLike
+    from helixqueue.operations.batches import Operations
+    from helixqueue.operations.steps import Steps
+    from helixqueue.records.ledger import EntityState, LedgerDeclaration, LedgerEvent
+
+Entity = str | tuple[str, ...]
+
+
+class SeqCache(Protocol):
+    """Knows the greatest stored seq of some entities; see `seq_hint`."""
+
+    def is_older(self, event: NewEvent) -> bool: ...
+
+    def note(self, event: NewEvent, answer: Appended) -> None: ...
+
+
+class AsyncSeqCache(Protocol):
+    async def is_older(self, event: NewEvent) -> bool: ...
+
+    async def note(self, event: NewEvent, answer: Appended) -> None: ...
+
+
+class Ledger:
+    """A ledger of one tenant, for threads. `helix.ledger(...)` creates it."""
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Any],
+        operations: Operations,
+        declared: LedgerDeclaration,
+    ) -> None:
+        self._run, self._operations, self._declared = run, operations, declared
+        self._hint: SeqCache | None = None
+
+    @classmethod
+    def declare(
+        cls,
+        run: Callable[[Steps[Any]], Any],
+        operations: Operations,
+        declared: LedgerDeclaration,
+    ) -> Self:
+        """Create the stored ledger, or compare the declaration with it."""
+        run(append_steps.declare(operations, declared))
+        return cls(run, operations, declared)
+
+    def use_hint(self, hint: SeqCache) -> None:
+        """Ask this cache before the database; only for a strict ledger."""
+        _demand_strict(self._declared)
+        self._hint = hint
+
+    @property
+    def name(self) -> str:
+        return self._declared.name
+
+    def append(
+        self,
+        entity: Entity,
+        seq: int,
+        kind: str,
+        payload: object = None,
+        *,
+        node: str | None = None,
+        within: object = None,
+        fallback: Callable[[Any, NewEvent], None] | None = None,
+    ) -> Appended:
+        """Append an event once; the answer tells whether this call wrote it.
+
+        within: your connection or session, in a transaction; the event commits with it.
+        fallback: called with `within` and the event if the ledger cannot decide, to store the event
+            in a table of your own in the same transaction.
+
+        Raises `Refused` for invalid input, and `Unavailable` while the database cannot answer:
+        then nothing is known to be written, and nothing may be confirmed.
+        """
+        event = NewEvent(entity, seq, kind, payload, node)
+        if self._hint is not None and within is None and self._hint.is_older(event):
+            return Appended("stale_hint")
+        answer: Appended = self._run(
+            append_steps.append(self._operations, self._declared, event, within=within)
+        )
+        if answer.decision == "undecided" and fallback is not None:
+            _demand_within(within)
+            fallback(within, event)
+        elif self._hint is not None and within is None:
+            self._hint.note(event, answer)
+        return answer
+
+    def append_many(self, events: Iterable[EventLike], *, within: object = None) -> list[Appended]:
+        """Append any number of events in chunks of 1,000; answers are in the order of the input."""
+        answers: list[Appended] = self._run(
+            append_steps.append_many(self._operations, self._declared, events, within=within)
+        )
+        return answers
+
+    def state(self, entity: Entity) -> EntityState | None:
+        """Return the state of an entity; None if it has no event."""
+        found: EntityState | None = self._run(
+            append_steps.state(self._operations, self._declared.name, entity)
+        )
+        return found
+
+    def history(self, entity: Entity) -> list[LedgerEvent]:
+        """Return the events of an entity, in the order in which they were written."""
+        events: list[LedgerEvent] = self._run(
+            append_steps.history(self._operations, self._declared.name, entity)
+        )
+        return events
+
+
+class AsyncLedger:
+    """The same for event loops; `await helix.ledger(...)` creates it."""
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Awaitable[Any]],
+        operations: Operations,
+        declared: LedgerDeclaration,
+    ) -> None:
+        self._run, self._operations, self._declared = run, operations, declared
+        self._hint: AsyncSeqCache | None = None
+
+    @classmethod
+    async def declare(
+        cls,
+        run: Callable[[Steps[Any]], Awaitable[Any]],
+        operations: Operations,
+        declared: LedgerDeclaration,
+    ) -> Self:
+        """Create the stored ledger, or compare the declaration with it."""
+        await run(append_steps.declare(operations, declared))
+        return cls(run, operations, declared)
+
+    def use_hint(self, hint: AsyncSeqCache) -> None:
+        """Ask this cache before the database; only for a strict ledger."""
+        _demand_strict(self._declared)
+        self._hint = hint
+
+    @property
+    def name(self) -> str:
+        return self._declared.name
+
+    async def append(
+        self,
+        entity: Entity,
+        seq: int,
+        kind: str,
+        payload: object = None,
+        *,
+        node: str | None = None,
+        within: object = None,
+        fallback: Callable[[Any, NewEvent], Awaitable[None]] | None = None,
+    ) -> Appended:
+        """Append an event once, as `Ledger.append`."""
+        event = NewEvent(entity, seq, kind, payload, node)
+        if self._hint is not None and within is None and await self._hint.is_older(event):
+            return Appended("stale_hint")
+        answer: Appended = await self._run(
+            append_steps.append(self._operations, self._declared, event, within=within)
+        )
+        if answer.decision == "undecided" and fallback is not None:
+            _demand_within(within)
+            await fallback(within, event)
+        elif self._hint is not None and within is None:
+            await self._hint.note(event, answer)
+        return answer
+
+    async def append_many(
+        self, events: Iterable[EventLike], *, within: object = None
+    ) -> list[Appended]:
+        """Append any number of events in chunks of 1,000; answers are in the order of the input."""
+        answers: list[Appended] = await self._run(
+            append_steps.append_many(self._operations, self._declared, events, within=within)
+        )
+        return answers
+
+    async def state(self, entity: Entity) -> EntityState | None:
+        """Return the state of an entity; None if it has no event."""
+        found: EntityState | None = await self._run(
+            append_steps.state(self._operations, self._declared.name, entity)
+        )
+        return found
+
+    async def history(self, entity: Entity) -> list[LedgerEvent]:
+        """Return the events of an entity, in the order in which they were written."""
+        events: list[LedgerEvent] = await self._run(
+            append_steps.history(self._operations, self._declared.name, entity)
+        )
+        return events
+
+
+def _demand_strict(declared: LedgerDeclaration) -> None:
+    if not declared.strict:
+        raise Refused(
+            "hint: expected a strict ledger, got one that accepts gaps: there an older seq may "
+            "not have been written yet"
+        )
+
+
+def _demand_within(within: object) -> None:
+    if within is None:
+        raise Refused(
+            "fallback: expected within=, your connection in a transaction, to store the event with"
+        )

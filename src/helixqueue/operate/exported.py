@@ -1,0 +1,131 @@
+"""Exports of the ledger, which an auditor verifies with seals and public keys, without a database.
+
+An export is JSONL, one line per ledger entry. The digests of a seal show that its lines are those
+that the database had; the fold shows that every step follows from the one before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_of
+from helixqueue.ledger.fold import Fold
+from helixqueue.operate.check_seals import INVARIANTS, SealFinding, forged, result_of
+from helixqueue.postgres.snapshot import snapshot
+from helixqueue.postgres.statements import sql_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from psycopg import Connection
+
+    from helixqueue.fence.signing import Signer
+    from helixqueue.operate.check import CheckResult
+
+PAGE = 1_000  # entries of a page of a seal
+_ARRAYS = {"batch": INT8, "queue": INT4, "version": INT4, "attempt": INT2, "before": INT8}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What an export shows: entries, batches by their last state, and the faults."""
+
+    entries: int
+    states: dict[str, int]
+    results: list[CheckResult]
+    violations: list[str]
+
+
+def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) -> int:
+    """Append the entries that a seal covers to an export; returns their number."""
+    count = 0
+    args = {"from_xid": seal["from_xid"], "to_xid": seal["to_xid"]}
+    query = sql_texts("helixqueue.operate", "seal.sql")["entries"]
+    with (
+        snapshot(connection),
+        connection.cursor("export") as cursor,
+        file.open("a", encoding="utf-8") as lines,
+    ):
+        cursor.itersize = 5_000
+        for (entry,) in cursor.execute(query.encode(), args):
+            lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
+            count += 1
+    return count
+
+
+def check_export(
+    file: Path, seals: Sequence[dict[str, Any]], keys: Sequence[Signer]
+) -> ExportResult:
+    """Verify an export from its first entry on."""
+    entries = sorted(_read(file), key=lambda entry: (entry.id, entry.part))
+    findings: list[SealFinding] = []
+    previous: dict[str, Any] | None = None
+    for seal in seals:
+        faults = forged(seal, previous, keys)
+        findings += [
+            SealFinding("seal_forged", 1, {"seal": seal.get("number"), "what": fault})
+            for fault in faults
+        ]
+        if not faults:
+            findings += _compare(entries, seal)
+        previous = seal
+    fold = Fold()
+    for entry in entries:
+        fold.add(entry)
+    return ExportResult(
+        len(entries),
+        dict(Counter(str(head.state) for head in fold.heads.values())),
+        [result_of(name, findings) for name in INVARIANTS],
+        [violation.message for violation in fold.violations],
+    )
+
+
+def _compare(entries: list[LedgerEntry], seal: dict[str, Any]) -> list[SealFinding]:
+    covered = [entry for entry in entries if seal["from_xid"] <= entry.xid < seal["to_xid"]]
+    sealed = [page for page in seal["pages"] if page["kind"] == "entry"]
+    rest = iter(covered)
+    pages = list(iter(lambda: list(islice(rest, PAGE)), []))
+    missing = sum(page["rows"] for page in sealed) - len(covered)
+    if missing:
+        name = "sealed_record_missing" if missing > 0 else "sealed_record_added"
+        return [SealFinding(name, abs(missing), {"seal": seal["number"]})]
+    for page, found in zip(sealed, pages, strict=True):
+        if page["digest"] != sha256(b"".join(map(_digest, found))).hexdigest():
+            place = {"first_entry": int(page["first"]), "last_entry": int(page["last"])}
+            return [SealFinding("sealed_record_changed", 1, {"seal": seal["number"]} | place)]
+    return []
+
+
+def _digest(entry: LedgerEntry) -> bytes:
+    """As helix.seal_pages_v1 computes it."""
+    header = (
+        entry.id, entry.part, entry.xid, "" if entry.epoch is None else entry.epoch,
+        entry.from_state or "", entry.to_state, entry.reason, "t" if entry.late else "f",
+        entry.actor,
+    )  # fmt: skip
+    at = entry.at.to_bytes(8, "big", signed=True)
+    return sha256((entry.hash or b"") + at + ">".join(map(str, header)).encode()).digest()
+
+
+def _read(file: Path) -> Iterator[LedgerEntry]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            document = json.loads(line)
+            arrays = {
+                name: None if document[name] is None else array_of(kind, document[name])
+                for name, kind in _ARRAYS.items()
+            }
+            content = document["content"]
+            if content is not None:
+                texts = [None if text is None else bytes.fromhex(text) for text in content]
+                content = array_of(BYTEA, texts)
+            yield LedgerEntry(
+                **{**document, **arrays, "hash": bytes.fromhex(document["hash"])}
+                | {"content": content}
+            )

@@ -1,0 +1,24 @@
+-- What a seal reads. The functions are in engine/sql/89_seal.sql.
+
+-- name: position
+select p.xid, p.epoch, p.timeline, p.database_created, p.entry, p.batches from helix.seal_position_v1() p;
+
+-- name: pages
+select p.kind, p.first, p.last, p.rows, p.digest, p.marks, p.asked
+from helix.seal_pages_v1(%(from_xid)s::bigint, %(to_xid)s::bigint) p;
+
+-- name: witness
+select helix.seal_witness_v1(%(kind)s::text, %(from_xid)s::bigint, %(to_xid)s::bigint, %(place)s::bigint);
+
+-- name: entries
+-- The entries that a seal covers, as lines of an export: times in microseconds since 2000, hashes in hex.
+select jsonb_build_object(
+         'id', e.id, 'part', e.part,
+         'at', (extract(epoch from e.at) * 1000000)::bigint - 946684800000000, 'xid', e.xid, 'epoch', e.epoch,
+         'from_state', e.from_state, 'to_state', e.to_state, 'reason', e.reason, 'late', e.late,
+         'hash', encode(e.hash, 'hex'), 'actor', e.actor, 'batch', to_jsonb(e.batch), 'queue', to_jsonb(e.queue),
+         'version', to_jsonb(e.version), 'attempt', to_jsonb(e.attempt), 'before', to_jsonb(e.before),
+         'content', (select jsonb_agg(encode(c.hash, 'hex') order by c.place)
+                     from unnest(e.content) with ordinality as c (hash, place)))
+from helix.entry e where e.xid >= %(from_xid)s::bigint and e.xid < %(to_xid)s::bigint
+order by e.id, e.part;

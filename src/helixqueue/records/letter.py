@@ -1,0 +1,97 @@
+"""A dead letter: a message of an intake that could not become a batch; and what intakes report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+LetterReason = Literal[
+    "encoding",
+    "json",
+    "identity",
+    "payload",
+    "too_large",
+    "queue",
+    "field",
+    "conflict",
+    "reused",
+    "refused",
+    "failures",
+    "vanished",
+]
+LetterStatus = Literal["open", "redriven", "discarded", "expired"]
+STATUSES: Final = ("open", "redriven", "discarded", "expired")
+# A larger message is stored without its end, and cannot be redriven.
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+HEAD_BYTES: Final = 65_536
+
+
+class NewLetter(NamedTuple):
+    """A letter that an intake writes."""
+
+    source: str  # id of the delivery
+    reason: LetterReason
+    detail: str
+    body: bytes | None  # the whole message, or the beginning of a large one
+    size: int  # bytes of the whole message
+    digest: bytes  # SHA-256 of the whole message
+    queue: str | None = None
+    key: bytes | None = None  # of the batch that it conflicts with
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRow:
+    """A letter in a list; its body is read separately."""
+
+    letter: int
+    tenant: str
+    queue: str | None  # as the message named it
+    kind: str
+    name: str
+    source: str  # id of the delivery
+    reason: LetterReason
+    detail: str | None
+    status: LetterStatus
+    size: int
+    complete: bool  # the whole message is stored: it can be redriven
+    deliveries: int
+    digest: str
+    first_at: datetime
+    last_at: datetime
+    actor: str
+    batch_id: UUID | None  # conflicting batch, or the batch that a redrive created
+    closed_at: datetime | None
+    closed_by: str | None
+    closed_for: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterDetail:
+    row: LetterRow
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    rows: tuple[LetterRow, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeRow:
+    """What one intake process last reported."""
+
+    tenant: str
+    stream: str
+    group: str
+    consumer: str
+    started_at: datetime
+    seen_at: datetime
+    age_seconds: float
+    problem: str | None  # why it does not read now
+    figures: Mapping[str, Any]  # counters and gauges, see `intake.figures`

@@ -1,0 +1,80 @@
+"""Metrics that the database keeps: their names, types, labels and meaning.
+
+The names are a contract: alerts, dashboards and docs/guides/operating.md use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+
+class MetricRow(NamedTuple):
+    """The value of one series; the tenant `*` means that it belongs to no tenant."""
+
+    tenant: str
+    name: str
+    queue: str
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """A metric: `queue` and `label` are the names of its labels, empty where it has none."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram", "untyped"]
+    help: str
+    queue: str = "queue"
+    label: str = ""
+
+
+# In the order of /metrics. `helix_xack_after_commit_failures` is a counter in everything but its
+# name: Prometheus' clients add `_total` to the name of a counter, and this one has none.
+FAMILIES: Final = (
+    MetricFamily("helix_assign_conflict_total", "counter",
+                 "Writes refused because another worker owns the batch.", label="operation"),
+    MetricFamily("helix_duplicate_active_assignments", "gauge",
+                 "Batches with more than one live assignment."),
+    MetricFamily("helix_audit_missing_total", "counter",
+                 "Assignments and steps found without their ledger entry, each counted once."),
+    MetricFamily("helix_stream_pending", "gauge",
+                 "Stream entries delivered and not acknowledged.", "stream", "consumer"),
+    MetricFamily("helix_lease_reaped_total", "counter",
+                 "Leases taken back from workers that stopped renewing."),
+    MetricFamily("helix_process_latency_seconds", "histogram",
+                 "Seconds from the start of an attempt until its worker settled it.", label="le"),
+    MetricFamily("helix_id_normalization_changed_total", "counter",
+                 "Submissions whose identity was not in its canonical form."),
+    MetricFamily("helix_xack_after_commit_failures", "untyped",
+                 "Failed acknowledgements of stream entries whose work was committed.", "stream"),
+    MetricFamily("helix_stream_lag", "gauge",
+                 "Stream entries that the consumer group has not read.", "stream"),
+    MetricFamily("helix_batches", "gauge", "Batches by state.", label="state"),
+    MetricFamily("helix_oldest_pending_seconds", "gauge",
+                 "Age of the oldest claimable batch."),
+    MetricFamily("helix_stalled_pending", "gauge",
+                 "Claimable batches that wait for longer than the queue's stalled_after."),
+    MetricFamily("helix_leases_overdue", "gauge",
+                 "Leases that ended more than their own length ago and were not reaped."),
+    MetricFamily("helix_submissions_total", "counter", "Submissions by decision.",
+                 label="decision"),
+    MetricFamily("helix_identity_refused_total", "counter",
+                 "Submissions refused because their identity violates the profile."),
+    MetricFamily("helix_attempt_failures_total", "counter",
+                 "Failed attempts by failure class.", label="failure"),
+    MetricFamily("helix_fences_in_doubt", "gauge",
+                 "Effects whose outcome is unknown.", ""),
+    MetricFamily("helix_fence_oldest_doubt_seconds", "gauge",
+                 "Age of the oldest effect whose outcome is unknown.", ""),
+    MetricFamily("helix_workers_alive", "gauge",
+                 "Workers that reported within the last minute.", ""),
+    MetricFamily("helix_backend_xmin_age", "gauge",
+                 "Age of the oldest snapshot in transactions.", ""),
+)  # fmt: skip
+BY_NAME: Final = {family.name: family for family in FAMILIES}
+# Upper bounds of helix_process_latency_seconds (engine/sql/78_metrics.sql:fold_entries).
+LATENCY_BUCKETS: Final = (
+    "0.01", "0.1", "0.5", "1", "5", "15", "60", "300", "900", "3600", "14400", "+Inf",
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""Threads for work that would hold the event loop: large bodies, and schemas of high cost.
+
+Parsing and checking one mebibyte of JSON takes up to a second of Python. In a thread it shares the
+interpreter with the event loop, which then waits for milliseconds. Tenants take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from helixqueue.errors import HelixError
+from helixqueue.postgres.fair_semaphore import FairSemaphore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+T = TypeVar("T")
+S = TypeVar("S")
+THREADS: Final = 3
+# Longer JSON is handled in a thread: up to here it takes at most 30 ms.
+MAX_LOOP_BYTES: Final = 32 * 1024
+# How long a thread keeps the interpreter while the event loop waits for it; Python's default is
+# five times as long.
+SWITCH_SECONDS: Final = 0.001
+
+
+class ComputeThreads:
+    def __init__(self) -> None:
+        self._permits = FairSemaphore(THREADS)
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="compute")
+
+    async def run(self, tenant: str | None, function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - of the function
+        await self._permits.acquire(tenant)
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, partial(function, *arguments))
+        future.add_done_callback(partial(self._release, tenant))
+        # A thread cannot be cancelled: it keeps its permit to the end.
+        return await asyncio.shield(future)
+
+    async def run_if_large(
+        self,
+        body_bytes: int,
+        tenant: str | None,
+        function: Callable[..., T],
+        *arguments: Any,  # noqa: ANN401 - of the function
+    ) -> T:
+        """Run a function of a request body; here, if the body is small."""
+        if body_bytes <= MAX_LOOP_BYTES:
+            return function(*arguments)
+        return await self.run(tenant, function, *arguments)
+
+    def _release(self, tenant: str | None, future: asyncio.Future[Any]) -> None:
+        self._permits.release(tenant)
+        if not future.cancelled():
+            future.exception()  # retrieved: the request may be gone
+
+    async def run_steps(
+        self,
+        tenant: str,
+        steps: Generator[S, Any, T],
+        perform: Callable[[S], Awaitable[Any]],
+    ) -> T:
+        """Run an operation: what it computes in threads, its steps in the event loop."""
+        answer: Any = None
+        failure: HelixError | None = None
+        while True:
+            is_done, value = await self.run(tenant, _advance, steps, answer, failure)
+            if is_done:
+                result: T = value
+                return result
+            answer = failure = None
+            try:
+                answer = await perform(value)
+            except HelixError as error:
+                failure = error
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _advance(
+    steps: Generator[S, Any, T], answer: object, failure: HelixError | None
+) -> tuple[bool, Any]:
+    """The next step, or the result; StopIteration cannot leave a thread."""
+    try:
+        return False, steps.send(answer) if failure is None else steps.throw(failure)
+    except StopIteration as done:
+        return True, done.value

@@ -1,0 +1,44 @@
+"""Examples of keys and seals."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+KEYS: Final[dict[str, Any]] = {
+    "keys": [
+        {
+            "id": "21fe31dfa154a261",
+            "algorithm": "Ed25519",
+            "public": "8a" * 32,
+            "created_at": "2026-09-01T08:00:00+00:00",
+            "retired_at": None,
+        }
+    ]
+}
+SEAL: Final[dict[str, Any]] = {
+    "format": "helixqueue seal 1",
+    "number": 2,
+    "previous": "5e" * 32,
+    "sealed_at": "2026-09-01T08:00:00.000000Z",
+    "release": "0.1.0",
+    "database": "2026-08-01T08:00:00.000000Z",
+    "epoch": 1,
+    "timeline": "00000001",
+    "from_xid": 815,
+    "to_xid": 1_204,
+    "last_entry": 4_096,
+    "batch_numbers": 2_048,
+    "counts": {"entry": 4_096},
+    "schema": "6f" * 32,
+    "pages": [],
+    "signature": {"algorithm": "Ed25519", "key_id": "21fe31dfa154a261", "value": "MEQCIA=="},
+}
+SEAL_REQUEST: Final[dict[str, Any]] = {
+    "after": {
+        "number": 1,
+        "id": "5e" * 32,
+        "to_xid": 815,
+        "epoch": 1,
+        "counts": {"entry": 2_048},
+    }
+}

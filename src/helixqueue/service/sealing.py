@@ -1,0 +1,52 @@
+"""Seals on a clock: writes a seal of the ledger to a directory, beside the earlier ones.
+
+The directory is outside of the database server. Each replica that has one keeps its own series.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import HelixError
+from helixqueue.operate.seal import add_seal, last_head
+from helixqueue.service.problems import Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from helixqueue.fence.signing import Signer
+    from helixqueue.service.check_jobs import CheckJobs
+
+log = logging.getLogger("helixqueue.service.sealing")
+
+
+class Sealing:
+    def __init__(self, jobs: CheckJobs, signer: Signer, place: Path, seconds: float) -> None:
+        self._jobs = jobs
+        self._signer = signer
+        self._place = place
+        self._seconds = seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="helix-sealing")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                previous = await asyncio.to_thread(last_head, self._place)
+                seal = await self._jobs.seal(self._signer, previous)
+                file = await asyncio.to_thread(add_seal, self._place, seal)
+                log.info("sealed %s entries in %s", seal["counts"].get("entry", 0), file)
+            except (HelixError, Problem, OSError) as error:
+                log.error("the ledger was not sealed, and will be later: %s", error)  # noqa: TRY400
+            await asyncio.sleep(self._seconds)

@@ -1,0 +1,54 @@
+"""Damage to findings, metrics and the reports of intakes, as in `damage_ledger`."""
+
+from __future__ import annotations
+
+from tests.support.damage_ledger import MISSED
+
+FINDING = """insert into helix.finding (kind, batch, number, queue, detail)
+           select '{}', w.batch, w.number, w.queue, '{{}}'
+           from helix.work w where w.batch = {{RUNNING}}"""
+
+REPORTS = {
+    "the tries of a message were edited": (
+        MISSED | {"at worst its dead letter comes early, or some tries late"},
+        """insert into helix.intake_failure (hash, tenant, tries, last_at)
+           values (sha256('x'), 'a', 1000, now())""",
+    ),
+    "the report of an intake was edited": (
+        MISSED | {"for display and metrics; the intake replaces it within seconds"},
+        """insert into helix.intake
+             (tenant, stream, group_name, consumer, started_at, seen_at, figures)
+           values ('a', 's', 'g', 'c', now(), now(), '{}')""",
+    ),
+    "a second assignment was recorded as found": (
+        {"assigned_twice"},
+        FINDING.format("duplicate_assignment"),
+    ),
+    "an assignment without ledger entry was recorded as found": (
+        {"assigned_without_event"},
+        FINDING.format("audit_missing"),
+    ),
+    "an overdue lease was recorded as found": (
+        {"lease_not_reaped"},
+        FINDING.format("lease_overdue"),
+    ),
+    "a stalled queue was recorded as found": (
+        {"pending_stalled"},
+        FINDING.format("stalled_pending"),
+    ),
+    "a finding was deleted": (
+        MISSED | {"the duties find what still holds again, and `check` reads the rows themselves"},
+        FINDING.format("duplicate_assignment"),
+        "delete from helix.finding",
+    ),
+    "a counter was edited": (
+        MISSED | {"for alerts; no rule reads it, and the ledger has what it counts"},
+        """insert into helix.metric (tenant, name, queue, value)
+           values ('a', 'helix_lease_reaped_total', 'forged', 7)""",
+    ),
+    "a change of a counter was forged": (
+        MISSED | {"for alerts; no rule reads it, and the ledger has what it counts"},
+        """insert into helix.metric_change (tenant, name, queue, value)
+           values ('a', 'helix_lease_reaped_total', 'forged', 7)""",
+    ),
+}

@@ -1,0 +1,91 @@
+"""A service in a process of its own that measures how long its event loop stands still.
+
+`python -m tests.support.stall_service DSN`: prints its port; for each line on standard input it
+prints the longest stall since the last one, in milliseconds. A stall is the delay of a timer, but
+no more than the processor time that the process used meanwhile: on a busy machine other processes
+delay timers as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+from helixqueue.service import ServiceSettings
+from helixqueue.service.run import HttpServer, config_of
+from tests.support.lab import POOLED
+
+INTERVAL_SECONDS = 0.005
+
+
+class StallMonitor:
+    def __init__(self):
+        self.longest = 0.0
+
+    async def run(self):
+        while True:
+            began, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(INTERVAL_SECONDS)
+            late = time.monotonic() - began - INTERVAL_SECONDS
+            self.longest = max(self.longest, min(late, time.process_time() - used))
+
+    def report(self):
+        for _ in sys.stdin:
+            longest, self.longest = self.longest, 0.0
+            _write(round(longest * 1000, 1))
+
+
+def _write(value):
+    sys.stdout.write(f"{value}\n")
+    sys.stdout.flush()
+
+
+async def main(dsn):
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    settings = ServiceSettings(dsn, pooled=POOLED, requests_per_second=10_000, burst=10_000)
+    server = HttpServer(config_of(settings))
+    monitor = StallMonitor()
+    threading.Thread(target=monitor.report, daemon=True).start()
+    watching = asyncio.create_task(monitor.run())
+    _write(listener.getsockname()[1])
+    await server.serve(sockets=[listener])
+    watching.cancel()
+
+
+class StallService:
+    def __init__(self, process):
+        self._process = process
+        self.url = f"http://127.0.0.1:{json.loads(process.stdout.readline())}"
+
+    def longest_stall(self):
+        """Milliseconds since the last call."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+@contextmanager
+def stall_service(dsn):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.stall_service", dsn],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield StallService(process)
+        finally:
+            process.terminate()
+            process.stdin.close()
+            process.wait(timeout=30)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
