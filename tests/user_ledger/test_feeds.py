@@ -1,0 +1,216 @@
+"""Feeds: every event once, in order, together with the consumer's effect."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Refused
+from helixqueue.failpoints import FEED_POINTS
+from tests.user_ledger.conftest import DISPATCH
+
+pytestmark = pytest.mark.module_database
+CONSUMER = Path(__file__).with_name("feed_consumer.py")
+
+
+@pytest.fixture(autouse=True)
+def effects(database):
+    """A table of the consumer's own."""
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute("create table if not exists public.effect (feed text, key text)")
+        connection.execute("grant select, insert on public.effect to app_a")
+
+
+def consume(feed, size=100) -> list[tuple[str, int, str]]:
+    found = []
+    for page in feed.pages(size, until_idle=True):
+        with feed.transaction():
+            found += [(event.entity, event.seq, event.kind) for event in page]
+    return found
+
+
+def keys(database, feed: str) -> list[str]:
+    return [key for (key,) in database.rows("select key from public.effect where feed = %s", feed)]
+
+
+def test_feed_delivers_each_event_once_in_the_order_of_its_entity(helix, dispatch):
+    feed = helix.feed("once", ledger=dispatch.name)
+    dispatch.append_many([("x", 1, "REQUESTED"), ("y", 1, "REQUESTED"), ("x", 2, "CONFIRMED")])
+    assert consume(feed) == [("x", 1, "REQUESTED"), ("y", 1, "REQUESTED"), ("x", 2, "CONFIRMED")]
+    dispatch.append("x", 3, "LAUNCHED")
+    assert consume(feed) == [("x", 3, "LAUNCHED")]
+    assert consume(feed) == []
+    status = feed.status()
+    assert (status.delivered, status.lag, status.ledger) == (4, 0, dispatch.name)
+
+
+def test_failed_effect_leaves_the_event_for_the_next_consumer(helix, dispatch, database):
+    dispatch.append("f", 1, "REQUESTED")
+    feed = helix.feed("failing", ledger=dispatch.name)
+    events = iter(feed)
+    event = next(events)
+
+    def fail() -> None:
+        with feed.transaction() as tx:
+            tx.execute("insert into public.effect values ('failing', %s)", (event.key,))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    events.close()
+    assert keys(database, "failing") == []
+    for event in feed.events(until_idle=True):
+        with feed.transaction() as tx:
+            tx.execute("insert into public.effect values ('failing', %s)", (event.key,))
+    assert len(keys(database, "failing")) == 1
+
+
+@pytest.mark.parametrize("point", FEED_POINTS)
+def test_killed_consumer_leaves_one_effect_per_event(helix, dispatch, database, tmp_path, point):
+    dispatch.append_many([(f"k-{n}", 1, "REQUESTED") for n in range(3)])
+    feed = helix.feed(f"killed-{point}", ledger=dispatch.name)
+    command = [sys.executable, CONSUMER, database.dsn("app_a"), feed.name]
+    armed = {
+        "HELIX_FAILPOINTS": f"{point}=kill@2",
+        "HELIX_FAILPOINT_FILE": str(tmp_path / "point"),
+    }
+    killed = subprocess.run(command, env={**os.environ, **armed}, check=False)
+    assert killed.returncode == -9
+    assert (tmp_path / "point.fired").exists()
+    subprocess.run(command, check=True)
+    delivered = keys(database, feed.name)
+    assert sorted(delivered) == sorted(dispatch.history(f"k-{n}")[0].key for n in range(3))
+
+
+def test_event_that_commits_late_is_not_skipped(helix, dispatch, database):
+    """Its transaction began first; a feed that went by time or id would have passed it."""
+    feed = helix.feed("late", ledger=dispatch.name)
+    with psycopg.connect(database.dsn("app_a")) as slow:
+        dispatch.append("slow", 1, "REQUESTED", within=slow)
+        dispatch.append("fast", 1, "REQUESTED")
+        assert consume(feed) == []
+    assert [entity for entity, _, _ in consume(feed)] == ["slow", "fast"]
+
+
+def test_entity_stays_in_order_when_an_older_transaction_appends_last(helix, dispatch, database):
+    """A transaction gets its number with its first write, here before the event before its own."""
+    feed = helix.feed("order", ledger=dispatch.name)
+    with psycopg.connect(database.dsn("app_a")) as old:
+        old.execute("select pg_current_xact_id()")
+        dispatch.append("e", 1, "REQUESTED")
+        assert dispatch.append("e", 2, "CONFIRMED", within=old).is_new
+    assert [seq for _, seq, _ in consume(feed, size=1)] == [1, 2]
+
+
+def test_two_consumers_of_one_feed_share_its_events(helix, dispatch, database):
+    dispatch.append_many([(f"s-{n}", 1, "REQUESTED") for n in range(40)])
+    helix.feed("shared", ledger=dispatch.name)
+
+    def run() -> None:
+        with HelixQueue(database.dsn("app_a"), tenant="a") as own:
+            feed = own.feed("shared", ledger=dispatch.name)
+            while feed.status().lag:
+                for page in feed.pages(3, until_idle=True):
+                    with feed.transaction() as tx:
+                        for event in page:
+                            tx.execute(
+                                "insert into public.effect values ('shared', %s)", (event.key,)
+                            )
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    delivered = keys(database, "shared")
+    assert len(delivered) == len(set(delivered)) == 40
+
+
+def test_paused_feed_delivers_nothing_and_a_rewound_feed_delivers_again(helix, dispatch):
+    feed = helix.feed("operated", ledger=dispatch.name)
+    dispatch.append("o", 1, "REQUESTED")
+    feed.pause("maintenance")
+    assert consume(feed) == []
+    feed.resume("done")
+    assert len(consume(feed)) == 1
+    feed.rewind("notify again")
+    assert len(consume(feed)) == 1
+    [event] = dispatch.history("o")
+    dispatch.append("o", 2, "CONFIRMED")
+    later = dispatch.history("o")[1].at
+    consume(feed)
+    feed.rewind("the second only", since=later)
+    assert [seq for _, seq, _ in consume(feed)] == [2]
+    assert event.at < later
+
+
+def test_feed_that_starts_now_skips_earlier_events(helix, dispatch):
+    dispatch.append("n", 1, "REQUESTED")
+    feed = helix.feed("from-now", ledger=dispatch.name, start="now")
+    dispatch.append("n", 2, "CONFIRMED")
+    assert [seq for _, seq, _ in consume(feed)] == [2]
+
+
+def test_feed_of_a_queue_delivers_the_steps_of_its_batches(helix):
+    steps = Queue("feed-steps")
+    accepted = helix.submit(steps, identity="s-1", payload={})
+    helix.submit(Queue("other-steps"), identity="s-1", payload={})
+    feed = helix.feed("steps", queue="feed-steps")
+    helix.cancel(accepted.receipt, reason="test")
+    entity = str(accepted.receipt.batch_id)
+    assert consume(feed) == [(entity, 1, "PENDING"), (entity, 2, "CANCELLED")]
+
+
+def test_confirmed_page_moves_the_feed_once(helix, dispatch):
+    dispatch.append_many([("c", 1, "REQUESTED"), ("c", 2, "CONFIRMED"), ("c", 3, "LAUNCHED")])
+    feed = helix.feed("confirmed", ledger=dispatch.name)
+    page = feed.read(2)
+    assert feed.confirm(page)
+    assert not feed.confirm(page)
+    [rest] = feed.read(10)
+    assert rest.seq == 3
+    feed.rewind("again")
+    assert not feed.confirm([rest])
+
+
+def test_feed_without_transaction_is_an_error(helix, dispatch):
+    dispatch.append_many([("u", 1, "REQUESTED"), ("u", 2, "CONFIRMED")])
+    feed = helix.feed("unused", ledger=dispatch.name)
+    with pytest.raises(Refused, match=r"feed.transaction\(\)"):
+        list(feed.events(until_idle=True))
+    with pytest.raises(Refused, match="for event in feed"):
+        feed.transaction().__enter__()
+    assert feed.status().lag == 2
+
+
+def test_feed_name_of_another_source_is_refused(helix, dispatch):
+    helix.feed("taken", ledger=dispatch.name)
+    with pytest.raises(Refused, match="another"):
+        helix.feed("taken", queue="basecall")
+    with pytest.raises(Refused, match="no ledger"):
+        helix.feed("nothing", ledger="missing")
+
+
+async def consume_async(dsn: str) -> list[int]:
+    seqs = []
+    async with AsyncHelixQueue(dsn, tenant="a") as helix:
+        ledger = await helix.ledger("async-dispatch", DISPATCH)
+        await ledger.append("a", 1, "REQUESTED")
+        await ledger.append_many([("a", 2, "CONFIRMED"), ("a", 1, "REQUESTED")])
+        assert (await ledger.state("a")).state == "CONFIRMED"
+        feed = await helix.feed("async-feed", ledger="async-dispatch")
+        async for event in feed.events(until_idle=True):
+            async with feed.transaction():
+                seqs.append(event.seq)
+    return seqs
+
+
+def test_async_client_appends_and_consumes(database):
+    assert asyncio.run(consume_async(database.dsn("app_a"))) == [1, 2]
