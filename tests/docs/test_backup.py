@@ -19,11 +19,12 @@ GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "backup.md"
 
 @pytest.fixture
 def restored(database):
-    """An empty database on the same server."""
+    """An empty database of the same owner on the same server."""
     name = f"{database.name}_restored"
     target = Database(database.server, name)
     with Database(database.server, "postgres").connect("helix_bootstrap") as connection:
-        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        create = sql.SQL("create database {} owner helix_migrator").format(sql.Identifier(name))
+        connection.execute(create)
         yield target
         connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 

@@ -16,7 +16,7 @@ from helixqueue.embedded import Postgres
 from tests.support.cli import HELIXQ
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "README.md"
-LOGINS = {"OWNER": "helix_admin", "PROGRAM": "lab_app", "OPERATOR": "lab_keeper"}
+LOGINS = {"OWNER": "lab_owner", "PROGRAM": "lab_app", "OPERATOR": "lab_keeper"}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def serve(server):
 
 def test_guide_leads_to_a_service_and_a_worker_with_only_a_token(empty):
     psql = [empty.program("psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname"]
-    admins = iter([dsn(empty, "helix_bootstrap", "postgres"), dsn(empty, "helix_admin")])
+    admins = iter([dsn(empty, "helix_bootstrap", "postgres"), dsn(empty, "lab_owner")])
     environment = {f"{name}_DSN": dsn(empty, role) for name, role in LOGINS.items()}
     environment["PATH"] = f"{HELIXQ.parent}:{os.environ['PATH']}"
     guide = GUIDE.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ def test_every_lease_ends_and_its_token_is_refused(database):
         assert recovered.epoch > before
         assert a.complete(held) == ["refused"] * 3
         again = a.claim(3, worker="w2")
-        assert {one.epoch for one in again} == {recovered.epoch}
+        assert {item.epoch for item in again} == {recovered.epoch}
         assert a.complete(again) == ["ok"] * 3
         assert replay(connection).clean
     steps = database.rows(

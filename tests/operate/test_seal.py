@@ -1,0 +1,208 @@
+"""Seals: signed, chained, incremental, without locks; forged or missing ones are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import HelixError, Refused
+from helixqueue.fence.ed25519 import Ed25519Signer
+from helixqueue.fence.key_file import SigningKey, create
+from helixqueue.operate.check_seals import check_seals
+from helixqueue.operate.exported import check_export, write_export
+from helixqueue.operate.seal import add_seal, head_of, last_head, make_seal, read_seals
+from tests.support.cli import HELIXQ, Helixq
+from tests.support.lab import wait_until
+from tests.support.ledger_traffic import sql_client
+from tests.support.service import Site, serving, settings_for
+
+KEY = Ed25519Signer.from_private(b"k" * 32)
+
+
+def seal(database, previous=None, key=KEY, role="operator"):
+    with database.connect(role) as connection:
+        return make_seal(connection, key, previous)
+
+
+def broken(database, seals, keys=(KEY,)):
+    with database.connect("helix_migrator") as connection:
+        results = check_seals(connection, seals, keys)
+    return {result.name: result for result in results if result.count}
+
+
+def test_seal_continues_after_the_one_before_and_covers_only_what_is_new(busy):
+    first = seal(busy)
+    with sql_client(busy) as client:
+        client.submit("after-1", "after-2")
+    second = seal(busy, head_of(first))
+    assert (second["number"], second["from_xid"]) == (2, first["to_xid"])
+    assert sum(page["rows"] for page in second["pages"] if page["kind"] == "entry") == 1
+    assert second["counts"]["entry"] == first["counts"]["entry"] + 1
+    assert broken(busy, [first, second]) == {}
+
+
+def test_seal_waits_for_no_transaction_and_leaves_the_unfinished_to_the_next(busy):
+    with busy.connect("pool", autocommit=False) as connection:
+        submit = "select * from helix.submit_v1('a', 'q', 'w', 'text-v1', %s, array['{}'])"
+        connection.execute(submit, (["open"],))
+        with sql_client(busy) as client:
+            client.submit("done-meanwhile")
+        first = seal(busy)
+        connection.commit()
+    second = seal(busy, head_of(first))
+    assert broken(busy, [first, second]) == {}
+    entries = [page["rows"] for page in second["pages"] if page["kind"] == "entry"]
+    assert sum(entries) == 2
+
+
+def test_forged_missing_and_reordered_seals_are_found(busy):
+    first = seal(busy)
+    second = seal(busy, head_of(first))
+    third = seal(busy, head_of(second))
+    other = Ed25519Signer.from_private(b"x" * 32)
+    edited = first | {"counts": {"entry": 0}}
+    for series in ([edited], [first, third], [second, first], [first, seal(busy)]):
+        assert "seal_forged" in broken(busy, series), series
+    assert "seal_forged" in broken(busy, [first], [other])
+    assert broken(busy, [first, second, third]) == {}
+    # A receipt's signature does not fit a seal: the purpose is signed, too.
+    assert "seal_forged" in broken(busy, [first | {"signature": {}}])
+
+
+def test_seal_after_recover_starts_over_in_the_same_series(busy):
+    first = seal(busy)
+    with sql_client(busy, "operator") as operator:
+        operator.rows("select * from helix.recover_v1('ann', 'restored')")
+    second = seal(busy, head_of(first))
+    assert (second["from_xid"], second["epoch"] > first["epoch"]) == (0, True)
+    assert broken(busy, [first, second]) == {}
+    with pytest.raises(Refused, match="older state was restored"):
+        seal(busy, head_of(second | {"to_xid": 2**40}))
+
+
+@pytest.mark.parametrize("role", ["app_a", "stranger"])
+def test_login_of_one_tenant_cannot_seal(busy, role):
+    with pytest.raises(HelixError, match="all tenants"):
+        seal(busy, role=role)
+
+
+def test_directory_and_file_keep_every_seal(busy, tmp_path):
+    for place in (tmp_path, tmp_path / "seals.jsonl"):
+        first = seal(busy)
+        add_seal(place, first)
+        add_seal(place, seal(busy, last_head(place)))
+        assert [s["number"] for s in read_seals(place)] == [1, 2]
+        assert broken(busy, read_seals(place)) == {}
+    with pytest.raises(FileExistsError):
+        add_seal(tmp_path, first)
+    with pytest.raises(Refused, match="helixq seal"):
+        read_seals(tmp_path / "none")
+
+
+def test_every_edit_of_an_export_is_found(busy, tmp_path):
+    sealed = seal(busy)
+    with busy.connect("operator") as connection:
+        write_export(connection, sealed, tmp_path / "ledger.jsonl")
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    result = check_export(tmp_path / "ledger.jsonl", [sealed], [KEY])
+    assert result.violations == []
+    assert not any(r.count for r in result.results)
+    assert result.states["COMPLETED"] > 0
+    entry = json.loads(lines[3])
+    edits = {
+        "actor": "eve", "at": entry["at"] + 1, "late": not entry["late"], "reason": "expired",
+        "batch": [7] * len(entry["batch"]), "version": [9] * len(entry["version"]),
+        "attempt": [9] * len(entry["attempt"]), "hash": "00" * 32, "xid": entry["xid"] + 1,
+    }  # fmt: skip
+    changed = tmp_path / "changed.jsonl"
+    for member, value in edits.items():
+        changed.write_text("\n".join([*lines[:3], json.dumps(entry | {member: value}), *lines[4:]]))
+        result = check_export(changed, [sealed], [KEY])
+        assert result.violations or any(r.count for r in result.results), member
+    for lost in (lines[:-1], lines[1:], [*lines, lines[0]]):
+        changed.write_text("\n".join(lost))
+        assert any(r.count for r in check_export(changed, [sealed], [KEY]).results)
+
+
+def test_commands_seal_and_check_against_it(busy, tmp_path):
+    helixq = Helixq(busy, "helix_migrator")
+    key = {"HELIX_KEY": str(tmp_path / "key"), "HELIX_TENANT": ""}
+    assert helixq("seal", "--to", tmp_path / "s", **key).code == Exit.REFUSED
+    helixq("key", "create", **key)
+    assert helixq("seal", "--to", tmp_path / "s", "--json", **key).json["number"] == 1
+    assert helixq("check", "--against", tmp_path / "s", "--json", **key).json["ok"]
+    other = {"HELIX_KEY": str(tmp_path / "other"), "HELIX_TENANT": ""}
+    helixq("key", "create", **other)
+    done = helixq("check", "--against", tmp_path / "s", "--json", **other)
+    assert done.code == Exit.NO
+    assert [r["name"] for r in done.json["results"] if r["count"]] == ["seal_forged"]
+    assert helixq("check", "--against", tmp_path / "s", HELIX_TENANT="").code == Exit.USAGE
+
+
+def test_service_publishes_keys_and_seals_on_request_and_on_its_clock(busy, tmp_path):
+    keys = tuple(create(tmp_path / "key"))
+    assert isinstance(keys[0], SigningKey)
+    (tmp_path / "seals").mkdir()
+    settings = settings_for(busy, keys=keys, seal_to=tmp_path / "seals", seal_seconds=3600)
+    with serving(settings) as url:
+        site = Site(busy, url)
+        with site.client("operate") as client:
+            published = client.get("/v1/keys", headers={"Authorization": ""}).json()["keys"]
+            assert published == [keys[0].public()]
+            made = client.post("/v1/seals", json={}).json()
+        with site.client("read") as client:
+            assert client.post("/v1/seals", json={}).status_code == 403
+        token = site.token("operate")
+        done = Helixq(busy)(
+            "seal",
+            "--to",
+            tmp_path / "s",
+            "--url",
+            url,
+            "--token",
+            token,
+            HELIX_TENANT="",
+            HELIX_DSN="",
+        )
+        assert done.code == Exit.OK, done.err
+        wait_until(lambda: list((tmp_path / "seals").glob("seal-*.json")))
+    signer = keys[0].signer
+    for series in ([made], read_seals(tmp_path / "s"), read_seals(tmp_path / "seals")):
+        assert broken(busy, series, [signer]) == {}
+
+
+def test_service_without_key_seals_nothing(busy):
+    with serving(settings_for(busy)) as url, Site(busy, url).client("operate") as client:
+        assert client.get("/v1/keys").json() == {"keys": []}
+        response = client.post("/v1/seals", json={})
+        assert (response.status_code, response.json()["type"][-6:]) == (409, "no-key")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_check_leaves_no_query_behind(busy, how):
+    """The server notices the closed connection while a query runs."""
+    with busy.connect("helix_bootstrap") as blocker:
+        blocker.execute("begin; lock table helix.refusal in access exclusive mode")
+        process = subprocess.Popen(
+            [HELIXQ, "check", "--dsn", busy.dsn("helix_migrator", direct=True)],
+            env=os.environ | {"HELIX_TENANT": ""},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        running = (
+            "select count(*) from pg_stat_activity where datname = current_database() "
+            "and usename = 'helix_migrator' and state = 'active'"
+        )
+        wait_until(lambda: busy.value(running) == 1)
+        process.send_signal(how)
+        process.wait()
+        begin = time.monotonic()
+        wait_until(lambda: busy.value(running) == 0)
+        assert time.monotonic() - begin < 10
+        blocker.execute("rollback")

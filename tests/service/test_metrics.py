@@ -1,0 +1,264 @@
+"""Metrics of service and worker, as Prometheus scrapes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from helixqueue import AsyncHelixQueue, HelixQueue, Queue
+from helixqueue.engine import metrics
+from helixqueue.errors import NotPermitted
+from tests.support.lab import POOLED, Lab, wait_until
+
+# REQUIREMENTS H10, to the letter.
+EIGHT = (
+    "helix_assign_conflict_total", "helix_duplicate_active_assignments",
+    "helix_audit_missing_total", "helix_stream_pending", "helix_lease_reaped_total",
+    "helix_process_latency_seconds", "helix_id_normalization_changed_total",
+    "helix_xack_after_commit_failures",
+)  # fmt: skip
+SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def every_second(database):
+    """The duty that keeps the figures runs every tenth of a second."""
+    with Lab(database, "operator") as operator:
+        operator.run(metrics.set_duty(duty="metrics", every_seconds=0.1))
+        operator.run(metrics.set_duty(duty="reconcile", every_seconds=0.1))
+
+
+def value(http, name, **labels):
+    """The sum of the samples of a metric that have these labels."""
+    wanted = {f'{key}="{text}"' for key, text in labels.items()}
+    return sum(
+        float(number)
+        for found, labelled, number in SAMPLE.findall(http.get("/metrics").text)
+        if found == name and wanted <= set(labelled.split(","))
+    )
+
+
+def test_service_exports_the_eight_required_metrics_under_their_names(site, lab):
+    lab.submit("Sa\u0308mple", "s2")  # one identity changes when it becomes canonical
+    [first, second] = lab.claim(2, lease_seconds=60)
+    lab.complete(first)
+    lab.pass_time(second.batch)
+    lab.claim(1, lease_seconds=60)
+    lab.complete(second)  # refused: it was reaped
+    lab.run(
+        metrics.report_intake(
+            tenant="a", stream=f"in-{lab.q}", pending={"c1": 3, "c2": 0}, lag=7, xack_failures=2
+        )
+    )
+    with site.client("metrics") as http:
+        queue = {"tenant": "a", "queue": lab.q}
+        wait_until(lambda: value(http, "helix_assign_conflict_total", **queue) == 1)
+        wait_until(lambda: value(http, "helix_process_latency_seconds_count", **queue) == 1)
+        assert value(http, "helix_lease_reaped_total", **queue) == 1
+        assert value(http, "helix_id_normalization_changed_total", **queue) == 1
+        assert value(http, "helix_batches", **queue, state="COMPLETED") == 1
+        assert value(http, "helix_batches", **queue, state="RUNNING") == 1
+        assert value(http, "helix_submissions_total", **queue, decision="new") == 2
+        stream = {"tenant": "a", "stream": f"in-{lab.q}"}
+        assert value(http, "helix_stream_pending", **stream, consumer="c1") == 3
+        wait_until(lambda: value(http, "helix_xack_after_commit_failures", **stream) == 2)
+        text = http.get("/metrics").text
+    names = {name for name, _, _ in SAMPLE.findall(text)}
+    histogram = EIGHT[5]
+    assert {*EIGHT} - {histogram} <= names
+    assert {f"{histogram}_{part}" for part in ("bucket", "sum", "count")} <= names
+    for name in EIGHT:
+        assert re.search(rf"^# TYPE {name} (counter|gauge|histogram|untyped)$", text, re.MULTILINE)
+
+
+def test_tenant_reads_its_own_figures_without_tenant_labels(site, lab):
+    lab.submit("s")
+    with Lab(site.database) as other:
+        other.queue(tenant="b")
+        other.submit("s", tenant="b")
+        with site.client("operate") as http:
+            wait_until(lambda: value(http, "helix_batches", queue=lab.q, state="PENDING") == 1)
+            text = http.get("/metrics").text
+            assert other.q not in text
+            assert "tenant=" not in text
+            assert not re.search(r"^helix_backend_xmin_age", text, re.MULTILINE)  # of the server
+        with site.client("metrics") as http:
+            wait_until(
+                lambda: value(http, "helix_batches", tenant="b", queue=other.q, state="PENDING")
+            )
+
+
+@pytest.mark.parametrize("scope", ["submit", "work", "read", "payloads", "admin"])
+def test_token_without_operate_or_metrics_reads_no_figures(site, scope):
+    with site.client(scope) as http:
+        assert http.get("/metrics").status_code == 403
+
+
+def test_admin_token_cannot_grant_the_figures_of_all_tenants(site, http):
+    response = http.post("/v1/tokens", json={"name": "greedy", "scopes": ["metrics"]})
+    assert response.status_code == 403
+    name = "scraper"
+    site.token("metrics", name=name)
+    assert http.post(f"/v1/tokens/{name}/rotate", json={}).status_code == 403
+
+
+def test_login_of_one_tenant_reads_no_figures_of_others(database):
+    with Lab(database, "app_a") as app, pytest.raises(NotPermitted):
+        app.run(metrics.read_metrics(every_tenant=True))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def worker(database):
+    """A worker in a thread whose metrics are served; yields its queue and its port."""
+    queue = Queue(f"w{time.monotonic_ns()}")
+
+    @queue.handler
+    def run(lease):
+        if lease.identity == "bad":
+            raise ValueError
+
+    port = free_port()
+    loop, task = asyncio.new_event_loop(), []
+
+    async def work():
+        async with AsyncHelixQueue(database.dsn(), "a") as helix:
+            task.append(asyncio.ensure_future(helix.work(queue, metrics_port=port)))
+            await asyncio.gather(*task, return_exceptions=True)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(work(),))
+    thread.start()
+    try:
+        yield queue, port
+    finally:
+        loop.call_soon_threadsafe(task[0].cancel)
+        thread.join()
+        loop.close()
+
+
+def test_worker_serves_its_metrics_on_loopback_only(worker, database):
+    queue, port = worker
+    with HelixQueue(database.dsn(), "a") as helix:
+        helix.submit(queue, identity="good", payload={})
+        helix.submit(queue, identity="bad", payload={})
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        wait_until(lambda: _reaches(http))
+        wait_until(lambda: value(http, "helix_worker_attempts_total", outcome="completed") == 1)
+        wait_until(lambda: value(http, "helix_worker_attempts_total", outcome="failed") >= 1)
+        assert value(http, "helix_worker_handler_seconds_count") >= 2
+        assert value(http, "helix_worker_claim_seconds_count") >= 1
+        assert "good" not in http.get("/metrics").text
+    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    for address in others - {"127.0.0.1"}:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((address, port), timeout=5).close()
+
+
+def _reaches(http):
+    try:
+        return http.get("/metrics").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_several_processes_export_the_sum_of_their_counters(tmp_path):
+    """As behind a server that forks: any of the processes answers for all."""
+    program = (
+        "import os\n"
+        "from helixqueue.service.metrics import Metrics\n"
+        "from helixqueue.service.tenant_limits import TenantLimits\n"
+        "limits = TenantLimits(1, 'x', kind='too-busy', retry_after=1)\n"
+        "metrics = Metrics(limits, limits)\n"
+        "child = os.fork()\n"
+        "metrics.count_decision('new')\n"
+        "if child:\n"
+        "    os.waitpid(child, 0)\n"
+        "    print(metrics.text())"
+    )
+    done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+    assert 'helix_submit_decisions_total{decision="new"} 2.0' in done.stdout
+
+
+@pytest.mark.skipif(POOLED, reason="the pooler does not concern Prometheus")
+def test_prometheus_scrapes_service_and_worker(site, worker, tmp_path):
+    if shutil.which("prometheus") is None:
+        assert not os.environ.get("CI"), "CI installs prometheus"
+        pytest.skip("apt-get install -y prometheus")
+    _, worker_port = worker
+    token = tmp_path / "token"
+    token.write_text(site.token("metrics"))
+    port = free_port()
+    (tmp_path / "prometheus.yml").write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+                "scrape_configs": [
+                    {
+                        "job_name": "helixqueue",
+                        "authorization": {"credentials_file": str(token)},
+                        "static_configs": [{"targets": [site.url.removeprefix("http://")]}],
+                    },
+                    {
+                        "job_name": "helixqueue-worker",
+                        "static_configs": [{"targets": [f"127.0.0.1:{worker_port}"]}],
+                    },
+                ],
+            }
+        )
+    )
+    prometheus = subprocess.Popen(
+        ["prometheus", f"--config.file={tmp_path}/prometheus.yml",
+         f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+
+            def ask(query):
+                try:
+                    response = http.get("/api/v1/query", params={"query": query})
+                except httpx.TransportError:
+                    return None
+                return response.json()["data"]["result"] if response.is_success else None
+
+            wait_until(lambda: len(ask("up == 1") or ()) == 2, "both targets")
+            assert wait_until(lambda: ask("helix_batches"))
+            assert wait_until(lambda: ask("helix_worker_slots"))
+    finally:
+        prometheus.kill()
+        prometheus.wait()
+
+
+def test_metrics_of_many_queues_take_little_time(site):
+    """BUDGETS: 50 ms; processor time, because the machine may be busy."""
+    with Lab(site.database) as lab:
+        for number in range(100):
+            lab.queue(f"{lab.q}-{number}")
+    with site.client("metrics") as http:
+        wait_until(lambda: value(http, "helix_batches", queue=f"{lab.q}-99") == 0
+                   and f"{lab.q}-99" in http.get("/metrics").text)  # fmt: skip
+        taken = []
+        for _ in range(5):
+            began = time.process_time()
+            assert http.get("/metrics").is_success
+            taken.append(time.process_time() - began)
+    assert min(taken) < 0.1
