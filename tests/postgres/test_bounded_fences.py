@@ -16,7 +16,7 @@ LIMIT = 4
 # What a page of LIMIT may read: its scan, its rows, and the small tables of tenants. Reading
 # everything would be hundreds.
 ROWS_READ_MAX = ROWS_SCANNED + LIMIT + 1 + 40
-MANY = 160
+MANY = 100
 NAMES = [None, "busy", "rare", "none such"]
 STATES = [None, *FenceState]
 
@@ -67,29 +67,29 @@ def rows_read(caller, call):
 )
 def test_fence_pages_are_bounded_and_complete(database, role, tenant, plans):
     """Also by whoever may see one tenant: the fences of the others are not stepped over."""
-    seen = {"app_a": "a", "app_b": "b"}.get(role)
+    result = {"app_a": "a", "app_b": "b"}.get(role)
     with FenceCaller(database, role) as caller:
         caller.store.connection.execute("select set_config('plan_cache_mode', %s, false)", (plans,))
         for name in NAMES:
             for state in STATES:
-                asked = {"tenant": tenant, "name": name, "state": state}
+                value = {"tenant": tenant, "name": name, "state": state}
                 truth = database.rows(
                     "select tenant::text, identity from helix.fence f "
                     "where coalesce(f.tenant = %s, true) and coalesce(f.tenant = %s, true) "
                     "and coalesce(f.name = %s, true) and coalesce(f.state::text = %s, true) "
                     "order by life desc",
-                    *(tenant, seen, name, state and state.value),
+                    *(tenant, result, name, state and state.value),
                 )
                 found, after = [], None
                 while True:
-                    call = fences.list_fences(limit=LIMIT, after=after, **asked)
-                    assert rows_read(caller, call) <= ROWS_READ_MAX, asked
+                    call = fences.list_fences(limit=LIMIT, after=after, **value)
+                    assert rows_read(caller, call) <= ROWS_READ_MAX, value
                     page = caller.run(call)
                     found += [(row.tenant, row.identity) for row in page.rows]
                     after = page.next
                     if after is None:
                         break
-                assert found == truth, asked
+                assert found == truth, value
 
 
 def test_doubts_are_found_at_once_despite_later_seals(database):

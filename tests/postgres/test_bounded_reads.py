@@ -37,11 +37,11 @@ def lab(database):
         lab.queue("calm")
         lab.submit("rare", queue="calm")
         lab.submit_many(3, prefix="torn")
-        lab.settle(*[failure(one, failure="Rare") for one in lab.claim(3)])
+        lab.settle(*[failure(lease, failure="Rare") for lease in lab.claim(3)])
         lab.submit_many(3 * ROWS_SCANNED, prefix="broken")
-        lab.settle(*[failure(one) for one in lab.claim(3 * ROWS_SCANNED)])
+        lab.settle(*[failure(lease) for lease in lab.claim(3 * ROWS_SCANNED)])
         lab.submit_many(5, prefix="old")
-        lab.settle(*[completion(one) for one in lab.claim(5)], worker="seldom")
+        lab.settle(*[completion(lease) for lease in lab.claim(5)], worker="seldom")
         lab.submit_many(EACH, prefix="done")
         lab.complete(*lab.claim(EACH))
         lab.submit("only", tenant="b")
@@ -131,15 +131,15 @@ def test_failed_batches_are_listed_in_bounded_pages_without_gaps(
     lab, tenant, queue, failure, plans
 ):
     wanted = {None: 3 + 3 * ROWS_SCANNED, "Broken": 3 * ROWS_SCANNED, "Rare": 3}.get(failure, 0)
-    asked = {"tenant": tenant, "queue": queue, "failure": failure, "state": State.FAILED}
+    value = {"tenant": tenant, "queue": queue, "failure": failure, "state": State.FAILED}
     with Lab(lab.database, q="deep") as fresh:
         fresh.rows_as_client("select set_config('plan_cache_mode', %s, false)", plans)
         found, after = [], None
         while True:
-            call = reads.batches(limit=LIMIT, after=after, **asked)
+            call = reads.batches(limit=LIMIT, after=after, **value)
             assert rows_read(fresh, call) <= ROWS_READ_MAX
             page = fresh.run(call)
-            found += [one.batch_id for one in page.rows]
+            found += [row.batch_id for row in page.rows]
             after = page.next
             if after is None:
                 break
@@ -162,10 +162,10 @@ def test_last_page_touches_no_more_than_the_first(lab, plans, state):
         for bounds in ({}, {"until": behind}, {"after": f"{behind.isoformat()}~0"}):
             call = reads.batches(tenant="a", queue="deep", state=state, limit=1, **bounds)
             for _ in range(2):  # the first time, catalogs are read as well
-                [(told,)] = connection.execute(
+                [(answer,)] = connection.execute(
                     f"explain (analyze, buffers, format json) {call.sql}", call.args
                 ).fetchall()
-            touched.append(told[0]["Plan"]["Shared Hit Blocks"])
+            touched.append(answer[0]["Plan"]["Shared Hit Blocks"])
     assert max(touched) <= touched[0] + 4
 
 
@@ -187,14 +187,14 @@ def test_plan_made_while_tables_were_empty_reads_no_more(server, template, poole
             for table in ("batch", "work", "entry", "result", "ended", "request"):
                 connection.execute(f"alter table helix.{table} set (autovacuum_enabled = off)")
         with Lab(database, q="deep") as lab, Lab(database, "app_a", q="deep") as early:
-            asked = {
+            found = {
                 name: reads.batches(tenant=tenant, limit=LIMIT, **filters)
                 for tenant in ("a", None)
                 for name, filters in lists(early).items()
             }
-            asked["failure"] = reads.batches(failure="none such", limit=LIMIT)
-            asked["queues"] = reads.queues(bound=10)
-            for call in asked.values():
+            found["failure"] = reads.batches(failure="none such", limit=LIMIT)
+            found["queues"] = reads.queues(bound=10)
+            for call in found.values():
                 early.run(call)
             lab.queue(max_attempts=1)
             lab.submit_many(EACH)
@@ -202,7 +202,7 @@ def test_plan_made_while_tables_were_empty_reads_no_more(server, template, poole
             lab.submit_many(EACH, prefix="torn")
             lab.fail(*lab.claim(EACH))
             lab.submit_many(EACH, prefix="wait")
-            read = {name: rows_read(early, call) for name, call in asked.items()}
+            read = {name: rows_read(early, call) for name, call in found.items()}
     assert {name: count for name, count in read.items() if count > ROWS_READ_MAX} == {}
 
 

@@ -57,9 +57,9 @@ def test_failed_build_is_dropped_and_built_again(samples):
     assert revision.current(dsn) == "0001"
 
     remove_the_repeat(samples)
-    said = []
-    assert migrate(dsn, report=said.append).after == "0002"
-    assert "  index sample_once is left over from a build that failed; dropping it" in said
+    outputs = []
+    assert migrate(dsn, report=outputs.append).after == "0002"
+    assert "  index sample_once is left over from a build that failed; dropping it" in outputs
     assert validity(samples) is True
 
 

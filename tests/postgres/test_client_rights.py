@@ -106,7 +106,7 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   union all select 'bare result', null from helix.result
 $$;
 alter function helix.read_everything owner to helix_reader;
-grant execute on function helix.read_everything to helix_client;
+grant execute on function helix.read_everything to helix_read;
 """
 
 
@@ -117,7 +117,7 @@ def test_read_without_a_condition_returns_the_rows_of_the_caller(both):
     try:
         everything = both.rows("select source, tenant from helix.read_everything()", role="pool")
         named = {"queue", "batch", "work", "ended", "result", "overview", "event", "decision"}
-        assert {(one, tenant) for one in named for tenant in ("a", "b")} <= set(everything)
+        assert {(item, tenant) for item in named for tenant in ("a", "b")} <= set(everything)
         for role, words, tenants in (
             ("app_a", "select", {"a"}),
             ("app_b", "select", {"b"}),
@@ -127,11 +127,11 @@ def test_read_without_a_condition_returns_the_rows_of_the_caller(both):
         ):
             with both.connect(role) as connection:
                 connection.execute(words.encode())
-                seen = connection.execute("select * from helix.read_everything()").fetchall()
-            assert {tenant for _, tenant in seen if tenant} == tenants
+                found = connection.execute("select * from helix.read_everything()").fetchall()
+            assert {tenant for _, tenant in found if tenant} == tenants
             named = [row for row in everything if row[1] in tenants]
-            assert sorted(row for row in seen if row[1]) == sorted(named)
-            counts = Counter(source for source, _ in seen)
+            assert sorted(row for row in found if row[1]) == sorted(named)
+            counts = Counter(source for source, _ in found)
             for table in ("batch", "work", "ended", "result"):
                 assert counts[f"bare {table}"] == counts[table] == named.count((table, *tenants))
     finally:
@@ -141,7 +141,7 @@ def test_read_without_a_condition_returns_the_rows_of_the_caller(both):
 
 def test_duties_do_not_reveal_the_load_of_other_tenants(both):
     """Duties are for all tenants: rows, workers and times of them are not for the login of one."""
-    told = "select actor, did, total, seconds from helix.read_duties_v1()"
-    assert set(both.rows(told, role="app_a")) == {(None, 0, 0, 0.0)}
-    assert {actor for actor, *_ in both.rows(told, role="pool")} > {None}
-    assert {actor for actor, *_ in both.rows(told, role="service")} > {None}
+    answer = "select actor, did, total, seconds from helix.read_duties_v1()"
+    assert set(both.rows(answer, role="app_a")) == {(None, 0, 0, 0.0)}
+    assert {actor for actor, *_ in both.rows(answer, role="pool")} > {None}
+    assert {actor for actor, *_ in both.rows(answer, role="service")} > {None}

@@ -1,14 +1,17 @@
 """The doctor finds each illness it knows, and none in a healthy database."""
 
 import os
+import time
 from pathlib import Path
 
 import psycopg
 import pytest
+from redis import Redis
 
-from helixqueue.embedded import Postgres
+from helixqueue.embedded import Postgres, Valkey
 from helixqueue.errors import Unavailable
 from helixqueue.operate.doctor import EXAMINATIONS, examine
+from tests.support.lab import wait_until
 from tests.support.pooler import Pooler
 
 
@@ -44,7 +47,9 @@ def test_powerful_roles_are_bad(database):
 def test_unbound_role_and_one_without_grants_are_bad(database):
     assert verdicts(database.dsn("stranger"))["tenants"].verdict == "bad"
     found = verdicts(database.dsn("helix_local"))
-    assert found["grants"].remedy == 'grant helix_client to "helix_local";'
+    assert found["grants"].remedy == (
+        'grant helix_submit, helix_read to "helix_local"; (the scopes that it needs)'
+    )
 
 
 def test_database_without_the_schema_is_examined(empty):
@@ -100,6 +105,8 @@ def careless(tmp_path_factory):
         "synchronous_commit": "off",
         "autovacuum": "off",
         "max_prepared_transactions": "5",
+        "archive_mode": "on",
+        "archive_command": "false",
     }
     postgres = Postgres(
         tmp_path_factory.mktemp("careless") / "postgres",
@@ -138,3 +145,48 @@ def test_prepared_transactions_are_noticed(careless):
 def test_database_that_is_away_is_unavailable():
     with pytest.raises(Unavailable, match="cannot reach"):
         examine("host=/nowhere dbname=x")
+
+
+def test_trust_over_tcp_and_failing_archive_are_named(careless):
+    postgres, _ = careless
+    with psycopg.connect(postgres.bootstrap_dsn, autocommit=True) as connection:
+        connection.execute("create table written ()")
+        connection.execute("select pg_switch_wal()")
+    rules = postgres.data / "pg_hba.conf"
+    kept = rules.read_text()
+    rules.write_text(f"{kept}\nhost all all 10.0.0.0/8 trust\n")
+    try:
+        found = verdicts(postgres.bootstrap_dsn)["trust authentication"]
+        assert found.verdict == "warn"  # bad if the server listened on a network
+        assert "10.0.0.0" in found.found
+    finally:
+        rules.write_text(kept)
+    wait_until(lambda: verdicts(postgres.bootstrap_dsn)["archiving"].verdict == "warn")
+    assert "archive_command" in verdicts(postgres.bootstrap_dsn)["archiving"].remedy
+
+
+def test_skewed_clock_is_noticed(database, monkeypatch):
+    real = time.time
+    monkeypatch.setattr("helixqueue.operate.doctor_server.time.time", lambda: real() + 60)
+    assert verdicts(database.dsn("app_a"))["clock"].verdict == "warn"
+
+
+def test_long_transaction_is_reported_to_permitted_roles(database, monkeypatch):
+    monkeypatch.setattr("helixqueue.operate.doctor_server.TRANSACTION_S", -1)
+    with psycopg.connect(database.dsn("helix_bootstrap")) as holder:
+        holder.execute("select 1")
+        found = verdicts(database.dsn("helix_bootstrap"))["long transactions"]
+    assert (found.verdict, "process" in found.found) == ("warn", True)
+
+
+def test_redis_that_evicts_is_bad(database, tmp_path):
+    dsn = database.dsn("app_a")
+    with Valkey(tmp_path / "valkey") as valkey:
+        found = {finding.name: finding for finding in examine(dsn, valkey.url)}
+        assert (found["redis eviction"].verdict, found["redis persistence"].verdict) == ("ok", "ok")
+        with Redis.from_url(valkey.url) as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+        found = {finding.name: finding for finding in examine(dsn, valkey.url)}
+        assert found["redis eviction"].verdict == "bad"
+    with pytest.raises(Unavailable, match="Redis"):
+        examine(dsn, valkey.url)

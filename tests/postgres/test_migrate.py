@@ -22,45 +22,49 @@ from helixqueue.errors import (
 from tests.support.pooler import Pooler
 from tests.support.schema_dump import dump_schema
 
-ROLES = ("helix_owner", "helix_engine", "helix_reader", "helix_client", "helix_operator")
+ROLES = (
+    *("helix_owner", "helix_engine", "helix_reader"),
+    *("helix_submit", "helix_work", "helix_read", "helix_payloads", "helix_operate", "helix_admin"),
+    *("helix_intake", "helix_delegate", "helix_operator"),
+)
 
 
 def test_second_migration_changes_nothing(empty):
     dsn = empty.dsn("helix_migrator")
-    said = []
+    outputs = []
     assert migrate(dsn) == Migrated(None, revision.head())
     before = dump_schema(empty)
-    assert migrate(dsn, report=said.append) == Migrated(revision.head(), revision.head())
-    assert said == [f"already at revision {revision.head()}"]
+    assert migrate(dsn, report=outputs.append) == Migrated(revision.head(), revision.head())
+    assert outputs == [f"already at revision {revision.head()}"]
     assert dump_schema(empty) == before
 
 
 def test_migration_reports_its_files(empty):
-    said = []
-    migrate(empty.dsn("helix_migrator"), report=said.append)
-    assert said[0] == "  10_roles.sql"
-    assert said[-1] == f"at revision {revision.head()}"
+    outputs = []
+    migrate(empty.dsn("helix_migrator"), report=outputs.append)
+    assert outputs[0] == "  10_roles.sql"
+    assert outputs[-1] == f"at revision {revision.head()}"
 
 
 def test_two_migrators_at_once_take_turns_and_both_succeed(empty):
     """Both are seen to wait for a third that holds the lock; then one works, one finds it done."""
     dsn = empty.dsn("helix_migrator")
-    said = [[], []]
+    outputs = [[], []]
     results = [None, None]
 
     def run(number):
-        results[number] = migrate(dsn, report=said[number].append)
+        results[number] = migrate(dsn, report=outputs[number].append)
 
     with psycopg.connect(dsn, autocommit=True, application_name="holder") as holder:
         holder.execute("select pg_advisory_lock(%s)", (migration.LOCK,))
         threads = [threading.Thread(target=run, args=(n,)) for n in (0, 1)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: said[0] and said[1])
+        wait_until(lambda: outputs[0] and outputs[1])
         pid = holder.info.backend_pid
     for thread in threads:
         thread.join()
-    for heard in said:
+    for heard in outputs:
         assert heard[0].startswith(
             f"waiting for another migration: process {pid} of role helix_migrator (holder) since "
         )
@@ -232,9 +236,9 @@ def test_newer_database_that_reaches_back_is_left_as_it_is(empty):
     with empty.connect("helix_migrator") as owner:
         owner.execute("update helix_migration.revision set version_num = '9999'")
         revision.demand(revision.schema_of(owner))
-    said = []
-    assert migrate(empty.dsn("helix_migrator"), report=said.append).after == "9999"
-    assert said == ["at the newer revision 9999, which this release works with"]
+    outputs = []
+    assert migrate(empty.dsn("helix_migrator"), report=outputs.append).after == "9999"
+    assert outputs == ["at the newer revision 9999, which this release works with"]
 
 
 def test_names_of_the_files_agree_with_alembic():

@@ -31,10 +31,10 @@ def test_role_made_after_the_start_arrives_as_itself(bouncer, database):
 
 def test_sessions_share_server_connections_between_transactions(bouncer, database):
     with (
-        connect(bouncer, database, "app_a") as one,
+        connect(bouncer, database, "app_a") as item,
         connect(bouncer, database, "app_a") as two,
     ):
-        [(first,)] = one.execute("select pg_backend_pid()").fetchall()
+        [(first,)] = item.execute("select pg_backend_pid()").fetchall()
         [(second,)] = two.execute("select pg_backend_pid()").fetchall()
     assert first == second
 

@@ -46,7 +46,7 @@ def walk(lab, limit=7, **filters):
 def in_every_state(lab):
     """25 batches: 5 completed, 4 failed, 3 cancelled, 2 running, 1 assigned, 3 waiting, 7 ready."""
     lab.queue(max_attempts=1)
-    ids = [one.receipt.batch_id for one in lab.submit_many(22)]
+    ids = [submitted.receipt.batch_id for submitted in lab.submit_many(22)]
     lab.submit_many(3, prefix="later", run_at=lab.value("select now() + interval '1 h'"))
     lab.complete(*lab.claim(5))
     lab.fail(*lab.claim(4))
@@ -100,13 +100,13 @@ def test_list_is_bounded_by_since_and_until(lab):
 
 @pytest.mark.parametrize("spelling", [NFC, NFD, f"  {NFD}  "])
 def test_an_identity_is_found_in_any_spelling(lab, spelling):
-    [one] = lab.submit(NFD)
+    [submitted] = lab.submit(NFD)
     lab.submit("other")
     lab.submit(NFC, revision="2")
     page = lab.run(reads.batches(queue=lab.q, identity=spelling))
     assert [(row.revision, row.raw) for row in page.rows] == [("2", (NFC,)), ("", (NFD,))]
     story = lab.run(reads.batch_detail_by_identity("a", lab.q, spelling))
-    assert story.batch_id == one.receipt.batch_id
+    assert story.batch_id == submitted.receipt.batch_id
     assert (story.identity, story.raw) == ((NFC,), (NFD,))
 
 
@@ -146,7 +146,7 @@ def test_page_has_a_bound(limit):
 
 
 def test_batch_detail_shows_the_zombie_and_its_successor(lab):
-    [one] = lab.submit(NFD, payload={"pod5": "a"})
+    [submitted] = lab.submit(NFD, payload={"pod5": "a"})
     [frozen] = lab.claim(worker="bo")
     lab.pass_time(frozen.batch)
     lab.run(calls.reap(actor="reaper"))
@@ -156,18 +156,18 @@ def test_batch_detail_shows_the_zombie_and_its_successor(lab):
     lab.settle(completion(frozen), worker="bo")
     lab.submit(NFC, payload={"pod5": "a"})
     lab.submit(NFC, payload={"pod5": "b"})
-    story = lab.run(reads.batch_detail(one.receipt.batch_id))
-    assert story == lab.run(reads.batch_detail_by_key(one.receipt.key))
+    story = lab.run(reads.batch_detail(submitted.receipt.batch_id))
+    assert story == lab.run(reads.batch_detail_by_key(submitted.receipt.key))
     assert (story.state, story.place, story.fingerprint) == (
         State.COMPLETED,
         "outcome",
-        one.receipt.fingerprint,
+        submitted.receipt.fingerprint,
     )
     assert [event.reason for event in story.events] == [
         *("submitted", "claimed", "started"),
         *("lost", "claimed", "started", "completed"),
     ]
-    assert [(lease.worker, lease.attempt, lease.end) for lease in story.leases] == [
+    assert [(lease.worker, lease.attempt, lease.end) for lease in story.attempts] == [
         ("bo", 1, "lost"),
         ("ada", 2, "completed"),
     ]
@@ -175,29 +175,29 @@ def test_batch_detail_shows_the_zombie_and_its_successor(lab):
     assert (refusal.worker, refusal.owner, refusal.times) == ("bo", "ada", 2)
     assert [decision.kind for decision in story.decisions] == ["duplicate", "conflict"]
     assert (story.payload, story.result) == (None, None)
-    full = lab.run(reads.batch_detail(one.receipt.batch_id, payload=True))
+    full = lab.run(reads.batch_detail(submitted.receipt.batch_id, payload=True))
     assert (full.payload, full.result) == ('{"pod5":"a"}', '{"reads":7}')
 
 
 def test_lease_that_is_held_has_no_end(lab):
-    [one] = lab.submit("x")
+    [submitted] = lab.submit("x")
     [lease] = lab.claim()
-    story = lab.run(reads.batch_detail(one.receipt.batch_id))
+    story = lab.run(reads.batch_detail(submitted.receipt.batch_id))
     assert (story.worker, story.deadline) == ("w1", lease.deadline)
-    assert [held.ended_at for held in story.leases] == [None]
+    assert [held.ended_at for held in story.attempts] == [None]
 
 
 def test_erased_and_retired_batches_still_have_a_detail(lab):
-    [one] = lab.submit("x", payload={"name": "secret"})
+    [submitted] = lab.submit("x", payload={"name": "secret"})
     lab.complete(*lab.claim())
-    lab.decide("erase", one.receipt.batch_id)
-    story = lab.run(reads.batch_detail(one.receipt.batch_id, payload=True))
+    lab.decide("erase", submitted.receipt.batch_id)
+    story = lab.run(reads.batch_detail(submitted.receipt.batch_id, payload=True))
     assert (story.erased, story.payload, story.result) == (True, None, None)
     assert [decision.kind for decision in story.decisions] == ["erased"]
     lab.value(
         "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp() + interval '1 h')", lab.q
     )
-    story = lab.run(reads.batch_detail_by_key(one.receipt.key))
+    story = lab.run(reads.batch_detail_by_key(submitted.receipt.key))
     assert (story.place, story.state, story.queue) == ("retired", State.COMPLETED, None)
     assert story.retired_at is not None
 
@@ -210,29 +210,29 @@ def test_unknown_batch_has_no_detail(lab):
 
 
 def test_outcomes_and_events_come_in_input_order(lab):
-    first, second, third = (one.receipt.batch_id for one in lab.submit("1", "2", "3"))
+    first, second, third = (submitted.receipt.batch_id for submitted in lab.submit("1", "2", "3"))
     lab.complete(*lab.claim())
     lab.fail(*lab.claim(), permanent=True, detail="no reads")
-    asked = [third, uuid.uuid4(), second, first]
-    pending, unknown, failed, done = lab.run(reads.outcomes(ids=asked, results=True))
+    ids = [third, uuid.uuid4(), second, first]
+    pending, unknown, failed, done = lab.run(reads.outcomes(ids=ids, results=True))
     assert unknown is None
     assert (pending.state, pending.finished_at) == (State.PENDING, None)
     assert (failed.state, failed.failure, failed.detail) == (State.FAILED, "Broken", "no reads")
     assert (done.state, done.result) == (State.COMPLETED, '{"reads":7}')
     assert lab.run(reads.outcomes(ids=[first]))[0].result is None
-    events = lab.run(reads.events(ids=asked))
-    assert list(events) == asked
-    assert [len(events[one]) for one in asked] == [1, 0, 4, 4]
+    events = lab.run(reads.events(ids=ids))
+    assert list(events) == ids
+    assert [len(events[item]) for item in ids] == [1, 0, 4, 4]
     assert [event.version for event in lab.run(reads.events(ids=[first], after=2))[first]] == [3, 4]
 
 
 def test_queues_count_no_further_than_their_bound(lab):
     in_every_state(lab)
     [sight] = lab.run(reads.queues(queue=lab.q, bound=4)).rows
-    told = ["ready", "waiting", "assigned", "running", "completed", "failed", "cancelled"]
-    assert [str(getattr(sight, one)) for one in told] == ["4+", "3", "1", "2", "4+", "4", "3"]
+    found = ["ready", "waiting", "assigned", "running", "completed", "failed", "cancelled"]
+    assert [str(getattr(sight, item)) for item in found] == ["4+", "3", "1", "2", "4+", "4", "3"]
     [sight] = lab.run(reads.queues(queue=lab.q)).rows
-    assert [getattr(sight, one).number for one in told] == [7, 3, 1, 2, 5, 4, 3]
+    assert [getattr(sight, item).number for item in found] == [7, 3, 1, 2, 5, 4, 3]
     assert sight.settings.max_attempts == 1
 
 
@@ -255,7 +255,7 @@ def test_pages_of_queues_lead_to_all_of_them(lab, tenant):
     found, after = [], None
     while True:
         page = lab.run(reads.queues(tenant=tenant, after=after, limit=2))
-        found += [(one.settings.tenant, one.settings.name) for one in page.rows]
+        found += [(row.settings.tenant, row.settings.name) for row in page.rows]
         after = page.next
         if after is None:
             break
@@ -285,7 +285,7 @@ def test_workers_are_listed_with_their_leases(lab):
     name = f"worker-of-{lab.q}"
     lab.claim(2, worker=name, free={"gpus": 2})
     lab.rows_as_client("select helix.hello_v1(%s, '{\"gpus\": 2}')", name)
-    [worker] = [one for one in every_worker(lab) if one.name == name]
+    [worker] = [item for item in every_worker(lab) if item.name == name]
     assert (worker.role, worker.free, worker.leases) == ("pool", {"gpus": 2}, 2)
 
 
@@ -308,7 +308,7 @@ def test_worker_of_a_service_is_listed_with_the_leases_of_its_tenant(lab, databa
     lab.submit("s")
     lab.claim(worker=name)
     with Lab(database, "operator", q=lab.q) as operator:
-        found = [(one.role, one.leases) for one in every_worker(operator) if name in one.name]
+        found = [(item.role, item.leases) for item in every_worker(operator) if name in item.name]
     assert found == [("service", 1)]
 
 
@@ -319,7 +319,7 @@ def test_page_of_workers_continues_only_from_a_next(after):
 
 
 def test_another_tenant_reads_nothing(lab, database):
-    [one] = lab.submit("mine")
+    [submitted] = lab.submit("mine")
     lab.claim()
     with Lab(database, "app_b", q=lab.q) as stranger:
         run = stranger.run
@@ -328,10 +328,12 @@ def test_another_tenant_reads_nothing(lab, database):
             assert run(reads.batches(state=state)).rows == ()
         assert run(reads.batches(identity="mine")).rows == ()
         assert run(reads.batches(worker="w1")).rows == ()
-        assert run(reads.batch_detail(one.receipt.batch_id)) is None
-        assert run(reads.batch_detail_by_key(one.receipt.key)) is None
-        assert run(reads.outcomes(ids=[one.receipt.batch_id])) == [None]
-        assert run(reads.events(ids=[one.receipt.batch_id])) == {one.receipt.batch_id: []}
+        assert run(reads.batch_detail(submitted.receipt.batch_id)) is None
+        assert run(reads.batch_detail_by_key(submitted.receipt.key)) is None
+        assert run(reads.outcomes(ids=[submitted.receipt.batch_id])) == [None]
+        assert run(reads.events(ids=[submitted.receipt.batch_id])) == {
+            submitted.receipt.batch_id: []
+        }
         assert run(reads.queues()).rows == ()
         assert run(reads.tenants()) == ["b"]
     with Lab(database, "app_a", q=lab.q) as own:

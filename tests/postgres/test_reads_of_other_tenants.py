@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from helixqueue.engine import fences, tokens
+from helixqueue.engine import calls, fences, letters, tokens
 from helixqueue.identity import derive_key
+from helixqueue.records.letter import NewLetter
 from tests.support.fence_caller import FenceCaller
 from tests.support.lab import Lab, failure, lease_refs, new_database
 
@@ -58,6 +59,15 @@ def loot(database):
         lease = lease_refs([running])[0]
         b.rows_as_client("select helix.hello_v1(%s)", f"{WORD}-worker")
         b.decide("cancel", ids[-1], reason=WORD)
+        b.run(calls.note_refused(tenant="b", queue=QUEUE, refused=[(b"x", WORD)]))
+        message = NewLetter(f"{WORD}-1", "json", WORD, WORD.encode(), len(WORD), b"d" * 32)
+        write = letters.write_letters(tenant="b", kind="redis", name=WORD, letters=[message])
+        [letter] = b.run(write)
+        report = letters.report_intake(
+            tenant="b", stream=WORD, group=WORD, consumer=WORD, started_at=datetime.now(UTC),
+            problem=WORD, figures={},
+        )  # fmt: skip
+        b.run(report)
     with database.connect("service") as service, service.transaction():
         service.execute("select set_config('helix.tenant', 'b', true)")
         service.execute("select helix.hello_v1(%s)", [f"b/{WORD}-gpu"])
@@ -83,11 +93,12 @@ def loot(database):
         "worker": f"{WORD}-worker",
         "word": WORD,
         "fence_name": f"{WORD}-fence",
+        "letter": letter,
     }
 
 
 def walk(name, *filters):
-    named = "".join(f", {one}" for one in filters)
+    named = "".join(f", {item}" for item in filters)
     return f"helix.read_batches_v1('{name}'{named})"
 
 
@@ -98,6 +109,7 @@ CASES = {
         "helix.read_batch_v1('{}', %(keys)s, true)",
     ],
     "read_outcomes_v1": ["helix.read_outcomes_v1(%(ids)s, true)"],
+    "read_contents_v1": ["helix.read_contents_v1(%(ids)s)"],
     "read_events_v1": ["helix.read_events_v1(%(ids)s)"],
     "read_queue_v1": ["helix.read_queue_v1('b', %(queue)s)"],
     "read_queues_v1": [
@@ -110,7 +122,10 @@ CASES = {
         walk("all"),
         walk("all", "p_tenant => 'b'"),
         walk("all", "p_tenant => 'b'", "p_queue => %(queue)s"),
-        *(walk("finished", f"p_state => '{one}'") for one in ("COMPLETED", "FAILED", "CANCELLED")),
+        *(
+            walk("finished", f"p_state => '{name}'")
+            for name in ("COMPLETED", "FAILED", "CANCELLED")
+        ),
         walk("finished", "p_state => 'FAILED'", "p_tenant => 'b'"),
         walk("finished_by", "p_state => 'COMPLETED'", "p_worker => %(worker)s"),
         walk("finished_by", "p_state => 'FAILED'"),
@@ -148,6 +163,17 @@ CASES = {
         "helix.read_fences_v1('doubt', 'b')",
     ],
     "read_fence_counts_v1": ["helix.read_fence_counts_v1()"],
+    "read_refused_v1": ["helix.read_refused_v1('b', %(queue)s)"],
+    "read_letters_v1": [
+        "helix.read_letters_v1('b', null, null, null, 1000000, 100, 100)",
+        "helix.read_letters_v1('b', 'open', 'json', null, 1000000, 100, 100)",
+    ],
+    "read_letter_v1": [
+        "helix.read_letter_v1(%(letter)s)",
+        "helix.read_letter_v1(%(letter)s, true)",
+    ],
+    "read_intakes_v1": ["helix.read_intakes_v1('b')", "helix.read_intakes_v1(null)"],
+    "read_identities_v1": ["helix.read_identities_v1('b', %(queue)s)"],
 }
 # These tell no words; the tests below, and those of duties, look at what they tell.
 WORDLESS = {
@@ -156,14 +182,16 @@ WORDLESS = {
     "read_duties_v1",
     "read_fence_holder_v1",
     "read_fence_lag_v1",
+    "read_letter_counts_v1",
     "read_tenants_v1",
+    "tenant_key_v1",
 }
 # Only a service's workers are named by tenant.
 OF_SERVICE = {"read_tenant_workers_v1"}
-ASKED = [(name, call) for name, calls in CASES.items() for call in calls]
+CALLS = [(name, call) for name, calls in CASES.items() for call in calls]
 
 
-def told(database, role, tenant, call, args):
+def result_of(database, role, tenant, call, args):
     with database.connect(role) as connection, connection.transaction():
         connection.execute("select set_config('helix.tenant', %s, true)", (tenant,))
         query = f"select t::text from {call} t"  # noqa: S608
@@ -171,28 +199,33 @@ def told(database, role, tenant, call, args):
 
 
 def test_every_read_has_a_case():
-    text = "".join(path.read_text() for path in sorted(SQL.glob("9[2-6]_*.sql")))
+    text = "".join(path.read_text() for path in sorted(SQL.glob("9[2-68]_*.sql")))
     assert set(re.findall(r"create function helix\.(\w+_v1)\(", text)) == set(CASES) | WORDLESS
 
 
-@pytest.mark.parametrize(("name", "call"), ASKED)
+@pytest.mark.parametrize(("name", "call"), CALLS)
 def test_reads_reveal_nothing_of_another_tenant(database, loot, name, call):
     role, tenant = ("service", "b") if name in OF_SERVICE else ("app_b", "")
-    found = repr(told(database, role, tenant, call, loot))
+    found = repr(result_of(database, role, tenant, call, loot))
     assert WORD in found or str(loot["ids"][0]) in found, "the case shows nothing to its owner"
-    for who, (intruder, named) in INTRUDERS.items():
-        found = repr(told(database, intruder, named, call, loot))
-        assert WORD not in found.replace(QUEUE, ""), who
-        assert not any(str(one) in found for one in loot["ids"]), who
+    for value, (intruder, named) in INTRUDERS.items():
+        found = repr(result_of(database, intruder, named, call, loot))
+        assert WORD not in found.replace(QUEUE, ""), value
+        assert WORD.encode().hex() not in found, value
+        assert not any(str(item) in found for item in loot["ids"]), value
 
 
 def test_reads_without_text_reveal_nothing_of_another_tenant(database, loot):
     holder = "helix.read_fence_holder_v1(%(fence)s)"
     lost = "helix.read_changes_lost_v1(0, 0, 0, '-infinity')"
-    assert told(database, "app_b", "", holder, loot) == [("(2,f)",)]
+    assert result_of(database, "app_b", "", holder, loot) == [("(2,f)",)]
     for role, tenant in INTRUDERS.values():
-        assert told(database, role, tenant, holder, loot) == []
-        assert told(database, role, tenant, lost, loot) == [("false",)]
+        assert result_of(database, role, tenant, holder, loot) == []
+        assert result_of(database, role, tenant, lost, loot) == [("false",)]
+    for counts in ("helix.read_letter_counts_v1('b')", "helix.read_letter_counts_v1(null)"):
+        assert result_of(database, "app_b", "", counts, loot) == [("(open,json,1)",)]
+        for role, tenant in INTRUDERS.values():
+            assert result_of(database, role, tenant, counts, loot) == []
     tenants = "helix.read_tenants_v1()"
-    assert told(database, "app_a", "b", tenants, loot) == [("a",)]
-    assert told(database, "stranger", "b", tenants, loot) == []
+    assert result_of(database, "app_a", "b", tenants, loot) == [("a",)]
+    assert result_of(database, "stranger", "b", tenants, loot) == []

@@ -1,5 +1,6 @@
 """The generated files show the schema that the migrations create, whichever way they run."""
 
+import json
 import subprocess
 
 import pytest
@@ -16,16 +17,17 @@ def test_generated_files_match_the_migrated_schema(empty, server):
     assert dump == DUMP.read_text(encoding="utf-8"), (
         f"engine/sql changed and {DUMP.name} did not: run `{COMMAND}` and review its diff"
     )
-    assert expected_schema(dump) == EXPECTED.read_text(encoding="utf-8"), (
+    assert expected_schema(empty) == EXPECTED.read_text(encoding="utf-8"), (
         f"engine/sql changed and {EXPECTED.name} did not: run `{COMMAND}`"
     )
 
 
 def test_expected_schema_lists_every_trigger_and_policy_of_the_dump():
-    """An object that the patterns miss would escape `check`."""
+    """An object that the query misses would escape `check`."""
     dump = DUMP.read_text(encoding="utf-8")
-    expected = EXPECTED.read_text(encoding="utf-8")
-    assert expected.count('["') == dump.count("\nCREATE TRIGGER ") + dump.count("\nCREATE POLICY ")
+    kinds = [kind for kind, _, _ in json.loads(EXPECTED.read_text(encoding="utf-8"))]
+    for kind in ("trigger", "policy"):
+        assert kinds.count(kind) == dump.count(f"\nCREATE {kind.upper()} ") > 0
 
 
 @pytest.mark.parametrize("role", ["helix_migrator", "helix_bootstrap"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab, new_database
 from tests.support.service import Site, serving, settings_for
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="module")

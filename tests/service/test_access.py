@@ -13,7 +13,7 @@ from tests.support.lab import Lab
 from tests.support.service import ALL, GUARDED, OPERATIONS, TLS, fill_path, operation_name
 
 
-def asked(site, operation, token):
+def request(site, operation, token):
     method, path, _ = operation
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=site.url, timeout=30, verify=TLS) as client:
@@ -44,23 +44,25 @@ def narrow(site):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=operation_name)
 def test_every_operation_declares_a_scope(operation):
     assert operation[2] in {*ALL, "any", "open"}
-    assert (operation[2] == "open") == operation[1].startswith(("/health/", "/v1/login"))
+    assert (operation[2] == "open") == operation[1].startswith(
+        ("/health/", "/v1/login", "/v1/keys")
+    )
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=operation_name)
 def test_no_operation_accepts_an_invalid_token(site, strangers, operation):
     for why, token in strangers.items():
-        response = asked(site, operation, token)
+        response = request(site, operation, token)
         assert response.status_code == 401, why
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["type"].endswith(":unauthenticated")
 
 
 @pytest.mark.parametrize(
-    "operation", [one for one in GUARDED if one[2] != "any"], ids=operation_name
+    "operation", [item for item in GUARDED if item[2] != "any"], ids=operation_name
 )
 def test_no_operation_accepts_a_token_without_its_scope(site, narrow, operation):
-    response = asked(site, operation, narrow[operation[2]])
+    response = request(site, operation, narrow[operation[2]])
     assert response.status_code == 403
     assert response.json()["expected"] == f"a token with the scope {operation[2]}"
 
@@ -71,8 +73,8 @@ def test_unsupported_methods_are_refused(site, strangers, operation):
     known = {item for item, there, _ in OPERATIONS if there == path}
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"} - known:
         # An invalid token learns nothing here either.
-        assert asked(site, (method, path, ""), strangers["unknown"]).status_code == 401
-        response = asked(site, (method, path, ""), site.everything)
+        assert request(site, (method, path, ""), strangers["unknown"]).status_code == 401
+        response = request(site, (method, path, ""), site.everything)
         assert response.status_code == 405
         assert set(response.headers["allow"].split(", ")) == known
 

@@ -11,7 +11,7 @@ from helixqueue.engine import tokens
 from helixqueue.service.problems import Problem
 from helixqueue.service.rate_limit import ADDRESSES_MAX, AnonymousRateLimit
 from helixqueue.service.service import Service
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.support.service import TLS, Site, serving, settings_for
 
 GUESSES = 20
@@ -80,7 +80,7 @@ def test_concurrent_guesses_run_one_lookup_at_a_time(site, database):
             with blocker.transaction():
                 blocker.execute("lock table helix.api_token in access exclusive mode")
                 asking = [asyncio.ensure_future(service.principals.get([item])) for item in sent]
-                await asyncio.to_thread(until, lambda: database.value(waiting, database.name))
+                await asyncio.to_thread(wait_until, lambda: database.value(waiting, database.name))
                 late = asyncio.ensure_future(service.principals.get([sent[-1]]))
                 await asyncio.sleep(0)
                 assert database.value(waiting, database.name) == 1

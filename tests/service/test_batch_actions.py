@@ -119,17 +119,17 @@ def test_invalid_settings_change_nothing(http, lab, settings):
 def test_queue_pages_return_every_queue(http, lab):
     for number in range(5):
         lab.queue(f"{lab.q}-{number}")
-    result, asked = [], {"limit": 2, "count_to": 10}
+    result, request = [], {"limit": 2, "count_to": 10}
     while True:
-        page = http.get("/v1/queues", params=asked).json()
+        page = http.get("/v1/queues", params=request).json()
         result += [item["name"] for item in page["queues"]]
         if page["next"] is None:
             break
-        asked["after"] = page["next"]
+        request["after"] = page["next"]
     assert result == sorted(set(result))
     assert {lab.q, *(f"{lab.q}-{number}" for number in range(5))} <= set(result)
-    for asked in ({"limit": 501}, {"limit": 0}, {"after": "nonsense"}, {"after": "a/\0"}):
-        assert http.get("/v1/queues", params=asked).status_code == 422
+    for request in ({"limit": 501}, {"limit": 0}, {"after": "nonsense"}, {"after": "a/\0"}):
+        assert http.get("/v1/queues", params=request).status_code == 422
 
 
 def test_page_of_many_queues_counts_less_far(http, lab):
@@ -146,6 +146,13 @@ def test_page_of_many_queues_counts_less_far(http, lab):
     assert ready(500) == {"number": 1_000, "more": True}
 
 
-def test_profile_cannot_be_changed(http, lab):
+def test_profile_of_a_queue_with_batches_cannot_be_changed(http, lab, batch_id):
     response = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
     assert (response.status_code, problem_kind(response)) == (422, "refused")
+    assert http.get(f"/v1/queues/{lab.q}").json()["profile"] == "text-v1"
+    assert submit(http, lab).json()["receipt"]["batch_id"] == batch_id
+
+
+def test_profile_of_an_empty_queue_can_be_changed(http, lab):
+    response = http.put(f"/v1/queues/{lab.q}", json={"reason": "x", "profile": "lab-id-v1"})
+    assert (response.status_code, response.json()["profile"]) == (200, "lab-id-v1")

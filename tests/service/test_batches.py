@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from helixqueue.engine import calls, reads
-from tests.support.lab import completed, until
+from tests.support.lab import completion, wait_until
 from tests.support.service import PROBLEM_PREFIX, Site, problem_kind, serving, settings_for, submit
 
 NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
@@ -82,7 +82,7 @@ def test_ambiguous_json_is_refused(http, lab, body, status, problem):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content_type",
     [
         [("content-type", "text/csv")],
         [("content-type", "application/x-www-form-urlencoded")],
@@ -92,13 +92,15 @@ def test_ambiguous_json_is_refused(http, lab, body, status, problem):
     ids=["csv", "form", "two", "compressed"],
 )
 @pytest.mark.parametrize("path", ["/v1/queues/{q}/batches", "/v1/queues/{q}/pause"])
-def test_body_of_another_content_type_is_refused(http, lab, path, said):
+def test_body_of_another_content_type_is_refused(http, lab, path, content_type):
     """In hot routes and in routes that FastAPI resolves."""
     body = b'{"identity": "a", "payload": 1}' if path.endswith("batches") else b'{"reason": "r"}'
     path = path.format(q=lab.q)
-    response = http.post(path, content=body, headers=[("connection", "close"), *said])
+    response = http.post(path, content=body, headers=[("connection", "close"), *content_type])
     assert (response.status_code, problem_kind(response)) == (415, "unsupported-media-type")
-    assert "application/json" in response.json()["remedy"] or said[-1][0] == "content-encoding"
+    assert (
+        "application/json" in response.json()["remedy"] or content_type[-1][0] == "content-encoding"
+    )
     for form in ("application/json; charset=utf-8", "application/merge-patch+json", None):
         headers = {} if form is None else {"content-type": form}
         assert http.post(path, content=body, headers=headers).status_code in {200, 201}
@@ -144,10 +146,10 @@ def test_concurrent_equal_submissions_create_one_batch_each(site, lab):
     token = site.token("submit")
 
     async def item(client, identity):
-        told = await client.post(
+        response = await client.post(
             f"/v1/queues/{lab.q}/batches", json={"identity": identity, "payload": {"of": identity}}
         )
-        return identity, told.status_code, told.json()["receipt"]["key"]
+        return identity, response.status_code, response.json()["receipt"]["key"]
 
     async def crowd():
         limits = httpx.Limits(max_connections=40)
@@ -157,10 +159,10 @@ def test_concurrent_equal_submissions_create_one_batch_each(site, lab):
         ) as client:
             return await asyncio.gather(*[item(client, i) for i in identities for _ in range(40)])
 
-    told = asyncio.run(crowd())
-    assert len(told) == 200
-    assert sorted(status for _, status, _ in told).count(201) == len(identities)
-    assert len({(identity, key) for identity, _, key in told}) == len(identities)
+    answer = asyncio.run(crowd())
+    assert len(answer) == 200
+    assert sorted(status for _, status, _ in answer).count(201) == len(identities)
+    assert len({(identity, key) for identity, _, key in answer}) == len(identities)
     assert lab.value(BATCHES, lab.q) == len(identities)
 
 
@@ -191,14 +193,14 @@ def test_run_filter_returns_exactly_its_batches(http, lab, monkeypatch):
     )  # including pages that stopped early
     lab.submit("of-another", tenant="b", queue=lab.q)
     lab.submit(*[f"r-{n}" for n in range(6)])
-    lab.belong(7, "^(of-another|r-[0235])$")
+    lab.set_run(7, "^(of-another|r-[0235])$")
     [done] = lab.claim()
     lab.complete(done)
 
-    def result(**asked):
+    def result(**query):
         ids, after = [], {}
         while True:
-            page = http.get("/v1/batches", params={"run": 7, "limit": 1} | asked | after).json()
+            page = http.get("/v1/batches", params={"run": 7, "limit": 1} | query | after).json()
             ids += [item["identity"] for item in page["batches"]]
             if page["next"] is None:
                 return ids
@@ -251,8 +253,8 @@ def test_batch_detail_has_attempts_events_and_refusals(site, http, lab):
     lab.pass_time(frozen.batch)
     lab.run(calls.reap(actor="ada"))
     [second] = lab.claim(worker="ada")
-    lab.settle(completed(second), worker="ada")
-    lab.settle(completed(frozen), worker="bo")
+    lab.settle(completion(second), worker="ada")
+    lab.settle(completion(frozen), worker="bo")
     response = http.get(f"/v1/batches/{batch_id}", params={"payload": "true"}).json()
     assert [item["worker"] for item in response["attempts"]] == ["bo", "ada"]
     assert response["events"][-1]["to_state"] == "COMPLETED"
@@ -303,7 +305,7 @@ def test_full_queue_reports_its_pending_count(database, lab):
         assert int(response.headers["retry-after"]) >= 1
         # Only pending batches count: completed work makes room for as many.
         lab.complete(*lab.claim(2))
-        until(lambda: submit(http, lab, "one-more").status_code == 201)
+        wait_until(lambda: submit(http, lab, "one-more").status_code == 201)
         rows = [{"identity": f"m{n}", "payload": {}} for n in range(2)]
         many = http.post(f"/v1/queues/{lab.q}/chunks", json={"submissions": rows})
         assert (many.status_code, problem_kind(many)) == (429, "queue-full")

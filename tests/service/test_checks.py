@@ -16,8 +16,8 @@ from helixqueue.errors import Unavailable
 from helixqueue.operate.check import TIMED_OUT, invariants
 from helixqueue.service.service import Service
 from tests.support.cli import Helixq
-from tests.support.lab import Lab, until
-from tests.support.ledger_damage import damaged
+from tests.support.lab import Lab, wait_until
+from tests.support.ledger_damage import damage
 from tests.support.service import Site, serving, settings_for
 
 
@@ -44,7 +44,7 @@ def busy(site, database):
         for tenant in "ab":
             own = [lease for lease in leases if lease.tenant == tenant]
             lab.fail(*own, permanent=True, detail="okapi")
-    damaged(
+    damage(
         database,
         "update helix.entry set actor = 'zebra' where id = (select max(e.id) from helix.entry e "
         "join helix.queue q on q.id = e.queue[1] where q.tenant = 'b')",
@@ -114,7 +114,7 @@ def test_one_check_runs_per_tenant_while_the_service_responds(busy, database):
     with busy.client() as http, busy.client(tenant="b") as other, ThreadPoolExecutor() as threads:
         with held_up(database):
             first = threads.submit(http.get, "/v1/check")
-            until(lambda: waiting(database))
+            wait_until(lambda: waiting(database))
             for path in ("/v1/check", "/v1/replay"):
                 response = http.get(path)
                 assert response.status_code == 429
@@ -169,7 +169,7 @@ def test_check_is_cancelled_when_the_service_closes(database, busy):
         with serving(settings_for(database)) as url:
             client = Site(database, url).client(token=busy.token())
             sent = threads.submit(client.get, "/v1/check")
-            until(lambda: waiting(database))
+            wait_until(lambda: waiting(database))
         # The service closed without waiting for the lock.
         assert sent.exception() is not None or sent.result().status_code >= 500
         client.close()
@@ -183,12 +183,12 @@ def test_close_continues_when_a_check_ends_before_its_cancellation(database, bus
 
         def cancelled(connection):
             cancel(connection)
-            until(lambda: not service.check_jobs._tasks)
+            wait_until(lambda: not service.check_jobs._tasks)
 
         monkeypatch.setattr(psycopg.Connection, "cancel_safe", cancelled)
         asker = await service.principals.get([f"Bearer {busy.token()}".encode()])
         sent = asyncio.ensure_future(service.check_jobs.check(asker, None))
-        await asyncio.to_thread(until, lambda: waiting(database))
+        await asyncio.to_thread(wait_until, lambda: waiting(database))
         await service.close()
         with pytest.raises(Unavailable):
             await sent

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from helixqueue.engine import calls
-from tests.support.lab import Lab, failed
+from tests.support.lab import Lab, failure
 from tests.support.service import problem_kind, submit
 
 
@@ -38,7 +38,7 @@ def test_batch_without_attempts_left_is_listed_with_its_last_worker(http, lab):
     lab.queue(max_attempts=2)
     batch_id = submit(http, lab).json()["receipt"]["batch_id"]
     [lease] = lab.claim(worker="ada")
-    lab.settle(failed(lease, after_seconds=0), worker="ada")
+    lab.settle(failure(lease, after_seconds=0), worker="ada")
     assert list_failed(http, lab) == {"batches": [], "next": None}
     [lease] = lab.claim(worker="bo")
     lab.pass_time(lease.batch)
@@ -179,7 +179,7 @@ def test_other_tenant_neither_lists_nor_retries_failed_batches(site, http, lab):
         there.queue(tenant="b")
     with site.client(tenant="b") as other:
         assert list_failed(other, lab)["batches"] == []
-        responses = [other.get(f"/v1/batches/{one}") for one in (batch_id, uuid.uuid4())]
+        responses = [other.get(f"/v1/batches/{item}") for item in (batch_id, uuid.uuid4())]
         assert [problem_kind(response) for response in responses] == ["no-such-batch"] * 2
         for dry_run in (True, False):
             [answer] = retry(other, batch_ids=[batch_id], dry_run=dry_run).json()["answers"]

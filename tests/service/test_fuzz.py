@@ -13,7 +13,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from tests.support.service import DOCUMENT, OPERATIONS
 
 load_all_checks()
-CHOSEN = [
+RESPONSE_CHECKS = [
     CHECKS.get_one(name)
     for name in (
         "not_a_server_error",
@@ -34,7 +34,7 @@ def fuzzer(site, database):
     return {"Authorization": f"Bearer {site.token()}"}
 
 
-def asked():
+def cases():
     """Valid requests for every operation, invalid ones for operations with parameters."""
     for method, path, _ in OPERATIONS:
         response = DOCUMENT["paths"][path][method.lower()]
@@ -43,7 +43,7 @@ def asked():
             yield method, path, GenerationMode.NEGATIVE
 
 
-@pytest.mark.parametrize(("method", "path", "mode"), list(asked()))
+@pytest.mark.parametrize(("method", "path", "mode"), list(cases()))
 def test_no_generated_request_causes_an_internal_error(site, fuzzer, method, path, mode):
     endless = path == "/v1/changes"
 
@@ -58,7 +58,7 @@ def test_no_generated_request_causes_an_internal_error(site, fuzzer, method, pat
             if isinstance(held, int | float) and held > 0:
                 case.body = {**case.body, "seconds": min(held, 0.1)}
         case.headers = {**(case.headers or {}), **fuzzer}
-        response = case.call_and_validate(base_url=site.url, checks=CHOSEN, timeout=30)
+        response = case.call_and_validate(base_url=site.url, checks=RESPONSE_CHECKS, timeout=30)
         if response.headers.get("content-type", [""])[0] == "application/problem+json":
             assert response.json()["type"] in DOCUMENT["paths"][path][method.lower()]["x-problems"]
 

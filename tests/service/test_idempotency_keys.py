@@ -7,22 +7,24 @@ import uuid
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences
 from helixqueue.identity import key_text
 from tests.support.lab import POOLED
+from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT
 
 WRITES = {
-    told["operationId"]: (method.upper(), path, told["x-fenced"])
+    answer["operationId"]: (method.upper(), path, answer["x-fenced"])
     for path, methods in DOCUMENT["paths"].items()
-    for method, told in methods.items()
+    for method, answer in methods.items()
     if method != "get"
 }
 FENCED = [name for name, (_, _, fenced) in WRITES.items() if fenced]
 # Deduplicated by the engine; with secrets in the response; without effect.
 KNOWN_BY_ITSELF = {"claim", "start", "renew", "settle", "release", "hello", "expect", "wait"}
 SECRETS = {"create_token", "rotate_token", "revoke_token", "offer_login", "log_in"}
-NOTHING = {"rehearse", "note_refused"}
+NOTHING = {"rehearse", "note_refused", "seal"}
 
 
 def test_every_write_accepts_a_key_or_needs_none():
@@ -44,7 +46,8 @@ def ready(database, lab):
     with HelixQueue(database.dsn("pool"), tenant="a", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
             raise TimeoutError("the bank did not answer")
-        [doubt] = helix.run(fences.list_fences(name=lab.q)).rows
+        [doubt] = backend_of(helix).run(fences.list_fences(name=lab.q)).rows
+    ids["redrive_letter"], ids["discard_letter"] = write_letters(lab, "1-1", "2-1")
     return ids, doubt
 
 
@@ -65,7 +68,9 @@ def body_of(name, ids, doubt):
 def test_repeated_keyed_write_returns_the_stored_response(http, lab, ready, name):
     ids, doubt = ready
     method, path, _ = WRITES[name]
-    path = path.format(queue=lab.q, batch_id=ids.get(name), fence=key_text(doubt.key))
+    path = path.format(
+        queue=lab.q, batch_id=ids.get(name), letter=ids.get(name), fence=key_text(doubt.key)
+    )
     body = body_of(name, ids, doubt)
     key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
     first, again = (http.request(method, path, json=body, headers=key) for _ in range(2))

@@ -7,8 +7,8 @@ import logging
 import uuid
 
 from helixqueue.engine import calls
-from tests.support.lab import until
-from tests.support.service import Site, serving, settings_for
+from tests.support.lab import wait_until
+from tests.support.service import Site, problem_kind, serving, settings_for
 
 
 def claimed(http, lab, worker="gpu-1", **more):
@@ -22,8 +22,8 @@ def logged(caplog):
     return "\n".join(caplog.messages).splitlines()
 
 
-def lease_of(one):
-    return {"batch": one["batch"], "token": one["token"]}
+def lease_of(lease):
+    return {"batch": lease["batch"], "token": lease["token"]}
 
 
 def held(http, verb, worker, *leases):
@@ -77,7 +77,7 @@ def test_token_of_one_lease_cannot_write_to_its_sibling(http, lab):
     stored = lab.rows(
         "select nonce, helix.lease_nonce(nonce, batch) from helix.work where batch = any (%s)"
         " order by batch",
-        [mine["batch"], sibling["batch"]],
+        [lab.batch_number(mine["batch_id"]), lab.batch_number(sibling["batch_id"])],
     )
     assert [int(nonce) for _, nonce, _ in tokens] == [derived for _, derived in stored]
     assert not {int(nonce) for _, nonce, _ in tokens} & {nonce for nonce, _ in stored}
@@ -87,7 +87,8 @@ def test_token_of_one_lease_cannot_write_to_its_sibling(http, lab):
         assert held(http, verb, "gpu-1", forged) == ["refused"]
     assert settled(http, "gpu-1", forged)[0]["answer"] == "refused"
     kept = lab.rows(
-        "select operation, worker from helix.refusal where batch = %s order by 1", sibling["batch"]
+        "select operation, worker from helix.refusal where batch = %s order by 1",
+        lab.batch_number(sibling["batch_id"]),
     )
     assert kept == [(item, "gpu-1") for item in ("release", "renew", "settle", "start")]
     assert held(http, "start", "gpu-1", mine, sibling) == ["ok", "ok"]
@@ -101,7 +102,7 @@ def test_repeated_settle_with_another_result_is_a_logged_mismatch(http, lab, cap
     assert [item["mismatch"] for item in settled(http, "gpu-1", lease, result=1)] == [False]
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         [answer] = settled(http, "gpu-1", lease, result=2)
-        until(lambda: len(logged(caplog)) >= 2)
+        wait_until(lambda: len(logged(caplog)) >= 2)
     assert (answer["answer"], answer["mismatch"]) == ("repeat", True)
     step, _ = (json.loads(line) for line in logged(caplog))
     assert (step["batch"], step["worker"], step["mismatch"]) == (lease["batch_id"], "gpu-1", True)
@@ -119,12 +120,12 @@ def test_worker_releases_a_lease(http, lab):
 def test_stale_worker_is_refused_and_both_names_are_logged(http, lab, caplog):
     lab.submit("a")
     [frozen] = claimed(http, lab, worker="bo")["leases"]
-    lab.pass_time(frozen["batch"])
+    lab.pass_time(lab.batch_number(frozen["batch_id"]))
     lab.run(calls.reap(actor="reaper"))
     claimed(http, lab, worker="ada")
     with caplog.at_level(logging.INFO, "helixqueue.service.request"):
         [answer] = settled(http, "bo", frozen)
-        until(lambda: len(logged(caplog)) >= 2)  # written after the response
+        wait_until(lambda: len(logged(caplog)) >= 2)  # written after the response
     assert (answer["answer"], answer["owner"]) == ("refused", "ada")
     step, request = (json.loads(line) for line in logged(caplog))
     assert (step["operation"], step["worker"], step["conflicting_worker"]) == (
@@ -148,7 +149,7 @@ def test_log_search_for_a_batch_id_finds_its_history(site, http, lab, caplog):
             {"identity": "S-2", "payload": 1},
         ]})  # fmt: skip
         [item] = claimed(http, lab, worker="bo", start=True)["leases"]
-        lab.pass_time(item["batch"])
+        lab.pass_time(lab.batch_number(item["batch_id"]))
         lab.run(calls.reap(actor="reaper"))
         lab.run(calls.promote())
         leases = claimed(http, lab, worker="ada", count=2)["leases"]
@@ -163,7 +164,7 @@ def test_log_search_for_a_batch_id_finds_its_history(site, http, lab, caplog):
             settled(other, "bo", item)
             settled(other, "ada", two)
         http.get(f"/v1/batches/{batch_id}/outcome")
-        until(lambda: any("show_outcome" in line for line in logged(caplog)))
+        wait_until(lambda: any("show_outcome" in line for line in logged(caplog)))
     lines = [json.loads(line) for line in logged(caplog) if batch_id in line]
     assert [
         (
@@ -201,6 +202,36 @@ def test_token_of_another_tenant_changes_nothing(site, http, lab):
             assert "ok" not in held(intruder, verb, "gpu-1", lease)
         assert settled(intruder, "gpu-1", lease)[0]["answer"] == "refused"
     assert held(http, "renew", "gpu-1", lease) == ["ok"]
+
+
+def test_token_for_one_queue_cannot_touch_the_leases_of_another(site, http, lab):
+    lab.submit("a")
+    [lease] = claimed(http, lab)["leases"]
+    with site.client("work", queues=["elsewhere"]) as narrow:
+        done = {**lease_of(lease), "outcome": "completed"}
+        claim = {"worker": "gpu-1", "request": str(uuid.uuid4()), "queues": ["elsewhere"]}
+        requests = {
+            verb: {"worker": "gpu-1", "leases": [lease_of(lease)]}
+            for verb in ("start", "renew", "release")
+        }
+        requests["settle"] = {"worker": "gpu-1", "settlements": [done]}
+        requests["claim"] = claim | {"settle": [done]}
+        for verb, body in requests.items():
+            assert problem_kind(narrow.post(f"/v1/work/{verb}", json=body)) == "forbidden", verb
+    assert held(http, "start", "gpu-1", lease) == ["ok"]
+
+
+def test_number_fields_accept_no_booleans_and_no_strings(http, lab):
+    for seconds in (True, "60"):
+        body = {"worker": "w", "request": str(uuid.uuid4()), "queues": [lab.q]}
+        response = http.post("/v1/work/claim", json=body | {"lease_seconds": seconds})
+        assert problem_kind(response) == "invalid-request"
+        response = http.put(f"/v1/queues/{lab.q}", json={"reason": "t", "backoff_seconds": seconds})
+        assert problem_kind(response) == "invalid-request"
+        body = {"worker": "w", "queues": [lab.q], "seconds": seconds}
+        assert problem_kind(http.post("/v1/work/wait", json=body)) == "invalid-request"
+    body = {"worker": "w", "queues": [lab.q], "seconds": 0}
+    assert http.post("/v1/work/wait", json=body).status_code == 200
 
 
 def test_forged_tokens_are_refused_without_internal_errors(http, lab):
@@ -241,20 +272,20 @@ def test_worker_pages_return_every_worker_despite_registrations(site):
 
         for worker in names:
             hello(worker)
-        result, asked = [], {"limit": 2}
+        result, request = [], {"limit": 2}
         while True:
-            page = http.get("/v1/workers", params=asked).json()
+            page = http.get("/v1/workers", params=request).json()
             result += [item["name"] for item in page["workers"]]
             for worker in names:
                 hello(worker)
             if page["next"] is None:
                 break
-            asked["after"] = page["next"]
+            request["after"] = page["next"]
         assert result == sorted(names)
         later = {"since": "2999-01-01T00:00:00Z"}
         assert http.get("/v1/workers", params=later).json() == {"workers": [], "next": None}
-        for asked in ({"limit": 501}, {"after": "\0"}, {"after": ""}):
-            assert http.get("/v1/workers", params=asked).status_code == 422
+        for request in ({"limit": 501}, {"after": "\0"}, {"after": ""}):
+            assert http.get("/v1/workers", params=request).status_code == 422
 
 
 def test_failed_attempt_is_reported_and_retried(http, lab):

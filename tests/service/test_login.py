@@ -23,7 +23,7 @@ def test_one_of_many_logins_with_a_code_gets_the_token(site, database):
         response = list(pool.map(lambda _: exchanged(site, code), range(12)))
     assert sorted(item.status_code for item in response) == [201] + [404] * 11
     [won] = [item.json() for item in response if item.status_code == 201]
-    assert (won["tenant"], set(won["scopes"])) == ("a", set(tokens.SCOPES))
+    assert (won["tenant"], set(won["scopes"])) == ("a", set(tokens.TENANT_SCOPES))
     with site.client(token=won["token"]) as http:
         [row] = [item for item in http.get("/v1/tokens").json()["tokens"]
                  if item["name"] == won["name"]]  # fmt: skip
@@ -61,6 +61,18 @@ def test_login_link_belongs_to_the_tenant_of_its_creator(database):
     code = tokens.new_token("hl_")
     with Lab(database, "app_a") as lab, pytest.raises(Exception, match="may not act"):
         lab.run(tokens.offer_login(tenant="b", code_hash=code.hash))
+
+
+@pytest.mark.parametrize("role", ["service", "operator"])
+def test_login_link_never_gives_the_figures_of_all_tenants(database, role):
+    """The token of a link is inserted as its creator asked, so the link itself is refused."""
+    offer = """select set_config('helix.tenant', 'a', false),
+        helix.offer_login_v1('a', sha256('link'), %s, 60, 60, 'eve')"""
+    with database.connect(role) as connection:
+        for scopes in (["metrics"], ["read", "metrics"], ["root"]):
+            with pytest.raises(psycopg.errors.CheckViolation, match="login_scopes_check"):
+                connection.execute(offer, (scopes,))
+    assert database.value("select count(*) from helix.login where hash = sha256('link')") == 0
 
 
 def test_opening_a_link_changes_nothing_and_its_button_logs_in(site, database):

@@ -10,12 +10,14 @@ from helixqueue.service.openapi import examples, problem_examples
 from helixqueue.service.problems import PROBLEMS
 from tests.support.service import DOCUMENT, OPERATIONS
 
-TOLD = [DOCUMENT["paths"][path][method.lower()] for method, path, _ in OPERATIONS]
-BY_ID = {told["operationId"]: told for told in TOLD}
+OPERATION_OBJECTS = [DOCUMENT["paths"][path][method.lower()] for method, path, _ in OPERATIONS]
+BY_ID = {operation["operationId"]: operation for operation in OPERATION_OBJECTS}
 
 
-def every(wanted=TOLD):
-    return pytest.mark.parametrize("told", wanted, ids=lambda told: told["operationId"])
+def every(wanted=OPERATION_OBJECTS):
+    return pytest.mark.parametrize(
+        "operation", wanted, ids=lambda operation: operation["operationId"]
+    )
 
 
 def fits(schema, value):
@@ -34,12 +36,12 @@ def resolved(thing):
     return found
 
 
-def medias(told):
+def medias(operation):
     """Location and media type of every request and response body."""
     yield from (
-        ("request", item) for item in told.get("requestBody", {}).get("content", {}).values()
+        ("request", item) for item in operation.get("requestBody", {}).get("content", {}).values()
     )
-    for status, response in told["responses"].items():
+    for status, response in operation["responses"].items():
         yield from ((status, item) for item in response.get("content", {}).values())
 
 
@@ -51,21 +53,21 @@ def shown(media):
 
 
 def test_operation_ids_are_unique():
-    assert len(BY_ID) == len(TOLD)
+    assert len(BY_ID) == len(OPERATION_OBJECTS)
     assert set(examples.OPERATIONS) == set(BY_ID)
 
 
 @every()
-def test_every_operation_has_summary_and_description(told):
-    assert told["summary"]
-    assert len(told["description"]) > 20
-    assert "Parameters" not in told["description"]
+def test_every_operation_has_summary_and_description(operation):
+    assert operation["summary"]
+    assert len(operation["description"]) > 20
+    assert "Parameters" not in operation["description"]
 
 
 @every()
-def test_every_request_and_response_has_a_valid_example(told):
+def test_every_request_and_response_has_a_valid_example(operation):
     ids = 0
-    for where, media in medias(told):
+    for where, media in medias(operation):
         values = list(shown(media))
         assert values, where
         for value in values:
@@ -76,32 +78,32 @@ def test_every_request_and_response_has_a_valid_example(told):
     assert ids
 
 
-@every([told for told in TOLD if told.get("parameters")])
-def test_every_path_parameter_has_a_valid_example(told):
-    for parameter in told["parameters"]:
+@every([operation for operation in OPERATION_OBJECTS if operation.get("parameters")])
+def test_every_path_parameter_has_a_valid_example(operation):
+    for parameter in operation["parameters"]:
         assert parameter["in"] != "path" or "example" in parameter, parameter["name"]
         if "example" in parameter:
             assert fits(parameter["schema"], parameter["example"]) == [], parameter["name"]
 
 
 @every()
-def test_every_response_documents_its_headers(told):
+def test_every_response_documents_its_headers(operation):
     needs = {"401": {"WWW-Authenticate"}, "405": {"Allow"}, "429": {"Retry-After"}}
-    for status, response in told["responses"].items():
+    for status, response in operation["responses"].items():
         headers = response["headers"]
         assert {"X-Request-Id"} | needs.get(status, set()) <= set(headers)
         assert status != "503" or "Retry-After" in headers
-        assert ("Idempotency-Replayed" in headers) == (told["x-fenced"] and status < "300")
+        assert ("Idempotency-Replayed" in headers) == (operation["x-fenced"] and status < "300")
         for name, header in headers.items():
             assert fits(header["schema"], header["example"]) == [], name
 
 
 @every()
-def test_every_problem_is_listed_under_its_status(told):
-    listed = set(told["x-problems"])
+def test_every_problem_is_listed_under_its_status(operation):
+    listed = set(operation["x-problems"])
     assert listed
     under = {}
-    for status, response in told["responses"].items():
+    for status, response in operation["responses"].items():
         problems = response.get("content", {}).get("application/problem+json", {})
         for name, item in problems.get("examples", {}).items():
             value = resolved(item)["value"]
@@ -109,7 +111,7 @@ def test_every_problem_is_listed_under_its_status(told):
             assert f"`{name}`" in response["description"]
             under[value["type"]] = status
     assert set(under) == listed
-    if told["x-scope"] != "open":
+    if operation["x-scope"] != "open":
         assert {PREFIX + "unauthenticated", PREFIX + "forbidden"} <= listed
 
 
@@ -124,20 +126,20 @@ def basecall(database):
 
 
 @pytest.mark.usefixtures("basecall")
-@every([told for told in TOLD if "requestBody" in told])
-def test_service_accepts_every_request_example(http, told):
+@every([operation for operation in OPERATION_OBJECTS if "requestBody" in operation])
+def test_service_accepts_every_request_example(http, operation):
     [(method, path)] = [
         (method, path)
         for method, path, _ in OPERATIONS
-        if DOCUMENT["paths"][path][method.lower()] is told
+        if DOCUMENT["paths"][path][method.lower()] is operation
     ]
-    media = told["requestBody"]["content"]["application/json"]
+    media = operation["requestBody"]["content"]["application/json"]
     answer = http.request(method, path.format(**examples.PARAMETERS), json=media["example"])
-    assert str(answer.status_code) in told["responses"]
+    assert str(answer.status_code) in operation["responses"]
     # Batch, lease and token of the examples do not exist, but the requests are valid.
     assert answer.status_code in {200, 201, 204, 404, 409}, answer.text
     if answer.status_code < 204:
-        [good] = [m for status, m in medias(told) if status == str(answer.status_code)]
+        [good] = [m for status, m in medias(operation) if status == str(answer.status_code)]
         assert answer.json().keys() == good["example"].keys()
 
 
@@ -169,7 +171,7 @@ def test_responses_without_a_model_match_the_document(http, lab):
         assert fits({"$ref": f"#/components/schemas/{name}"}, response) == [], name
     # The schema allows further members, which would be undocumented.
     for name, row in (
-        ("BatchResponse", failed["batches"][0]),
-        ("ActionResponse", retried["answers"][0]),
+        ("BatchRow", failed["batches"][0]),
+        ("ActionResult", retried["answers"][0]),
     ):
         assert row.keys() == DOCUMENT["components"]["schemas"][name]["properties"].keys()

@@ -16,7 +16,7 @@ from helixqueue.engine import tokens
 from helixqueue.engine.migrate import migrate
 from helixqueue.up.databases import grant_service
 from tests.support.database import Database
-from tests.support.lab import Lab, one_database, until
+from tests.support.lab import Lab, new_database, wait_until
 from tests.support.replicas import (
     SubmitLoad,
     assert_each_acknowledged_once,
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("replicas")]
 @pytest.fixture
 def scratch(server, template):
     """A database for one test: other services would run its duties."""
-    yield from one_database(server, template, None)
+    yield from new_database(server, template, None)
 
 
 def test_killed_replica_loses_no_acknowledged_batch(scratch):
@@ -45,13 +45,13 @@ def test_killed_replica_loses_no_acknowledged_batch(scratch):
         new_queue(scratch) as lab,
         SubmitLoad([first, second], Site(scratch, first).token(), lab.q) as load,
     ):
-        until(lambda: len(load.acknowledged) > 100, 60)
+        wait_until(lambda: len(load.acknowledged) > 100, seconds=60)
         doomed.kill()
         before = len(load.acknowledged)
-        until(lambda: len(load.acknowledged) > before + 100, 60)
+        wait_until(lambda: len(load.acknowledged) > before + 100, seconds=60)
         # Duties continue: the remaining replica reaps the lease of a dead worker.
         [lease] = lab.claim(lease_seconds=0.05)
-        until(
+        wait_until(
             lambda: lab.rows(
                 "select from helix.work w where w.pending and w.batch = %s", lease.batch
             )
@@ -77,12 +77,12 @@ def test_replica_recovers_from_a_database_outage_without_restart(tmp_path):
             replica(postgres.service_dsn) as (_, url),
             SubmitLoad([url], token, "q") as load,
         ):
-            until(lambda: len(load.acknowledged) > 20, 60)
+            wait_until(lambda: len(load.acknowledged) > 20, seconds=60)
             postgres.kill()
-            until(lambda: load.statuses[-1][0] == 503, 30)
+            wait_until(lambda: load.statuses[-1][0] == 503, seconds=30)
             down = len(load.statuses)
             deadline = time.monotonic() + AWAY_SECONDS
-            until(lambda: time.monotonic() > deadline, AWAY_SECONDS + 2)
+            wait_until(lambda: time.monotonic() > deadline, seconds=AWAY_SECONDS + 2)
             during = load.statuses[down:]
             assert {status for status, _ in during} == {503}
             assert max(seconds for _, seconds in during) < 8
@@ -90,11 +90,11 @@ def test_replica_recovers_from_a_database_outage_without_restart(tmp_path):
             assert status_of(f"{url}/health/ready") == 503
             postgres.start()
             back = len(load.acknowledged)
-            until(lambda: len(load.acknowledged) > back + 20, 30)
-            until(lambda: status_of(f"{url}/health/ready") == 200)
+            wait_until(lambda: len(load.acknowledged) > back + 20, seconds=30)
+            wait_until(lambda: status_of(f"{url}/health/ready") == 200)
             ran = "select max(d.last_at) from helix.duty d"
             at = database.value(ran)
-            until(lambda: database.value(ran) > at)
+            wait_until(lambda: database.value(ran) > at)
         assert 500 not in {status for status, _ in load.statuses}
         assert_each_acknowledged_once(database, load)
 
@@ -129,7 +129,7 @@ def test_old_release_serves_on_the_new_schema(scratch):
                 assert status_of(f"{url}/health/ready") == 200
             assert http.get("/v1/queues").status_code == 200
         set_revision(scratch, "9999", "9000")
-        until(lambda: status_of(f"{old}/health/ready") == 503)
+        wait_until(lambda: status_of(f"{old}/health/ready") == 503)
         response = httpx.get(f"{old}/health/ready", verify=TLS).json()
         assert "does not match" in response["detail"]
 
@@ -143,14 +143,16 @@ def test_new_release_is_not_ready_before_the_migration(scratch):
 def test_database_distributes_duties_among_replicas(scratch):
     """One replica makes each run, and two replicas do not run a duty twice as often."""
     with serving(settings_for(scratch)), serving(settings_for(scratch)):
-        until(lambda: scratch.value("select count(*) = 0 from helix.duty where last_at is null"))
+        wait_until(
+            lambda: scratch.value("select count(*) = 0 from helix.duty where last_at is null")
+        )
         ids = set()
 
         def three_runs():
             ids.add(scratch.value("select last_at from helix.duty where duty = 'reap'"))
             return len(ids) >= 3
 
-        until(three_runs)
+        wait_until(three_runs)
     runs = sorted(ids)
     every = scratch.value("select every from helix.duty where duty = 'reap'")
     assert min(later - earlier for earlier, later in pairwise(runs)) >= every

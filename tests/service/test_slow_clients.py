@@ -16,7 +16,7 @@ import pytest
 from helixqueue.service import slow_clients
 from helixqueue.service.run import OWN_FILES, config_of
 from helixqueue.service.slow_clients import MAX_HEAD_BYTES
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.support.service import TLS, Site, serving, settings_for
 
 HEAD_SECONDS = 0.3
@@ -59,14 +59,14 @@ def rest_of(client):
 def let_go(http, why):
     line = f'helix_http_connections_let_go_total{{why="{why}"}} '
     result = [item for item in http.get("/metrics").text.splitlines() if item.startswith(line)]
-    return int(result[0].removeprefix(line)) if result else 0
+    return float(result[0].removeprefix(line)) if result else 0
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Half: "])
-def test_connection_without_a_complete_head_is_closed(hasty, said):
+@pytest.mark.parametrize("sent", [b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Half: "])
+def test_connection_without_a_complete_head_is_closed(hasty, sent):
     began = time.monotonic()
     with connected(hasty) as client:
-        client.sendall(said)
+        client.sendall(sent)
         assert rest_of(client) == b""
     # Close to the limit; timers of an event loop have a resolution of milliseconds.
     assert HEAD_SECONDS - 0.05 < time.monotonic() - began < 20
@@ -88,7 +88,7 @@ def test_connection_with_a_slow_head_is_closed(hasty):
             except ConnectionError:
                 return True
 
-        assert until(gone, 20)
+        assert wait_until(gone, seconds=20)
 
 
 def test_incomplete_body_gets_408_and_is_closed(hasty):
@@ -115,7 +115,7 @@ def test_client_that_does_not_read_is_closed(hasty):
     with hasty.client(token=token) as http, connected(hasty) as client:
         before = let_go(http, "unread")
         client.sendall(ask.encode() * 200)  # far more than the buffers hold
-        until(lambda: let_go(http, "unread") > before, 20)
+        wait_until(lambda: let_go(http, "unread") > before, seconds=20)
 
 
 def test_waiting_requests_and_streams_outlast_the_head_timeout(hasty, lab):
@@ -144,7 +144,7 @@ def test_silent_connections_do_not_block_clients(hasty):
         assert for_room + let_go(http, "silent") - for_silence >= 40 - 12
         shown = http.get("/metrics").text
         [line] = [item for item in shown.splitlines() if item.startswith("helix_http_connections ")]
-        assert int(line.split()[1]) <= 12
+        assert float(line.split()[1]) <= 12
 
 
 def test_request_above_capacity_gets_503_while_health_responds(hasty, lab):
@@ -158,19 +158,21 @@ def test_request_above_capacity_gets_503_while_health_responds(hasty, lab):
         # The request for the metrics may itself be the one above the limit.
         held = [
             pool.submit(
-                until,
-                lambda one=one: (
-                    (response := one.post("/v1/work/wait", json=wait)).is_success and response
+                wait_until,
+                lambda item=other: (
+                    (response := item.post("/v1/work/wait", json=wait)).is_success and response
                 ),
             )
-            for one in others
+            for other in others
         ]
-        response = until(lambda: (one := http.get("/v1/token")).status_code == 503 and one)
+        response = wait_until(
+            lambda: (response := http.get("/v1/token")).status_code == 503 and response
+        )
         assert response.json()["type"].endswith(":too-busy")
         assert response.headers["content-type"] == "application/problem+json"
         assert int(response.headers["retry-after"]) >= 1
         assert http.get("/health/live").status_code == 200
-        assert {one.result().status_code for one in held} == {200}
+        assert {item.result().status_code for item in held} == {200}
 
 
 def test_slow_anonymous_clients_do_not_use_capacity(database):
@@ -181,21 +183,21 @@ def test_slow_anonymous_clients_do_not_use_capacity(database):
         for _ in range(6):
             anonymous.enter_context(connected(site)).sendall(half)
         with site.client() as http:
-            under_way = "\nhelix_http_requests_under_way 7\n"
-            until(lambda: under_way in http.get("/metrics").text, 10)
+            under_way = "\nhelix_http_requests_under_way 7.0\n"
+            wait_until(lambda: under_way in http.get("/metrics").text, seconds=10)
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "kind"),
+    ("sent", "status", "kind"),
     [
         (b"this is not HTTP\r\n\r\n", b"400", b"not-http"),
         (b"GET / HTTP/1.1\r\nX-Endless: " + b"x" * 2 * MAX_HEAD_BYTES, b"431", b"head-too-large"),
         (b"GET /" + b"x" * 2 * MAX_HEAD_BYTES, b"431", b"head-too-large"),
     ],
 )
-def test_bytes_that_are_not_a_request_get_a_problem(hasty, said, status, kind):
+def test_bytes_that_are_not_a_request_get_a_problem(hasty, sent, status, kind):
     with connected(hasty) as client:
-        client.sendall(said)
+        client.sendall(sent)
         response = rest_of(client)
     assert response.startswith(b"HTTP/1.1 " + status)
     assert b"\r\ncontent-type: application/problem+json\r\n" in response
@@ -209,8 +211,8 @@ def test_body_in_tiny_chunks_does_not_count_as_head(site):
             yield b"xx"
         yield b'"}'
 
-    told = httpx.post(f"{site.url}/v1/login", content=chunks(), verify=TLS)
-    assert told.status_code == 422
+    response = httpx.post(f"{site.url}/v1/login", content=chunks(), verify=TLS)
+    assert response.status_code == 422
 
 
 @pytest.fixture
@@ -249,7 +251,7 @@ def test_request_sent_before_shutdown_gets_a_response(database, monkeypatch):
 
         assert response() == (200, None)
         ended = pool.submit(service.close)
-        until(lambda: is_refused(site))
+        wait_until(lambda: is_refused(site))
         assert response() == (200, "close")
         ended.result()
         client.close()

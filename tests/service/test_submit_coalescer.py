@@ -16,8 +16,8 @@ from helixqueue.errors import InvalidIdentity, NotPermitted, Refused, Unavailabl
 from helixqueue.postgres.tenant_sessions import TenantSessions
 from helixqueue.records.submission import SubmissionRow
 from helixqueue.service.submit_coalescer import MAX_CHARS, MAX_ROWS, SingleSubmit, SubmitCoalescer
-from tests.support.faults import Faults
-from tests.support.lab import POOLED, Lab, until
+from tests.support.faults import FaultProxy
+from tests.support.lab import POOLED, Lab, wait_until
 
 
 def transactions(database, queue, prefix):
@@ -45,19 +45,19 @@ def test_submissions_during_a_commit_share_the_next_one(http, lab, database):
         with lab.store.connection.transaction():
             lab.submit("first", payload=1)  # uncommitted: a submission of it must wait
             first = crowd.submit(http.post, path, json={"identity": "first", "payload": 1})
-            until(lambda: waiting(database) == 1)
+            wait_until(lambda: waiting(database) == 1)
             sent = [
                 crowd.submit(
                     http.post, path, json={"identity": f"then-{n % 10}", "payload": n // 20}
                 )
                 for n in range(22)
             ]
-            until(lambda: "under_way 24" in http.get("/metrics").text)
-        told = [item.result().json() for item in sent]
+            wait_until(lambda: "under_way 24" in http.get("/metrics").text)
+        found = [item.result().json() for item in sent]
         assert first.result().json()["decision"] == "duplicate"
     assert transactions(database, lab.q, "then-") == 1
     # Each has its own result: ten new, ten duplicates, two conflicts.
-    decisions = [item.get("decision") or item["type"].rpartition(":")[2] for item in told]
+    decisions = [item.get("decision") or item["type"].rpartition(":")[2] for item in found]
     assert sorted(decisions) == sorted(["new"] * 10 + ["duplicate"] * 10 + ["conflict"] * 2)
 
 
@@ -172,11 +172,11 @@ def test_unreachable_database_fails_every_row_of_a_call(sending):
 
 
 @pytest.mark.parametrize(
-    ("lose", "again"), [(Faults.lose_reply, "duplicate"), (Faults.lose_request, "new")]
+    ("lose", "again"), [(FaultProxy.lose_reply, "duplicate"), (FaultProxy.lose_request, "new")]
 )
 def test_connection_loss_reports_an_unknown_outcome_to_every_row(sending, tmp_path, lose, again):
     """Whether the commit happened is unknown, and every row reports that."""
-    with Faults(sending.dsn, tmp_path) as faults:
+    with FaultProxy(sending.dsn, tmp_path) as faults:
         sending.dsn = faults.dsn
         lose(faults, "submit_v1")
         done = sending.together("a", "b", "c")

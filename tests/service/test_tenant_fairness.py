@@ -13,7 +13,7 @@ from helixqueue.service.app import create_app
 from helixqueue.service.problems import Problem
 from helixqueue.service.routes import leases
 from helixqueue.service.tenant_limits import TenantLimits
-from tests.support.lab import PATIENCE_S, until
+from tests.support.lab import TIMEOUT_S, wait_until
 from tests.support.service import Site, serving, settings_for
 
 WAIT = {"worker": "w", "queues": ["held"], "seconds": 30}
@@ -29,11 +29,11 @@ def small(database):
         yield site
 
 
-def assert_limited(told, status, kind, has):
-    problem = told.json()
-    assert (told.status_code, problem["type"].rpartition(":")[2]) == (status, kind)
-    assert told.headers["content-type"] == "application/problem+json"
-    assert int(told.headers["retry-after"]) >= 1
+def assert_limited(response, status, kind, has):
+    problem = response.json()
+    assert (response.status_code, problem["type"].rpartition(":")[2]) == (status, kind)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["retry-after"]) >= 1
     assert f"the tenant uses {has} of the 4 " in problem["detail"]
     assert problem["expected"] == f"at most {has} per tenant at the moment"
     assert problem["got"] == str(has + 1)
@@ -42,7 +42,7 @@ def assert_limited(told, status, kind, has):
 
 def gauge(http, name):
     lines = http.get("/metrics").text.splitlines()
-    return next(int(item.split()[1]) for item in lines if item.startswith(f"{name} "))
+    return next(float(item.split()[1]) for item in lines if item.startswith(f"{name} "))
 
 
 def test_streams_of_one_tenant_leave_room_for_another(small):
@@ -52,7 +52,7 @@ def test_streams_of_one_tenant_leave_room_for_another(small):
         small.client(tenant="b") as other,
         ExitStack() as streams,
     ):
-        until(lambda: gauge(http, "helix_http_streams") == 0)
+        wait_until(lambda: gauge(http, "helix_http_streams") == 0)
 
         def opened(client):
             stream = client.stream("GET", "/v1/changes", params={"seconds": 60})
@@ -64,7 +64,7 @@ def test_streams_of_one_tenant_leave_room_for_another(small):
         assert assert_limited(other.get("/v1/changes"), 429, "too-many-streams", 1)
         assert gauge(http, "helix_http_streams") == 4
         streams.close()
-        until(lambda: gauge(http, "helix_http_streams") == 0)
+        wait_until(lambda: gauge(http, "helix_http_streams") == 0)
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def within(database, **options):
     app = create_app(settings_for(database, **options))
     site = Site(database, "")
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://here", timeout=PATIENCE_S
+        transport=httpx.ASGITransport(app), base_url="http://here", timeout=TIMEOUT_S
     ) as http:
         tokens = {tenant: {"Authorization": f"Bearer {site.token(tenant=tenant)}"}
                   for tenant in ("a", "b")}  # fmt: skip
@@ -84,7 +84,7 @@ async def within(database, **options):
 
 
 async def becomes(ask):
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not ask():  # noqa: ASYNC110 - the service tells nobody
             await asyncio.sleep(0.005)
 
@@ -198,15 +198,15 @@ def waiting_for_locks(database):
 def test_waiting_tenants_alternate_and_unused_permits_pass_on():
     served = []
 
-    async def take(turns, whose):
-        async with turns.permit(whose):
-            served.append(whose)
+    async def take(turns, tenant):
+        async with turns.permit(tenant):
+            served.append(tenant)
             await asyncio.sleep(0)
 
     async def requests():
         turns = FairSemaphore(1)
         assert turns.try_acquire("a")
-        waiting = [asyncio.create_task(take(turns, whose)) for whose in "aaab"]
+        waiting = [asyncio.create_task(take(turns, tenant)) for tenant in "aaab"]
         leaving = asyncio.create_task(take(turns, "c"))
         late = asyncio.create_task(take(turns, "d"))
         await asyncio.sleep(0)
@@ -261,7 +261,10 @@ def scope_of(headers, path, method="GET", query=b"", version="2.4"):
         "raw_path": path.encode(),
         "query_string": query,
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "headers": [
+            (name.lower().encode(), value.encode())
+            for name, value in ({"Host": "here"} | headers).items()
+        ],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
         "state": {},
@@ -272,13 +275,13 @@ class Client:
     """A client that sends its request and disconnects on demand."""
 
     def __init__(self, body=b""):
-        self._said = [{"type": "http.request", "body": body, "more_body": False}]
+        self._messages = [{"type": "http.request", "body": body, "more_body": False}]
         self.gone = asyncio.Event()
         self.answer = []
 
     async def receive(self):
-        if self._said:
-            return self._said.pop()
+        if self._messages:
+            return self._messages.pop()
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
@@ -352,4 +355,4 @@ def test_wait_of_a_disconnected_client_ends(small):
         mark = http.post("/v1/work/wait", json={**WAIT, "mark": mark}).json()["mark"]
         with pytest.raises(httpx.ReadTimeout):
             leaving.post("/v1/work/wait", json={**WAIT, "mark": mark}, timeout=1)
-        until(lambda: gauge(http, "helix_http_waits") == 0, seconds=WAIT["seconds"] / 2)
+        wait_until(lambda: gauge(http, "helix_http_waits") == 0, seconds=WAIT["seconds"] / 2)

@@ -9,15 +9,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helixqueue import HelixQueue
+from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
 from tests.support.lab import POOLED, Lab
+from tests.support.letters import write_letters
 from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
 
 WORD = "okapi"  # in every value of the other tenant
 # test_changes.py covers the stream, which does not end by itself.
-ASKED = [one for one in GUARDED if one[1] != "/v1/changes"]
-TABLES = ("overview", "event", "refusal", "decision", "queue", "api_token", "fence")
+REQUESTS = [item for item in GUARDED if item[1] != "/v1/changes"]
+TABLES = ("overview", "event", "refusal", "decision", "queue", "api_token", "fence", "dead_letter")
 # Tables whose rows name their queue.
 WORK = ("batch", "work", "result", "ended")
 
@@ -53,6 +55,7 @@ def theirs(database):
         lab.queue(tenant="a")
         lab.queue(tenant="b", lease_seconds=3600)
         rows = lab.submit("failed", "runs", "zebra", tenant="b", payload={"word": WORD})
+        assert write_letters(lab, WORD, tenant="b") == [1]
         failed, runs = lab.claim(2)
         lab.fail(failed, failure="OutOfMemory", detail=WORD, permanent=True)
         assert [item.answer for item in lab.start(failed)] == [
@@ -68,7 +71,7 @@ def theirs(database):
     with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
             raise TimeoutError("the bank did not answer")
-        [doubt] = helix.run(fences.list_fences(name="refund")).rows
+        [doubt] = backend_of(helix).run(fences.list_fences(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
         {"batch": runs.batch, "token": "{}.{}.{}".format(*runs.token)},
@@ -112,7 +115,7 @@ def bodies(operation, loot):
     return [body]
 
 
-@pytest.mark.parametrize("operation", ASKED, ids=operation_name)
+@pytest.mark.parametrize("operation", REQUESTS, ids=operation_name)
 def test_no_operation_reads_or_changes_another_tenant(site, database, mine, theirs, operation):
     method, path, _ = operation
     before = rows_of_b(database)
@@ -124,7 +127,7 @@ def test_no_operation_reads_or_changes_another_tenant(site, database, mine, thei
                 response = http.request(method, at, json=body)
                 assert response.status_code < 500
                 assert WORD not in response.text
-                if {"{batch_id}", "{name}", "{fence}"} & set(path.split("/")):
+                if {"{batch_id}", "{name}", "{fence}", "{letter}"} & set(path.split("/")):
                     assert response.status_code == 404, response.text
                 else:
                     # Not even as forbidden: the response is that of an unknown id.

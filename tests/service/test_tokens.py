@@ -13,12 +13,12 @@ from helixqueue.engine import calls, reads, service_calls, tokens
 from helixqueue.errors import NotPermitted, Refused
 from helixqueue.postgres.tenant_sessions import InvalidToken, TenantSessions
 from tests.support.cli import Helixq
-from tests.support.lab import POOLED, Lab, one_database
+from tests.support.lab import POOLED, Lab, new_database
 
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def lab(database):
         yield lab
 
 
-def asked(database, token_hash, *work, role="service"):
+def run_as_token(database, token_hash, *work, role="service"):
     """Run calls as the service does; returns results or errors."""
 
     async def ask():
@@ -84,7 +84,7 @@ def test_token_acts_for_its_tenant_on_every_connection(database, lab):
     lab.queue("mine")
     lab.queue("theirs", tenant="b")
     token = made(lab, "walls")
-    mine, named, again = asked(
+    mine, named, again = run_as_token(
         database,
         token.hash,
         reads.queues(),
@@ -120,7 +120,7 @@ def test_unknown_expired_and_revoked_tokens_are_refused(database, lab):
     revoked = made(lab, "gone")
     assert ruled(lab, tokens.revoke(tenant="a", name="gone", reason="lost")) == 1
     for token_hash in (tokens.new_token().hash, expired.hash, revoked.hash):
-        wrote, read = asked(
+        wrote, read = run_as_token(
             database, token_hash, calls.set_queue(tenant="a", queue="forged"), reads.queues()
         )
         assert isinstance(wrote, InvalidToken)
@@ -133,7 +133,7 @@ def test_unknown_expired_and_revoked_tokens_are_refused(database, lab):
 @pytest.mark.parametrize("role", ["pool", "operator", "app_a", "app_b", "stranger"])
 def test_login_with_a_fixed_tenant_serves_no_token(database, lab, role):
     token = made(lab, f"by-{role.replace('_', '-')}")
-    [answer] = asked(database, token.hash, reads.queues(), role=role)
+    [answer] = run_as_token(database, token.hash, reads.queues(), role=role)
     assert isinstance(answer, InvalidToken)
 
 
@@ -229,8 +229,8 @@ def test_workers_of_two_tenants_are_separate(database, lab):
     item, two = made(lab, "workers-a"), made(lab, "workers-b", tenant="b")
     for token, tenant in ((item, "a"), (two, "b")):
         name = service_calls.worker_name(tenant, f"gpu-{tenant}")
-        asked(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
-        [listed, forged] = asked(
+        run_as_token(database, token.hash, calls.hello(worker=name, free={"gpus": 1}))
+        [listed, forged] = run_as_token(
             database,
             token.hash,
             service_calls.tenant_workers(tenant=tenant),
@@ -238,7 +238,7 @@ def test_workers_of_two_tenants_are_separate(database, lab):
         )
         assert [worker.name for worker in listed.rows] == [f"gpu-{tenant}"]
         assert isinstance(forged, NotPermitted)
-    [across] = asked(database, item.hash, reads.workers())
+    [across] = run_as_token(database, item.hash, reads.workers())
     assert {worker.name for worker in across.rows} == {"a/gpu-a"}
 
 

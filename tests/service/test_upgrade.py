@@ -11,7 +11,7 @@ import pytest
 
 from helixqueue.engine import revision
 from tests.support.cli import HELIXQ
-from tests.support.lab import one_database, until
+from tests.support.lab import new_database, wait_until
 from tests.support.replicas import (
     SubmitLoad,
     assert_each_acknowledged_once,
@@ -60,7 +60,7 @@ def upgrade():
 
 @pytest.fixture
 def scratch(server, template):
-    yield from one_database(server, template, None)
+    yield from new_database(server, template, None)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,14 @@ def test_rollout_under_load_keeps_the_old_release_working(scratch, release):
         urls.append(old_url)
         site = Site(scratch, old_url)
         with SubmitLoad(urls, site.token(), lab.q, clients=2) as load, site.client() as http:
-            until(lambda: len(load.acknowledged) > 20, 60)
+            wait_until(lambda: len(load.acknowledged) > 20, seconds=60)
             held = lab.claim(4)  # by a worker of the old release, which settles later
             migrated = helixq(release, "migrate", "--dsn", scratch.dsn("helix_migrator"))
             assert migrated.returncode == 0, migrated.stderr
             assert scratch.value("select version_num from helix_migration.revision") == "0002"
             # Submits, settings, claims and settlements continue.
             before = len(load.acknowledged)
-            until(lambda: len(load.acknowledged) > before + 20, 60)
+            wait_until(lambda: len(load.acknowledged) > before + 20, seconds=60)
             assert status_of(f"{old_url}/health/ready") == 200
             assert {item.answer for item in lab.complete(*held)} == {"ok"}
             lab.complete(*lab.claim(4))
@@ -125,6 +125,6 @@ def test_rollout_under_load_keeps_the_old_release_working(scratch, release):
                     assert response["decision"] == "duplicate"
                 old.terminate()
                 before = len(load.acknowledged)
-                until(lambda: len(load.acknowledged) > before + 20, 60)
+                wait_until(lambda: len(load.acknowledged) > before + 20, seconds=60)
     assert not {status for status, _ in load.statuses} - {200, 201, 503, None}
     assert_each_acknowledged_once(scratch, load)
