@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # The login role of all clients, bound to every tenant as a pool of workers is.
 POOL = "pool"
+CLIENT_ROLES = "helix_submit, helix_work, helix_read, helix_payloads, helix_operate"
+SERVICE_ROLES = f"{CLIENT_ROLES}, helix_admin, helix_delegate"
 ADMIN = "helix_bootstrap"
 QUEUE = "bench"
 TENANTS = 1_000
@@ -92,7 +94,7 @@ class Arena:
             connection.execute(f"create database {_TEMPLATE} owner helix_migrator")
         migrate(self.dsn(_TEMPLATE, "helix_migrator"))
         with self.admin(_TEMPLATE) as connection:
-            connection.execute(f"grant helix_client to {POOL}")
+            connection.execute(f"grant {CLIENT_ROLES} to {POOL}")
             connection.execute("select helix.bind_v1(%s, '*')", (POOL,))
         with psycopg.connect(self.dsn(_TEMPLATE), autocommit=True) as connection:
             connection.execute(

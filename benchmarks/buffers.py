@@ -36,7 +36,13 @@ def marks(client: Client) -> tuple[Hint, ...]:
 
 
 def _sample(connection: psycopg.Connection[Any], count: int, hints: Sequence[Hint]) -> int:
-    call = Client(Database(connection), "probe").claim(count, hints)
+    client = Client(Database(connection), "probe")
+    # Do the duties that are due and commit, so that the sample does not contain them: a sample is
+    # rolled back and would leave them due for all others.
+    duties = client.claim(0, ())
+    connection.execute(duties.sql.encode(), duties.args)
+    connection.commit()
+    call = client.claim(count, hints)
     row = connection.execute(
         ("explain (analyze, buffers, format json) " + call.sql).encode(), call.args
     ).fetchone()

@@ -229,6 +229,8 @@ class Bench:
             self.arena.analyze(database)
             batches, seconds = long_run.checked(self.arena, database)
             found.note("check", seconds / batches * 1e6, seconds=seconds, batches=batches)
+            seconds = long_run.sealed(self.arena, database)
+            found.note("seal", seconds / batches * 1e6, seconds=seconds, batches=batches)
             steps, seconds = long_run.replayed(self.arena, database)
             found.note("replay", steps / seconds, seconds=seconds, steps=steps)
 

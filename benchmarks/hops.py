@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 import helixqueue
-from benchmarks.arena import Arena, arena, tenant
+from benchmarks.arena import SERVICE_ROLES, Arena, arena, tenant
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue
 from helixqueue.engine import tokens
 from helixqueue.postgres.database import Database
@@ -109,7 +109,7 @@ async def worker_round(dsn: str) -> Profile:
 async def http_submit(arena: Arena, database: str) -> Profile:
     token = tokens.new_token()
     with arena.admin(database) as connection:
-        connection.execute("create role service login in role helix_client")
+        connection.execute(f"create role service login in role {SERVICE_ROLES}")
         connection.execute("create role keeper login in role helix_operator")
         connection.execute("select helix.bind_v1('service', '*', true)")
     with Database.connect(arena.dsn(database, "keeper")) as keeper:

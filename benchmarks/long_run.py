@@ -12,8 +12,10 @@ import psycopg
 
 from benchmarks import workload
 from benchmarks.arena import tenant
+from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
+from helixqueue.operate.seal import make_seal
 from helixqueue.postgres.database import Database
 
 if TYPE_CHECKING:
@@ -91,6 +93,14 @@ def checked(arena: Arena, database: str) -> tuple[int, float]:
     if wrong := [cost.name for cost in results if cost.count or cost.skipped]:
         raise RuntimeError(f"expected all invariants to hold, got {', '.join(wrong)}")
     return row[0] if row else 0, seconds
+
+
+def sealed(arena: Arena, database: str) -> float:
+    """How many seconds the first seal took, which covers every batch of the run."""
+    with psycopg.connect(arena.dsn(database, OWNER), autocommit=True) as connection:
+        begin = time.monotonic()
+        make_seal(connection, Ed25519Signer.generate())
+        return time.monotonic() - begin
 
 
 def replayed(arena: Arena, database: str) -> tuple[int, float]:

@@ -126,6 +126,16 @@ BUDGETS = (
         digits=1,
     ),
     Budget(
+        "seal",
+        "seal of the ledger, per million batches since the last one",
+        30.0,
+        10.0,
+        least=False,
+        unit="s",
+        absolute="{seconds:,.1f} s for {batches:,.0f} batches",
+        digits=1,
+    ),
+    Budget(
         "replay",
         "`replay`",
         500_000,

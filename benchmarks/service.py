@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from benchmarks.arena import QUEUE, Arena, arena, tenant
+from benchmarks.arena import QUEUE, SERVICE_ROLES, Arena, arena, tenant
 from benchmarks.rounds import load_average
 from benchmarks.service_client import BULK_CONNECTIONS, CONNECTIONS
 from helixqueue.engine import tokens
@@ -70,7 +70,7 @@ class Figures:
 def served(arena: Arena, database: str, tenants: tuple[str, ...] = (TENANT,)) -> Iterator[Served]:
     """Start a service with its own login and create tokens without a rate limit."""
     with arena.admin(database) as connection:
-        for role, group in (("service", "helix_client"), ("keeper", "helix_operator")):
+        for role, group in (("service", SERVICE_ROLES), ("keeper", "helix_operator")):
             connection.execute(
                 f"do $$ begin create role {role} login; exception when duplicate_object then end $$"
             )

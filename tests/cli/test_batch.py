@@ -17,14 +17,14 @@ NFC, NFD = "S\u00e4mple-1", "Sa\u0308mple-1"
 
 def zombie(lab, identity=NFD):
     """Bo freezes, ada finishes, bo wakes up and is refused."""
-    [one] = lab.submit(identity, payload={"pod5": "a"})
+    [submitted] = lab.submit(identity, payload={"pod5": "a"})
     [frozen] = lab.claim(worker="bo")
     lab.pass_time(frozen.batch)
     lab.run(calls.reap(actor="reaper"))
     [second] = lab.claim(worker="ada")
     lab.settle(completion(second), worker="ada")
     lab.settle(completion(frozen), worker="bo")
-    return str(one.receipt.batch_id)
+    return str(submitted.receipt.batch_id)
 
 
 def test_batch_list_continues_after_its_cursor(helixq, lab):
@@ -36,9 +36,9 @@ def test_batch_list_continues_after_its_cursor(helixq, lab):
     rows = first.json["batches"] + second.json["batches"]
     assert {row["identity"] for row in rows} == {f"s{n:05}" for n in range(5)}
     assert second.json["next"] is None
-    told = helixq("batch", "list", "--queue", lab.q, "--limit", "3")
-    assert [line[0] for line in told.lines] == [row["batch_id"] for row in rows[:3]]
-    assert f"more: --after {first.json['next']}" in told.err
+    result = helixq("batch", "list", "--queue", lab.q, "--limit", "3")
+    assert [line[0] for line in result.lines] == [row["batch_id"] for row in rows[:3]]
+    assert f"more: --after {first.json['next']}" in result.err
 
 
 def test_batch_list_json_has_stable_members(helixq, lab):
@@ -120,7 +120,7 @@ def test_batch_show_json_has_stable_members(helixq, lab):
         *("submitted", "claimed", "started", "lost"),
         *("claimed", "started", "completed"),
     ]
-    assert [lease["worker"] for lease in story["leases"]] == ["bo", "ada"]
+    assert [lease["worker"] for lease in story["attempts"]] == ["bo", "ada"]
     [refusal] = story["refusals"]
     assert (refusal["worker"], refusal["owner"]) == ("bo", "ada")
     assert story["differences"] == [
@@ -209,10 +209,10 @@ def test_list_reads_on_after_short_and_empty_pages():
 
 def test_login_of_another_tenant_sees_nothing(helixq, lab):
     batch_id = zombie(lab)
-    asked = {"role": "app_b", "HELIX_TENANT": ""}
-    assert helixq("batch", "show", batch_id, **asked).code == Exit.NO
-    assert helixq("batch", "list", "--queue", lab.q, **asked).out == ""
-    assert helixq("batch", "cancel", batch_id, "--reason", "mine", **asked).code == Exit.NO
+    found = {"role": "app_b", "HELIX_TENANT": ""}
+    assert helixq("batch", "show", batch_id, **found).code == Exit.NO
+    assert helixq("batch", "list", "--queue", lab.q, **found).out == ""
+    assert helixq("batch", "cancel", batch_id, "--reason", "mine", **found).code == Exit.NO
     for arguments in (["batch", "list"], ["queue", "list"], ["submit", lab.q, "s"]):
         done = helixq(*arguments, role="app_b")
         assert done.code == Exit.REFUSED
@@ -221,9 +221,9 @@ def test_login_of_another_tenant_sees_nothing(helixq, lab):
 
 def test_batch_actions_record_reason_and_actor(helixq, lab):
     lab.queue(max_attempts=1)
-    [one] = lab.submit("x")
+    [submitted] = lab.submit("x")
     lab.fail(*lab.claim())
-    name = str(one.receipt.batch_id)
+    name = str(submitted.receipt.batch_id)
     because = ("--reason", "new flow cell", "--actor", "ann")
     done = helixq("batch", "retry", "x", "--queue", lab.q, *because)
     assert (done.code, done.lines[0][:4]) == (Exit.OK, [name, "x", "ok", "PENDING"])
@@ -236,18 +236,18 @@ def test_batch_actions_record_reason_and_actor(helixq, lab):
     assert helixq("batch", "cancel", name, *because).lines[0][2] == "repeat"
     assert helixq("batch", "erase", name, *because).code == Exit.OK
     events = helixq("batch", "show", name, "--json").json["events"]
-    told = [(event["reason"], event["actor"], event["detail"]) for event in events[-2:]]
-    assert told == [("retried", "ann", "new flow cell"), ("cancelled", "ann", "new flow cell")]
+    found = [(event["reason"], event["actor"], event["detail"]) for event in events[-2:]]
+    assert found == [("retried", "ann", "new flow cell"), ("cancelled", "ann", "new flow cell")]
 
 
 def test_illegal_batch_actions_exit_with_no(helixq, lab):
-    [one, two] = (row.receipt.batch_id for row in lab.submit("1", "2"))
-    done = helixq("batch", "retry", one, "--reason", "x")
+    [first, second] = (row.receipt.batch_id for row in lab.submit("1", "2"))
+    done = helixq("batch", "retry", first, "--reason", "x")
     assert (done.code, done.lines[0][2]) == (Exit.NO, "illegal")
     assert "not possible for a batch that is" in done.lines[0][4]
-    assert helixq("batch", "erase", one, "--reason", "x").code == Exit.NO
+    assert helixq("batch", "erase", first, "--reason", "x").code == Exit.NO
     # One that can be cancelled is, though another cannot be found.
-    done = helixq("batch", "cancel", two, uuid.uuid4(), "--reason", "x", "--json")
+    done = helixq("batch", "cancel", second, uuid.uuid4(), "--reason", "x", "--json")
     assert done.code == Exit.NO
     assert [verdict["answer"] for verdict in done.json["verdicts"]] == ["ok", "refused"]
 

@@ -25,10 +25,10 @@ def test_ctrl_c_ends_the_demo_silently_and_removes_its_files(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        said = process.stderr.readline()
+        output = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-    assert "starting a PostgreSQL" in said
+    assert "starting a PostgreSQL" in output
     assert (process.returncode, rest) == (Exit.INTERRUPTED, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -44,13 +44,13 @@ def test_each_demo_sample_takes_effect_once_although_workers_die(tmp_path):
         check=False,
     )
     assert done.returncode == Exit.OK, done.stdout + done.stderr
-    told = CommandResult(done.returncode, done.stdout, done.stderr).json
-    assert (told["rows"], told["batches"], told["effects"]) == (14, 12, 12)
-    assert (told["duplicates"], told["refused_identities"]) == (1, 1)
+    output = CommandResult(done.returncode, done.stdout, done.stderr).json
+    assert (output["rows"], output["batches"], output["effects"]) == (14, 12, 12)
+    assert (output["duplicates"], output["refused_identities"]) == (1, 1)
     assert ("bo", True) in {
-        (one["worker"], one["owner"] not in {"", "bo"}) for one in told["late_writes_refused"]
+        (item["worker"], item["owner"] not in {"", "bo"}) for item in output["late_writes_refused"]
     }
-    assert told["proven"] is True
+    assert output["proven"] is True
     assert "killed worker ada" in done.stderr
     assert "froze worker bo" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -59,7 +59,7 @@ def test_json_of_a_failed_batch_has_failure_worker_and_time(batch, lab):
         "last_worker": "w1",
     }  # fmt: skip
     shown = batch("show", "s00000", "--queue", lab.q, "--json").json
-    [attempt] = shown["leases"]
+    [attempt] = shown["attempts"]
     assert (attempt["worker"], attempt["end"], attempt["detail"]) == ("w1", "failed", "torn")
     assert "Broken torn" in " ".join(batch("show", batch_id).out.split())
 

@@ -90,12 +90,12 @@ def manifests(helixq, *options):
 
 def test_manifests_match_the_kubernetes_schemas(helixq):
     made = manifests(helixq, "--queue", "basecall", "--queue", "a_b.c", "--exec", "run 'a b' \"c\"")
-    assert [one["kind"] for one in made] == [
+    assert [item["kind"] for item in made] == [
         "Job", "Deployment", "Service", "PodDisruptionBudget", "Deployment", "Deployment",
     ]  # fmt: skip
     for version in ("1.29", kubernetes_validate.latest_version()):
-        for one in made:
-            kubernetes_validate.validate(one, version, strict=True)
+        for item in made:
+            kubernetes_validate.validate(item, version, strict=True)
     last = made[-1]["spec"]["template"]["spec"]["containers"][0]
     assert last["command"][2] == "a_b.c"
     assert last["env"][2]["value"] == "run 'a b' \"c\""
@@ -116,7 +116,7 @@ def test_queues_get_distinct_deployment_names(helixq):
         "n" * 29 + "-z",
     ]
     options = [word for queue in queues for word in ("--queue", queue)]
-    names = [one["metadata"]["name"] for one in manifests(helixq, *options)[4:]]
+    names = [manifest["metadata"]["name"] for manifest in manifests(helixq, *options)[4:]]
     assert len(set(names)) == len(queues)
     assert names[0] == "helixq-worker-a-b"
     assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) for name in names)
@@ -139,9 +139,9 @@ def test_validator_rejects_an_invalid_manifest(helixq):
 
 
 def test_pods_are_restricted_and_manifests_contain_no_secret(helixq):
-    for one in manifests(helixq, "--queue", "q"):
-        if one["kind"] in {"Job", "Deployment"}:
-            pod = one["spec"]["template"]["spec"]
+    for manifest in manifests(helixq, "--queue", "q"):
+        if manifest["kind"] in {"Job", "Deployment"}:
+            pod = manifest["spec"]["template"]["spec"]
             assert pod["securityContext"]["runAsNonRoot"]
             assert pod["automountServiceAccountToken"] is False
             for container in pod["containers"]:
@@ -168,8 +168,8 @@ def test_options_cannot_inject_lines_into_files(helixq, options):
 
 
 def test_generate_prints_files_as_json(helixq):
-    told = helixq("generate", "systemd", "--json").json
-    assert [one["name"] for one in told["files"]] == list(UNITS)
+    document = helixq("generate", "systemd", "--json").json
+    assert [file["name"] for file in document["files"]] == list(UNITS)
 
 
 def test_deployment_guides_use_existing_commands_and_options(helixq):
@@ -185,6 +185,6 @@ def test_deployment_guides_use_existing_commands_and_options(helixq):
                 shown.add((path.name, tuple(words[:inner]), *re.findall(r"--[a-z-]+", command)))
     assert {name for name, *_ in shown} >= {"systemd.md", "kubernetes.md", "backup.md"}
     for name, words, *options in sorted(shown):
-        told = helixq(*words, "--help")
-        assert told.code == Exit.OK, (name, words)
-        assert [option for option in options if f"{option} " not in told.out] == [], (name, words)
+        result = helixq(*words, "--help")
+        assert result.code == Exit.OK, (name, words)
+        assert [option for option in options if f"{option} " not in result.out] == [], (name, words)

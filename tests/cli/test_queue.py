@@ -15,10 +15,10 @@ def test_queue_can_be_created_changed_and_shown(helixq):
     )
     assert made.code == Exit.OK, made.err
     assert (made.json["lease_seconds"], made.json["profile"]) == (30, "lab-id-v1")
-    told = helixq(
+    result = helixq(
         "queue", "set", name, "--reason", "x", "--max-attempts", "2", "--requires", '{"gpus": 1}'
     )
-    assert told.out == f"queue {name} of tenant a: max_attempts 2, requires {{'gpus': 1}}\n"
+    assert result.out == f"queue {name} of tenant a: max_attempts 2, requires {{'gpus': 1}}\n"
     [shown] = helixq("queue", "show", name, "--json").json["queues"]
     assert (shown["lease_seconds"], shown["max_attempts"]) == (30, 2)
     assert shown["requires"] == {"gpus": 1}
@@ -93,6 +93,6 @@ def test_login_of_one_tenant_needs_no_tenant_option(helixq):
     assert "tenant: b" in done.err
     everybody = helixq("queue", "set", helixq.q, "--reason", "x", HELIX_TENANT="")
     assert "of tenant default" in everybody.out
-    nobody = helixq("queue", "set", helixq.q, "--reason", "x", role="stranger", HELIX_TENANT="")
-    assert nobody.code == Exit.REFUSED
-    assert "--tenant" in nobody.err
+    result = helixq("queue", "set", helixq.q, "--reason", "x", role="stranger", HELIX_TENANT="")
+    assert result.code == Exit.REFUSED
+    assert "--tenant" in result.err

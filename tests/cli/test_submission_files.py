@@ -42,9 +42,9 @@ def test_any_bytes_are_parsed_or_rejected_with_a_reason(data, form):
 def test_json_array_and_jsonl_give_equal_rows(values):
     lines = "\n".join(json.dumps(value) for value in values).encode()
     array = ("[" + ",\n".join(json.dumps(value) for value in values) + "]").encode()
-    one, other = rows(lines, "jsonl"), rows(array, "json")
-    assert all(is_whole(row) for row in one)
-    assert one == other
+    first, other = rows(lines, "jsonl"), rows(array, "json")
+    assert all(is_whole(row) for row in first)
+    assert first == other
 
 
 @given(header=st.lists(NAMES, max_size=4), cells=st.lists(st.lists(CELLS, max_size=5), max_size=4))

@@ -16,15 +16,15 @@ def counted(done):
 
 
 def test_twin_submission_is_a_duplicate(helixq, lab):
-    one = helixq("submit", lab.q, NFC, '{"pod5": "a"}', "--json")
-    assert one.code == Exit.OK, one.err
-    assert set(one.json) == {"decision", "batch_id", "key", "fingerprint", "state", "differs"}
+    result = helixq("submit", lab.q, NFC, '{"pod5": "a"}', "--json")
+    assert result.code == Exit.OK, result.err
+    assert set(result.json) == {"decision", "batch_id", "key", "fingerprint", "state", "differs"}
     two = helixq("submit", lab.q, NFD, '{"pod5":"a"}', "--json")
-    assert (one.json["decision"], two.json["decision"]) == ("new", "duplicate")
-    assert one.json["batch_id"] == two.json["batch_id"]
-    told = helixq("submit", lab.q, NFC, '{"pod5":"a"}', "--priority", "1")
-    assert told.lines[0][:2] == ["duplicate", one.json["batch_id"]]
-    assert "priority" in told.err
+    assert (result.json["decision"], two.json["decision"]) == ("new", "duplicate")
+    assert result.json["batch_id"] == two.json["batch_id"]
+    answer = helixq("submit", lab.q, NFC, '{"pod5":"a"}', "--priority", "1")
+    assert answer.lines[0][:2] == ["duplicate", result.json["batch_id"]]
+    assert "priority" in answer.err
 
 
 def test_conflicting_payload_is_refused_with_a_diff(helixq, lab):
@@ -39,11 +39,11 @@ def test_conflicting_payload_is_refused_with_a_diff(helixq, lab):
 def test_submit_options_are_stored_with_the_batch(helixq, lab):
     options = ("--revision", "2", "--priority", "1", "--limit-key", "k", "--run-at", "+1h")
     more = ("--expires-at", "+2h", "--requires", '{"gpus": 1}', "--part", "A01", "--actor", "ann")
-    one = helixq("submit", lab.q, "plate", "{}", *options, *more, "--json")
-    story = helixq("batch", "show", one.json["batch_id"], "--json").json
+    result = helixq("submit", lab.q, "plate", "{}", *options, *more, "--json")
+    story = helixq("batch", "show", result.json["batch_id"], "--json").json
     assert story["identity"] == ["plate", "A01"]
-    told = ("revision", "priority", "limit_key", "actor", "cause")
-    assert [story[name] for name in told] == ["2", 1, "k", "ann", "delay"]
+    answer = ("revision", "priority", "limit_key", "actor", "cause")
+    assert [story[name] for name in answer] == ["2", 1, "k", "ann", "delay"]
     assert story["expires_at"] > story["run_at"] > story["created_at"]
 
 
@@ -143,15 +143,15 @@ def test_row_in_another_encoding_is_reported_with_its_byte(helixq, lab, row):
     sheet = b"identity,payload.a\nfirst,a\n" + row + b"\nlast,c\n"
     done = helixq("submit", lab.q, "--from", "-", "--json", stdin=sheet)
     assert counted(done) == {"rows": 3, "new": 2, "duplicate": 0, "bad": 1}
-    [told] = done.json["problems"]
-    assert (told["line"], "got the byte 0xE4" in told["reason"]) == (3, True)
+    [problem] = done.json["problems"]
+    assert (problem["line"], "got the byte 0xE4" in problem["reason"]) == (3, True)
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv", None])
 @pytest.mark.parametrize("sheet", [b"", b"\n \n", b"\xef\xbb\xbf"])
 def test_empty_file_submits_nothing(helixq, lab, form, sheet):
-    chosen = () if form is None else ("--format", form)
-    done = helixq("submit", lab.q, "--from", "-", *chosen, "--json", stdin=sheet)
+    selected = () if form is None else ("--format", form)
+    done = helixq("submit", lab.q, "--from", "-", *selected, "--json", stdin=sheet)
     assert done.code == Exit.OK
     assert counted(done) == {"rows": 0, "new": 0, "duplicate": 0, "bad": 0}
 
@@ -210,10 +210,10 @@ def test_every_invalid_row_is_reported_with_its_line(helixq, lab):
     sheet = "\n".join([*ODD_ROWS, '{"identity": "good"}']).encode() + b'\n{"identity": "\xff"}'
     done = helixq("submit", lab.q, "--from", "-", "--format", "jsonl", "--json", stdin=sheet)
     assert done.code == Exit.NO
-    told = {problem["line"]: problem["reason"] for problem in done.json["problems"]}
-    assert set(range(1, len(ODD_ROWS) + 3)) - set(told) == {len(ODD_ROWS) + 1}
+    found = {problem["line"]: problem["reason"] for problem in done.json["problems"]}
+    assert set(range(1, len(ODD_ROWS) + 3)) - set(found) == {len(ODD_ROWS) + 1}
     assert done.json["new"] == 1
-    assert all(told.values())
+    assert all(found.values())
 
 
 def test_invalid_json_array_is_reported_with_its_line(helixq, lab):
@@ -224,8 +224,8 @@ def test_invalid_json_array_is_reported_with_its_line(helixq, lab):
     assert done.code == Exit.NO
     found = [(problem["line"], problem["kind"]) for problem in done.json["problems"]]
     assert found == [(3, "conflict"), (4, "bad")]
-    one = helixq("submit", lab.q, "--from", "-", stdin=b'{\n "identity": "alone"\n}')
-    assert one.lines[0] == ["new", "1"]
+    result = helixq("submit", lab.q, "--from", "-", stdin=b'{\n "identity": "alone"\n}')
+    assert result.lines[0] == ["new", "1"]
 
 
 def test_overlong_line_is_skipped_and_the_next_is_read(helixq, lab):
@@ -237,3 +237,30 @@ def test_overlong_line_is_skipped_and_the_next_is_read(helixq, lab):
 def test_unreachable_database_exits_with_unavailable(helixq, lab):
     done = helixq("submit", lab.q, "s", "--dsn", "host=/nowhere dbname=x user=y")
     assert done.code == Exit.UNAVAILABLE
+
+
+def test_sheet_with_an_identity_column_puts_the_others_into_the_payload(helixq, lab, tmp_path):
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text("run;sample;priority\nR1;S-1;high\nR1;S-2;\n", encoding="utf-8")
+    words = ("submit", lab.q, "--from", sheet)
+    assert helixq(*words, "--identity-column", "sample", "--json").json["new"] == 2
+    named = ("--queue", lab.q, "--identity", "S-1")
+    [row] = map(json.loads, helixq("batch", "export", *named).out.splitlines())
+    assert (row["identity"], row["payload"]) == ("S-1", {"run": "R1", "priority": "high"})
+    both = ("--identity-column", "run", "--identity-column", "sample")
+    assert helixq(*words, *both, "--json").json["new"] == 2
+    wrong = helixq(*words, "--identity-column", "name")
+    assert (wrong.code, "expected one of run, sample, priority" in wrong.err) == (Exit.NO, True)
+    lines = b'{"sample": "S-3", "run": 7}\n{"run": 8}\n'
+    done = helixq("submit", lab.q, "--from", "-", *both[2:], "--json", stdin=lines)
+    assert (done.json["new"], done.json["bad"]) == (1, 1)
+    assert helixq("submit", lab.q, "S-9", "--identity-column", "x").code == Exit.USAGE
+
+
+def test_command_deletes_an_empty_queue_and_keeps_a_used_one(helixq, lab):
+    delete = ("queue", "delete", "--reason", "x", "--json")
+    helixq("queue", "set", f"{lab.q}-empty", "--reason", "x")
+    assert helixq(*delete, f"{lab.q}-empty").json["answer"] == "deleted"
+    lab.submit("s")
+    kept = helixq(*delete, lab.q)
+    assert (kept.code, kept.json["answer"]) == (Exit.NO, "not_empty")

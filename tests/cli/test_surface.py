@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import pty
 import re
@@ -10,19 +12,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import VERBS
+from helixqueue.engine import calls
+from helixqueue.service.request_log import MaskingFormatter
 from tests.support.cli import HELIXQ, commands
+from tests.support.lab import failure
 
 NOUNS = {
-    "batch": {"list", "show", "retry", "cancel", "release", "erase"},
-    "worker": {"list"},
-    "queue": {"list", "show", "set", "pause", "resume"},
+    "batch": {"list", "show", "export", "retry", "cancel", "release", "erase"},
+    "worker": {"list", "show"},
+    "queue": {"list", "show", "set", "pause", "resume", "delete"},
+    "identity": {"refused", "twins"},
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},
+    "key": {"create", "list", "public", "rotate"},
     "token": {"create", "list", "rotate", "revoke", "link"},
-    "generate": {"systemd", "kubernetes"},
+    "generate": {"systemd", "kubernetes", "alerts", "grafana"},
 }
 
 
@@ -111,10 +119,10 @@ def test_exec_rejects_a_missing_program_before_claiming(helixq, lab, tmp_path):
     assert helixq("batch", "show", row.receipt.batch_id, "--json").json["state"] == "PENDING"
 
 
-def on_a_terminal(helixq, *arguments):
-    """Both streams go to one terminal of 160 columns; it gives the text."""
+def on_a_terminal(helixq, *arguments, columns=160):
+    """Both streams go to one terminal; it gives the text."""
     leader, follower = pty.openpty()
-    environment = helixq.environment(COLUMNS="160", TERM="xterm-256color")
+    environment = helixq.environment(COLUMNS=str(columns), TERM="xterm-256color")
     with subprocess.Popen(
         [HELIXQ, *arguments], stdin=follower, stdout=follower, stderr=follower, env=environment
     ) as process:
@@ -136,11 +144,90 @@ def on_a_terminal(helixq, *arguments):
 def test_terminal_output_has_tables_and_colours(helixq, lab):
     lab.submit("[bold]x")
     text = on_a_terminal(helixq, "batch", "list", "--queue", lab.q)
-    assert "┃" in text
+    assert "───" in text
     assert "\x1b[36m" in text  # cyan: pending
     assert "[bold]x" in text
     text = on_a_terminal(helixq, "batch", "show", "[bold]x", "--queue", lab.q)
     assert "submitted" in text
+
+
+def test_lists_fit_80_columns_with_identities_first_and_short_ids(helixq, lab):
+    lab.queue(max_attempts=1)
+    lab.submit("Sample-07-of-a-long-name", payload={"n": 1})
+    [lease] = lab.claim(worker="gpu-node-17.cluster.example-4711-a1b2c3")
+    detail = "the program ended with exit code 1 and said a lot more than fits into one line"
+    lab.settle(failure(lease, detail=detail), worker="gpu-node-17.cluster.example-4711-a1b2c3")
+    for words in (
+        ("batch", "list", "--queue", lab.q),
+        ("batch", "list", "--queue", lab.q, "--by-cause"),
+        ("batch", "show", "Sample-07-of-a-long-name", "--queue", lab.q),
+        ("queue", "list"),
+        ("worker", "list"),
+    ):
+        text = re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal(helixq, *words, columns=80))
+        lines = [line for line in text.splitlines() if not line.startswith(("database", "key"))]
+        assert [line for line in lines if cell_len(line.rstrip()) > 80] == []
+        if words[:2] == ("batch", "list") and "--by-cause" not in words:
+            [row] = [line.split() for line in lines if line.startswith("Sample-07")]
+            assert row[:2] == ["Sample-07-of-a-long-name", str(lease.batch_id)[:8]]
+            assert "ago" in row
+            assert all(word in " ".join(text.split()) for word in detail.split())
+    shown = helixq("batch", "show", str(lease.batch_id)[:8], "--json")
+    assert shown.json["identity"] == "Sample-07-of-a-long-name"
+
+
+def test_worker_commands_show_status_slots_and_identities(helixq, lab):
+    name = f"gpu-{lab.q}"
+    lab.submit("Sample-1", "Sample-2")
+    lab.claim(2, worker=name)
+    lab.run(calls.hello(worker=name, free={"gpus": 1, "health": {"slots": 4, "busy": 2}}))
+    [row] = [line for line in helixq("worker", "list").lines if line[0] == name]
+    assert row[1:4] == ["alive", "2/4", "2"]
+    assert sorted(row[-1].split(", ")) == ["Sample-1", "Sample-2"]
+    shown = helixq("worker", "show", name[:-1], "--json")
+    assert sorted(batch["identity"] for batch in shown.json["batches"]) == ["Sample-1", "Sample-2"]
+    assert "busy         2/4" in helixq("worker", "show", name).out
+    assert helixq("worker", "show", "nobody").code == Exit.NO
+
+
+def test_worker_on_a_terminal_prints_a_line_per_batch_and_counts(helixq, lab):
+    lab.queue(max_attempts=1)
+    lab.submit("Sample-1", "Sample-2")
+    program = "sh -c 'test $HELIX_IDENTITY = Sample-1'"
+    words = ("work", lab.q, "--exec", program, "--until-idle", "--slots", "1")
+    text = on_a_terminal(helixq, *words, columns=80)
+    shown = re.sub(r"\x1b\[[0-9;]*[mK]", "", text).replace("\r", "\n")
+    assert re.search(r"^\d\d:\d\d:\d\d  completed +Sample-1  \d+\.\d s$", shown, re.MULTILINE)
+    assert re.search(r"^\d\d:\d\d:\d\d  failed +Sample-2 ", shown, re.MULTILINE)
+    assert "1 running, 1 completed, 0 failed, 0 lost" in shown
+    assert "1 completed, 1 failed, 0 lost, 0 released" in shown
+    assert '{"' not in shown
+
+
+def test_worker_in_a_pipe_logs_json_lines_with_a_level_only(helixq, lab):
+    lab.queue(max_attempts=1)
+    lab.submit("Sample-1")
+    done = helixq.process("work", lab.q, "--exec", "false", "--until-idle")
+    assert done.code == Exit.OK
+    lines = [json.loads(line) for line in done.err.splitlines()]
+    assert {line["level"] for line in lines} <= {"info", "warning", "error"}
+    assert all("message" in line or "operation" in line for line in lines)
+    assert [line["operation"] for line in lines if "operation" in line] == ["claim", "settle"]
+    assert any(line.get("message", "").startswith("database: ") for line in lines)
+
+
+def test_service_log_has_json_lines_of_every_logger():
+    formatter = MaskingFormatter()
+    for name in ("helixqueue.service", "uvicorn.error", "asyncio"):
+        try:
+            raise ValueError("two\nlines")
+        except ValueError:
+            record = logging.getLogger(name).makeRecord(
+                name, logging.ERROR, __file__, 1, "failed:\n%s", ("x",), sys.exc_info()
+            )
+        [line] = formatter.format(record).splitlines()
+        assert json.loads(line)["level"] == "error"
+        assert "ValueError" in json.loads(line)["traceback"]
 
 
 def test_arguments_that_are_not_utf_8_are_a_usage_error(helixq):
@@ -250,21 +337,21 @@ def test_service_login_without_tenant_is_refused(helixq):
 
 
 def test_retired_batch_can_still_be_shown(helixq, lab):
-    [one] = lab.submit("x")
+    [submitted] = lab.submit("x")
     lab.complete(*lab.claim())
     lab.value(
         "select helix.retire_v1('a', %s, 'COMPLETED', clock_timestamp() + interval '1 h')", lab.q
     )
-    done = helixq("batch", "show", one.receipt.batch_id)
+    done = helixq("batch", "show", submitted.receipt.batch_id)
     assert done.code == Exit.OK
     assert "COMPLETED (retired)" in done.out
-    assert helixq("batch", "show", one.receipt.key, "--json").json["queue"] is None
+    assert helixq("batch", "show", submitted.receipt.key, "--json").json["queue"] is None
 
 
 def test_escape_sequences_of_workers_are_sanitized(helixq, lab):
-    [one] = lab.submit("x")
+    [submitted] = lab.submit("x")
     lab.fail(*lab.claim(), permanent=True, detail="\x1b[2Jgone \u202eback\x07\nand more")
-    told = helixq("batch", "show", one.receipt.batch_id).out
-    assert "\\u{1b}[2Jgone \\u{202e}back\\u{7}" in told
-    assert not {"\x1b", "\u202e", "\x07"} & set(told + helixq("batch", "list").out)
-    assert "\x1b[2J" not in on_a_terminal(helixq, "batch", "show", str(one.receipt.batch_id))
+    output = helixq("batch", "show", submitted.receipt.batch_id).out
+    assert "\\u{1b}[2Jgone \\u{202e}back\\u{7}" in output
+    assert not {"\x1b", "\u202e", "\x07"} & set(output + helixq("batch", "list").out)
+    assert "\x1b[2J" not in on_a_terminal(helixq, "batch", "show", str(submitted.receipt.batch_id))

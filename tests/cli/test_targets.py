@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from helixqueue.cli.exits import Exit
+from helixqueue.fence import key_file
 from tests.support.cli import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 # What a command needs besides a place; each is here, so a new one cannot be forgotten.
 FENCE = "v1:" + "0" * 64
 WORDS = {
@@ -19,22 +20,37 @@ WORDS = {
     "work": ["q", "--exec", "true"],
     "batch list": [],
     "batch show": ["S-1"],
+    "batch export": [],
     "batch retry": ["S-1", "--reason", "x"],
     "batch cancel": ["S-1", "--reason", "x"],
     "batch release": ["S-1", "--reason", "x"],
     "batch erase": ["S-1", "--reason", "x"],
     "worker list": [],
+    "worker show": ["w"],
     "queue list": [],
     "queue show": ["q"],
     "queue set": ["q", "--reason", "x"],
     "queue pause": ["q", "--reason", "x"],
     "queue resume": ["q", "--reason", "x"],
+    "queue delete": ["q", "--reason", "x"],
+    "identity refused": ["q"],
+    "identity twins": ["q"],
     "fence list": [],
     "fence show": [FENCE],
     "fence explain": [FENCE],
     "fence rehearse": ["-"],
     "fence resolve": [FENCE, "--applied", "--reason", "x"],
+    "intake run": ["--redis", "redis://127.0.0.1:9", "--stream", "s", "--queue", "q"],
+    "intake status": [],
+    "letter list": [],
+    "letter show": ["7"],
+    "letter redrive": ["7", "--reason", "x"],
+    "letter discard": ["7", "--reason", "x"],
     "receipt verify": ["-", "--recorded"],
+    "key create": [],
+    "key list": [],
+    "key public": [],
+    "key rotate": [],
     "token create": ["t", "--scope", "read"],
     "token list": [],
     "token rotate": ["t"],
@@ -42,6 +58,7 @@ WORDS = {
     "token link": ["--at", "http://helix"],
     "check": [],
     "replay": [],
+    "seal": ["--to", "seals.jsonl"],
     "migrate": [],
     "doctor": [],
     "recover": ["--reason", "x"],
@@ -50,8 +67,10 @@ WORDS = {
     "demo": [],
     "generate systemd": [],
     "generate kubernetes": [],
+    "generate alerts": [],
+    "generate grafana": [],
 }
-# What an actor may be told over a DSN only, where it is demanded.
+# Commands that take an actor over a DSN only, where it is demanded.
 ONLY_DIRECT = {"fence resolve": ["--actor", "ann"]}
 
 
@@ -67,11 +86,18 @@ def places():
     return found
 
 
+@pytest.fixture
+def key(tmp_path):
+    """The file of a signing key, which `seal` reads before it uses a database."""
+    key_file.create(tmp_path / "helixq.key")
+    return str(tmp_path / "helixq.key")
+
+
 PLACES = places()
 COMMANDS = commands()
 
 
-def told(column, *words):
+def options_of(column, *words):
     return [name for name, cells in PLACES.items() if cells[column].startswith(words)]
 
 
@@ -91,55 +117,56 @@ def test_help_offers_exactly_what_the_table_says():
             assert (option in shown) == (not cell.startswith("no")), (name, option)
 
 
-@pytest.mark.parametrize("name", told(0, "yes"))
+@pytest.mark.parametrize("name", options_of(0, "yes"))
 def test_command_uses_the_url_and_prints_it(helixq, name):
-    done = helixq(*name.split(), *WORDS[name], "--url", NOBODY, "--token", "hx_x",
+    done = helixq(*name.split(), *WORDS[name], "--url", UNREACHABLE, "--token", "hx_x",
                   HELIX_TENANT="", HELIX_DSN="")  # fmt: skip
     assert done.code in {Exit.UNAVAILABLE, Exit.OK}, done.err
-    assert f"service: {NOBODY}" in done.err
+    assert f"service: {UNREACHABLE}" in done.err
     if name != "fence rehearse":  # of an empty file there is nothing to ask
         assert "no service answers" in done.err
 
 
-@pytest.mark.parametrize("name", told(0, "no"))
+@pytest.mark.parametrize("name", options_of(0, "no"))
 def test_command_without_service_support_explains_why(helixq, name):
-    for words in (["--url", NOBODY], ["--token", "hx_x"]):
+    for words in (["--url", UNREACHABLE], ["--token", "hx_x"]):
         done = helixq(*name.split(), *words)
         assert done.code == Exit.USAGE, done.err
         assert "remove --url and --token" in re.sub(r"[\s│]+", " ", done.err)
-        assert NOBODY not in done.err
+        assert UNREACHABLE not in done.err
 
 
 @pytest.mark.parametrize("name", ["migrate", "doctor", "recover"])
 def test_command_needing_a_database_rejects_a_configured_service(helixq, name, tmp_path):
-    done = helixq(*name.split(), *WORDS[name], HELIX_DSN="", HELIX_URL=NOBODY,
+    done = helixq(*name.split(), *WORDS[name], HELIX_DSN="", HELIX_URL=UNREACHABLE,
                   HOME=str(tmp_path))  # fmt: skip
     assert done.code == Exit.USAGE
     assert "only a service is configured" in re.sub(r"[\s│]+", " ", done.err)
 
 
-# `up` and `serve` would run.
-@pytest.mark.parametrize("name", sorted(set(told(1, "yes")) - {"up", "serve"}))
-def test_command_uses_the_dsn_and_prints_it(helixq, name, tmp_path):
+# `up`, `serve` and `intake run` would run.
+@pytest.mark.parametrize("name", sorted(set(options_of(1, "yes")) - {"up", "serve", "intake run"}))
+def test_command_uses_the_dsn_and_prints_it(helixq, name, tmp_path, key):
     dsn = f"postgresql:///lab?host={tmp_path}"
     words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
-    done = helixq(*name.split(), *words, "--dsn", dsn, HELIX_URL=NOBODY)
+    done = helixq(*name.split(), *words, "--dsn", dsn, HELIX_URL=UNREACHABLE, HELIX_KEY=key)
     assert "database: " in done.err
-    assert NOBODY not in done.err
+    assert UNREACHABLE not in done.err
     assert done.code != Exit.OK
 
 
-@pytest.mark.parametrize("name", sorted(set(told(2, "yes")) - {"up", "migrate"}))
-def test_command_uses_the_data_directory_without_creating_it(helixq, name, tmp_path):
+@pytest.mark.parametrize("name", sorted(set(options_of(2, "yes")) - {"up", "migrate"}))
+def test_command_uses_the_data_directory_without_creating_it(helixq, name, tmp_path, key):
     words = [*WORDS[name], *ONLY_DIRECT.get(name, [])]
-    done = helixq(*name.split(), *words, "--data", tmp_path / "none", HELIX_URL=NOBODY)
+    words += ["--data", tmp_path / "none"]
+    done = helixq(*name.split(), *words, HELIX_URL=UNREACHABLE, HELIX_KEY=key)
     assert done.code == Exit.USAGE
     assert "no database" in done.err
     assert not (tmp_path / "none").exists()
 
 
 def test_receipt_verify_rejects_targets_without_recorded(helixq):
-    for words in (["--url", NOBODY], ["--dsn", "x"], ["--data", "x"]):
+    for words in (["--url", UNREACHABLE], ["--dsn", "x"], ["--data", "x"]):
         done = helixq("receipt", "verify", "-", *words, stdin=b"{}")
         assert done.code == Exit.USAGE
         assert "--recorded" in done.err

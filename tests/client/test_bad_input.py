@@ -144,10 +144,10 @@ def made(client):
 
 @pytest.mark.parametrize("case", SUBMISSIONS)
 def test_a_bad_submission_is_refused_by_name_and_leaves_no_batch(client, case):
-    (queue, given), error, words = SUBMISSIONS[case]
+    (queue, value), error, words = SUBMISSIONS[case]
     before = made(client)
     with pytest.raises(Refused) as refused:
-        client.submit(queue, **given)
+        client.submit(queue, **value)
     assert type(refused.value) is error, refused.value
     assert words in str(refused.value)
     if isinstance(refused.value, InvalidPayload) and words.startswith("/"):
@@ -162,7 +162,7 @@ def test_in_a_crowd_each_bad_row_gets_the_same_answer_and_hinders_nobody(client)
             Submission(f"crowd-{n}", GOOD if queue in {TYPED, NAMED} else {})
             for n in range(len(bad))
         ]
-        rows = [one for pair in zip([row[0][1] for row in bad.values()], good) for one in pair]  # noqa: B905
+        rows = [item for pair in zip([row[0][1] for row in bad.values()], good) for item in pair]  # noqa: B905
         answers = client.submit_many(queue, rows)
         assert len(answers) == len(rows)
         for answer, (name, (_, error, words)) in zip(answers[::2], bad.items(), strict=True):
@@ -331,11 +331,11 @@ def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):
 def test_no_server_is_said_at_once_and_without_the_password(tmp_path):
     with HelixQueue(f"postgresql://u:hunter2@/d?host={tmp_path}") as away:
         before = datetime.now(UTC)
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as opened:
             away.submit("q", identity="s", payload={})
         assert datetime.now(UTC) - before < timedelta(seconds=5)
-    assert "hunter2" not in str(told.value) + repr(told.value.__cause__)
-    assert told.value.outcome_unknown is False
+    assert "hunter2" not in str(opened.value) + repr(opened.value.__cause__)
+    assert opened.value.outcome_unknown is False
 
 
 def test_a_closed_client_says_so(database):
@@ -352,13 +352,13 @@ def test_within_something_that_is_no_connection(client, within):
         client.submit(PLAIN, identity="s", payload={}, within=within)
 
 
-NOBODY = uuid.UUID(int=8)
+UNKNOWN_ID = uuid.UUID(int=8)
 
 
 @pytest.mark.parametrize("ask", ["state", "wait", "result", "history"])
 def test_a_batch_that_nobody_knows(client, ask):
     with pytest.raises(Refused, match="has no batch"):
-        getattr(client, ask)(NOBODY)
+        getattr(client, ask)(UNKNOWN_ID)
     with pytest.raises(Refused, match="expected a receipt or a batch's UUID"):
         getattr(client, ask)("8")
     with pytest.raises(Refused, match=r"give its \.receipt"):
@@ -368,10 +368,10 @@ def test_a_batch_that_nobody_knows(client, ask):
 @pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
 def test_deciding_about_nothing_or_without_a_reason(client, verb):
     with pytest.raises(Refused, match="no such batch"):
-        getattr(client, verb)(NOBODY, reason="because")
+        getattr(client, verb)(UNKNOWN_ID, reason="because")
     for reason in ("", "  ", None, "a\0b"):
         with pytest.raises(Refused, match="a reason for the record"):
-            getattr(client, verb)(NOBODY, reason=reason)
+            getattr(client, verb)(UNKNOWN_ID, reason=reason)
 
 
 def test_a_bound_of_the_database_is_told_in_words(client):

@@ -123,7 +123,7 @@ def test_an_option_of_a_call_wins_for_its_batch_alone(helix, name):
 
 def test_another_profile_than_the_stored_one_is_refused_and_changes_nothing(helix, name):
     helix.submit(Queue(name), identity="s", payload={})
-    with pytest.raises(Refused, match="has profile text-v1, and the declaration says lab-id-v1"):
+    with pytest.raises(Refused, match="has batches of profile text-v1"):
         helix.submit(Queue(name, profile="lab-id-v1"), identity="s", payload={})
     assert stored(helix, name).profile == "text-v1"
 
@@ -182,25 +182,25 @@ SHAPES = {
 def test_a_type_is_stored_whole_checked_by_name_and_read_back(database, helix, name, shape):
     kind, value, plain = SHAPES[shape]
     queue = Queue(name, payload=kind, result=kind)
-    one = helix.submit(queue, identity="s", payload=value)
+    submitted = helix.submit(queue, identity="s", payload=value)
     same = helix.submit(queue, identity="s", payload=plain)
     with HelixQueue(database.dsn("pool"), tenant="a") as stranger:
         named = stranger.submit(name, identity="s", payload=plain)
         with pytest.raises(InvalidPayload):
             stranger.submit(name, identity="t", payload={"wrong": object.__name__})
-        assert one.receipt == same.receipt == named.receipt
+        assert submitted.receipt == same.receipt == named.receipt
         finish(helix, name, result=json.dumps(plain))
-        assert helix.result(one.receipt) == value
+        assert helix.result(submitted.receipt) == value
         # Without the declaration the result is what JSON says; with it, the type again.
-        assert stranger.result(one.receipt) == plain
-        assert stranger.result(one.receipt.batch_id, queue) == value
+        assert stranger.result(submitted.receipt) == plain
+        assert stranger.result(submitted.receipt.batch_id, queue) == value
 
 
 def test_typed_values_go_to_a_queue_that_is_only_named(helix, name):
-    one = helix.submit(name, identity="s", payload=Trim("x"), create=True)
+    submitted = helix.submit(name, identity="s", payload=Trim("x"), create=True)
     two = helix.submit(name, identity="s", payload=SHAPES["dataclass"][2])
     three = helix.submit(name, identity="t", payload=Basecall(pod5="a"))
-    assert one.receipt == two.receipt
+    assert submitted.receipt == two.receipt
     assert three.decision == "new"
 
 
@@ -246,7 +246,7 @@ def test_answers_come_in_the_order_of_the_input(helix, name):
         {"identity": ("x", "y"), "payload": {"pod5": "1"}, "priority": 0},
     ]
     answers = helix.submit_many(queue, rows)
-    assert [one.decision for one in answers] == [
+    assert [answer.decision for answer in answers] == [
         "new", "refused", "conflict", "refused", "duplicate", "new",
     ]  # fmt: skip
     assert answers[0].receipt == answers[2].receipt == answers[4].receipt
@@ -255,18 +255,18 @@ def test_answers_come_in_the_order_of_the_input(helix, name):
 
 
 def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name):
-    helix._operations.backend = replace(helix._operations.backend, chunk_rows=10)
-    queue, seen = Queue(name), []
+    helix._operations.call_set = replace(helix._operations.call_set, chunk_rows=10)
+    queue, value = Queue(name), []
 
     def rows():
         for n in range(25):
-            seen.append(sum(1 for _ in helix.batches(queue=name)))
+            value.append(sum(1 for _ in helix.batches(queue=name)))
             yield Submission(f"s{n % 24}", {"n": n % 24})
 
     answers = helix.submit_many(queue, rows())
-    assert [one.decision for one in answers] == ["new"] * 24 + ["duplicate"]
+    assert [answer.decision for answer in answers] == ["new"] * 24 + ["duplicate"]
     assert answers[24].receipt == answers[0].receipt
-    assert seen == [0] * 10 + [10] * 10 + [20] * 5
+    assert value == [0] * 10 + [10] * 10 + [20] * 5
 
 
 def test_heavy_payloads_are_cut_by_weight(database, helix, name):
@@ -274,7 +274,7 @@ def test_heavy_payloads_are_cut_by_weight(database, helix, name):
     answers = helix.submit_many(
         Queue(name), ({"identity": f"s{n}", "payload": [heavy, n]} for n in range(40))
     )
-    assert {one.decision for one in answers} == {"new"}
+    assert {answer.decision for answer in answers} == {"new"}
     moments = database.value(
         "select count(distinct b.created_at) from helix.batch b "
         "join helix.queue q on q.id = b.queue where q.name = %s",
@@ -364,7 +364,7 @@ def test_retry_by_filter_takes_more_than_one_page(helix, name):
     queue = Queue(name, max_attempts=1)
     helix.submit_many(queue, [{"identity": f"s{n}", "payload": {}} for n in range(600)])
     while leases := helix.claim("w", [name], 100, start=True):
-        ends = [Settlement(one.batch, one.token, "failed", failure="Torn") for one in leases]
+        ends = [Settlement(lease.batch, lease.token, "failed", failure="Torn") for lease in leases]
         helix.settle("w", ends)
     listed = list(helix.batches(queue=name, failure="Torn"))
     assert [row.answer for row in helix.retry(listed, reason="x", dry_run=True)] == ["ok"] * 600
@@ -438,45 +438,49 @@ def test_lists_are_filtered_by_what_people_know(helix, name):
 def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
     monkeypatch.setattr("helixqueue.operations.batch_actions.PAGE_ROWS", 7)
     helix.submit_many(Queue(name), [Submission(f"s{n}", {}) for n in range(30)])
-    seen = [one.identity for one in helix.batches(queue=name)]
-    assert len(seen) == len(set(seen)) == 30
+    found = [batch.identity for batch in helix.batches(queue=name)]
+    assert len(found) == len(set(found)) == 30
 
     async def pages():
-        dsn = helix._home.open()
+        dsn = helix._backend.source.open()
         async with AsyncHelixQueue(dsn, tenant="a") as client:
-            return [one.identity async for one in client.batches(queue=name)]
+            return [batch.identity async for batch in client.batches(queue=name)]
 
-    assert asyncio.run(pages()) == seen
+    assert asyncio.run(pages()) == found
 
 
 def test_leases_are_started_renewed_given_back_and_settled(helix, name):
     queue = Queue(name)
     helix.submit_many(queue, [Submission(f"s{n}", {}) for n in range(3)])
     leases = helix.claim("w", [queue], 3)
-    assert [one.answer for one in helix.start("w", leases)] == ["ok"] * 3
-    assert [one.answer for one in helix.renew("w", leases)] == ["ok"] * 3
-    assert [one.answer for one in helix.release("w", leases[:1])] == ["ok"]
-    done = [Settlement(one.batch, one.token, "completed", result="1") for one in leases]
-    answers = {one.batch: one.answer for one in helix.settle("w", done)}
-    assert [answers[one.batch] for one in leases] == ["refused", "ok", "ok"]
-    assert [one.answer for one in helix.settle("w", done[1:])] == ["repeat", "repeat"]
+    assert [item.answer for item in helix.start("w", leases)] == ["ok"] * 3
+    assert [item.answer for item in helix.renew("w", leases)] == ["ok"] * 3
+    assert [item.answer for item in helix.release("w", leases[:1])] == ["ok"]
+    done = [Settlement(lease.batch, lease.token, "completed", result="1") for lease in leases]
+    answers = {item.batch: item.answer for item in helix.settle("w", done)}
+    assert [answers[lease.batch] for lease in leases] == ["refused", "ok", "ok"]
+    assert [item.answer for item in helix.settle("w", done[1:])] == ["repeat", "repeat"]
 
 
 def test_receipts_are_values(helix, name):
-    one = helix.submit(Queue(name), identity="s", payload={}).receipt
-    two = Receipt(one.batch_id, one.key, one.fingerprint)
-    assert one == two
-    assert {one: 1}[two] == 1
+    submitted = helix.submit(Queue(name), identity="s", payload={}).receipt
+    two = Receipt(submitted.batch_id, submitted.key, submitted.fingerprint)
+    assert submitted == two
+    assert {submitted: 1}[two] == 1
     assert helix.state(two) is State.PENDING
-    assert one not in {helix.submit(Queue(name), identity="t", payload={}).receipt, "s"}
-    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one  # noqa: S301
-    batch_id, key, fingerprint = one
-    assert (batch_id, key, fingerprint) == (one.batch_id, one.key, one.fingerprint)
+    assert submitted not in {helix.submit(Queue(name), identity="t", payload={}).receipt, "s"}
+    assert pickle.loads(pickle.dumps(submitted)) == copy.deepcopy(submitted) == submitted  # noqa: S301
+    batch_id, key, fingerprint = submitted
+    assert (batch_id, key, fingerprint) == (
+        submitted.batch_id,
+        submitted.key,
+        submitted.fingerprint,
+    )
     assert public_id(key) == batch_id
-    assert repr(one) == (
+    assert repr(submitted) == (
         f"Receipt(batch_id={batch_id!r}, key={key!r}, fingerprint={fingerprint!r})"
     )
-    assert eval(repr(one), {"Receipt": Receipt, "UUID": uuid.UUID}) == one  # noqa: S307
+    assert eval(repr(submitted), {"Receipt": Receipt, "UUID": uuid.UUID}) == submitted  # noqa: S307
     with pytest.raises(ValueError, match="expected the batch id of this key"):
         Receipt(uuid.uuid4(), key, fingerprint)
 
@@ -490,17 +494,17 @@ def test_who_submitted_is_on_record(database, name):
 def test_a_role_that_must_name_its_tenant_has_it_named_and_sees_no_other(database, name):
     queue = Queue(name)
     with (
-        HelixQueue(database.dsn("service"), tenant="a") as one,
-        HelixQueue(database.dsn("service"), tenant="b") as two,
+        HelixQueue(database.dsn("service"), tenant="a") as first,
+        HelixQueue(database.dsn("service"), tenant="b") as second,
     ):
-        mine = one.submit(queue, identity="s", payload={}).receipt
-        other = two.submit(queue, identity="s", payload={}).receipt
+        mine = first.submit(queue, identity="s", payload={}).receipt
+        other = second.submit(queue, identity="s", payload={}).receipt
         assert mine != other
         with pytest.raises(Refused, match="has no batch"):
-            two.state(mine)
+            second.state(mine)
         with pytest.raises(Refused, match="no such batch"):
-            two.cancel(mine, reason="because")
-        [lease] = two.claim("w", [queue], 5)
+            second.cancel(mine, reason="because")
+        [lease] = second.claim("w", [queue], 5)
         assert lease.batch_id == other.batch_id
 
 

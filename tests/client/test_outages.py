@@ -65,7 +65,7 @@ def test_an_async_client_recovers_too(own, name):
                 *[helix.submit(queue, identity=f"s{n}", payload={}) for n in range(10)]
             )
             await back
-            return sorted(one.decision for one in done)
+            return sorted(item.decision for item in done)
 
     assert asyncio.run(story()) == ["duplicate"] * 5 + ["new"] * 5
 
@@ -73,7 +73,7 @@ def test_an_async_client_recovers_too(own, name):
 def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name):
     with HelixQueue(own.dsn, tenant="a", retry_seconds=0.3) as helix:
         helix.submit(Queue(name), identity="s", payload={})
-        [idle] = helix._pool._states[os.getpid()].idle
+        [idle] = helix._backend.pool._states[os.getpid()].idle
         own.kill()
         # A session may outlive its postmaster for a moment, and answer.
         wait_until(lambda: not is_usable(idle.connection))
@@ -167,7 +167,7 @@ def test_a_standby_that_was_a_primary_is_left_for_the_new_one(database, name):
     with HelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
         queue = Queue(name)
         helix.submit(queue, identity="s", payload={})
-        [old] = helix._pool._states[os.getpid()].idle
+        [old] = helix._backend.pool._states[os.getpid()].idle
         old.connection.execute("set default_transaction_read_only = on")
         assert helix.submit(queue, identity="t", payload={}).decision == "new"
         assert old.connection.closed
@@ -178,9 +178,10 @@ def test_of_several_servers_the_one_that_writes_is_taken():
     many = connect_options("postgresql://u@one,two,three/d", **options)
     assert many["target_session_attrs"] == "read-write"
     assert "target_session_attrs" not in connect_options("postgresql://u@one/d", **options)
-    chosen = "postgresql://u@one,two/d?target_session_attrs=any&connect_timeout=7"
+    selected = "postgresql://u@one,two/d?target_session_attrs=any&connect_timeout=7"
     assert (
-        not {"target_session_attrs", "connect_timeout"} & connect_options(chosen, **options).keys()
+        not {"target_session_attrs", "connect_timeout"}
+        & connect_options(selected, **options).keys()
     )
     pooled = connect_options("postgresql://u@one/d", **options | {"pooled": True}, tenant="a")
     assert "options" not in pooled
@@ -199,18 +200,18 @@ def test_the_first_of_several_servers_may_be_away(own, tmp_path, name):
 def test_threads_share_a_client_and_its_few_connections(database, name):
     with HelixQueue(database.dsn("pool"), tenant="a", connections=3) as helix:
         queue = Queue(name)
-        seen = []
+        found = []
 
         def submit(n):
             done = helix.submit(queue, identity=f"s{n % 20}", payload={})
-            seen.append(len(helix._pool._states[os.getpid()].idle))
+            found.append(len(helix._backend.pool._states[os.getpid()].idle))
             return done
 
         with ThreadPoolExecutor(12) as threads:
             done = list(threads.map(submit, range(120)))
-    assert sum(one.decision == "new" for one in done) == 20
-    assert len({one.receipt for one in done}) == 20
-    assert max(seen) <= 3
+    assert sum(item.decision == "new" for item in done) == 20
+    assert len({item.receipt for item in done}) == 20
+    assert max(found) <= 3
 
 
 def test_a_client_that_is_out_of_connections_says_so(database, name):
@@ -218,7 +219,7 @@ def test_a_client_that_is_out_of_connections_says_so(database, name):
         database.dsn("pool"), tenant="a", connections=1, wait_seconds=0.05, retry_seconds=0
     ) as helix:
         with (
-            helix._pool.database(),
+            helix._backend.pool.database(),
             pytest.raises(Unavailable, match="all 1 are in use"),
         ):
             helix.submit(Queue(name), identity="s", payload={})
@@ -234,13 +235,13 @@ def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(da
             )
         small = {"connections": 1, "wait_seconds": 0.05, "retry_seconds": 0}
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a", **small) as helix:
-            async with helix._pool.database():
+            async with helix._backend.pool.database():
                 with pytest.raises(Unavailable, match="are in use"):
                     await helix.submit(queue, identity="s", payload={})
             await helix.submit(queue, identity="s", payload={})
         return done
 
-    assert sum(one.decision == "new" for one in asyncio.run(story())) == 5
+    assert sum(item.decision == "new" for item in asyncio.run(story())) == 5
 
 
 def test_a_cancelled_task_gives_its_connection_back_or_gives_it_up(database, name):
@@ -298,14 +299,14 @@ def in_a_child(work):
         os.write(back, answer.encode())
         os._exit(0)
     os.close(back)
-    with os.fdopen(there) as told:
-        answer = told.read()
+    with os.fdopen(there) as opened:
+        answer = opened.read()
     os.waitpid(child, 0)
     return answer
 
 
 def backend(helix):
-    [idle] = helix._pool._states[os.getpid()].idle
+    [idle] = helix._backend.pool._states[os.getpid()].idle
     return idle.connection.info.backend_pid
 
 
@@ -341,14 +342,14 @@ def test_a_child_may_fork_while_another_thread_is_in_the_middle_of_a_call(helix,
         running = [threads.submit(busy) for _ in range(2)]
         try:
             for n in range(5):
-                told = in_a_child(
+                submitted = in_a_child(
                     lambda n=n: helix.submit(queue, identity=f"child{n}", payload={}).decision
                 )
-                assert told == "new"
+                assert submitted == "new"
         finally:
             stop.set()
-        for one in running:
-            one.result()
+        for item in running:
+            item.result()
 
 
 # --- embedded ------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ def test_a_child_may_fork_while_another_thread_is_in_the_middle_of_a_call(helix,
 def test_an_embedded_client_starts_joins_and_leaves(tmp_path, name):
     queue = Queue(name)
     with HelixQueue.embedded(tmp_path / "data") as helix:
-        one = helix.submit(queue, identity="s", payload={})
+        submitted = helix.submit(queue, identity="s", payload={})
 
         async def joined():
             async with AsyncHelixQueue.embedded(tmp_path / "data") as other:
@@ -365,11 +366,11 @@ def test_an_embedded_client_starts_joins_and_leaves(tmp_path, name):
 
         two = asyncio.run(joined())
         # A child joins for itself, and leaves alone.
-        told = in_a_child(
+        answer = in_a_child(
             lambda: helix.submit(queue, identity="s", payload={}).decision + str(helix.close())
         )
         assert helix.submit(queue, identity="s", payload={}).decision == "duplicate"
-    assert (one.receipt, told) == (two.receipt, "duplicateNone")
+    assert (submitted.receipt, answer) == (two.receipt, "duplicateNone")
     assert Postgres(tmp_path / "data" / "postgres").pid is None
 
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
-SAID = {
+OUTPUT = {
     "typed": ["/pod5", "True new duplicate new"],
     "untyped": ["True", "new PENDING", "duplicate PENDING", "[('a.txt',)]"],
     "gathered": ["5 5", "new [('x',)]"],
@@ -35,11 +35,11 @@ SAID = {
 
 
 def test_every_program_is_run():
-    assert {path.stem for path in PROGRAMS.glob("*.py")} == SAID.keys()
-    assert len(SAID) == 10
+    assert {path.stem for path in PROGRAMS.glob("*.py")} == OUTPUT.keys()
+    assert len(OUTPUT) == 10
 
 
-@pytest.mark.parametrize("program", SAID)
+@pytest.mark.parametrize("program", OUTPUT)
 def test_a_program_runs_and_leaves_no_warning(database, program):
     done = subprocess.run(
         [sys.executable, "-W", "error", PROGRAMS / f"{program}.py", database.dsn("pool")],
@@ -49,12 +49,12 @@ def test_a_program_runs_and_leaves_no_warning(database, program):
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == SAID[program]
+    assert done.stdout.splitlines() == OUTPUT[program]
 
 
 WRONG = """
 from pydantic import BaseModel
-from helixqueue import HelixQueue, Queue
+from helixqueue import AsyncLease, HelixQueue, Lease, Queue
 
 class Basecall(BaseModel):
     pod5: str
@@ -71,6 +71,31 @@ def wrong(helix: HelixQueue) -> None:
     done = helix.submit(basecall, identity="s", payload=Basecall(pod5="a"))
     text: str = helix.result(done.receipt)  # not a text
     Queue("basecall", profile="lab")  # no such profile
+
+@basecall.handler  # returns a text
+def wrong_result(lease: Lease[Basecall, Reads]) -> str:
+    return "7"
+
+@basecall.handler  # takes another payload
+def wrong_lease(lease: Lease[Reads, Reads]) -> Reads:
+    return Reads(reads=1)
+
+@basecall.handler  # a coroutine gets another lease
+async def wrong_kind(lease: Lease[Basecall, Reads]) -> Reads:
+    return Reads(reads=1)
+
+@basecall.handler
+async def right(lease: AsyncLease[Basecall, Reads]) -> Reads:
+    return Reads(reads=len(lease.payload.pod5))
+
+def refunds(helix: HelixQueue) -> None:
+    @helix.fence("refund", key=lambda order, cents: order)
+    def refund(order: str, cents: int) -> Reads:
+        return Reads(reads=cents)
+
+    good: int = refund.outcome("o-1", cents=5).result.reads + refund("o-1", 5).reads
+    refund.outcome("o-1")  # no amount
+    text: str = refund.outcome("o-1", 5).result  # not a text
 """
 WRONG_LINES = {number for number, line in enumerate(WRONG.splitlines(), 1) if "  # " in line}
 

@@ -48,10 +48,10 @@ def link_demands(home):
     """Give it what its wheel demands, from this environment: to fetch it again would take long."""
     [site] = (home / "lib").glob("python*/site-packages")
     [ours] = metadata.distributions(name="helixqueue", path=[str(site)])
-    for one in demanded(ours, {"worker"}, {}).values():
+    for item in demanded(ours, {"worker"}, {}).values():
         # Neither programs nor what single modules were compiled to.
-        for name in {file.parts[0] for file in one.files} - {"..", "__pycache__"}:
-            (site / name).symlink_to(one.locate_file(name))
+        for name in {file.parts[0] for file in item.files} - {"..", "__pycache__"}:
+            (site / name).symlink_to(item.locate_file(name))
 
 
 def demanded(distribution, extras, found):
@@ -61,11 +61,11 @@ def demanded(distribution, extras, found):
         if demand.marker is None or any(
             demand.marker.evaluate({"extra": extra}) for extra in extras or {""}
         ):
-            one = metadata.distribution(demand.name)
-            assert demand.specifier.contains(one.version, prereleases=True), line
-            if one.name not in found or demand.extras:
-                found[one.name] = one
-                demanded(one, demand.extras, found)
+            first = metadata.distribution(demand.name)
+            assert demand.specifier.contains(first.version, prereleases=True), line
+            if first.name not in found or demand.extras:
+                found[first.name] = first
+                demanded(first, demand.extras, found)
     return found
 
 
@@ -106,8 +106,10 @@ def test_the_wheel_has_everything_that_is_no_python(fresh):
     assert inside == files
     assert "helixqueue/py.typed" in inside
     assert {Path(name).suffix for name in inside} >= {".sql", ".yaml", ".service", ".py"}
-    extra = [one for one in demands if one.endswith(("extra == 'worker'", 'extra == "worker"'))]
-    assert [re.match(r"Requires-Dist: (\w+)", one)[1] for one in extra] == ["httpx"]
+    extra = [
+        demand for demand in demands if demand.endswith(("extra == 'worker'", 'extra == "worker"'))
+    ]
+    assert [re.match(r"Requires-Dist: (\w+)", item)[1] for item in extra] == ["httpx"]
 
 
 def test_what_is_installed_is_the_wheel_and_its_demands_alone(fresh):
@@ -116,9 +118,9 @@ def test_what_is_installed_is_the_wheel_and_its_demands_alone(fresh):
         "print(helixqueue.__file__, m.version('helixqueue'),\n"
         "      *(name for name in ('httpx', 'fastapi', 'alembic', 'redis') if u.find_spec(name)))"
     )
-    file, *told = run(fresh, "python", "-c", code).stdout.split()
+    file, *result = run(fresh, "python", "-c", code).stdout.split()
     assert Path(file).is_relative_to(fresh)
-    assert told == [__version__, "httpx"]
+    assert result == [__version__, "httpx"]
     assert run(fresh, "helixq", "generate", "systemd").returncode == Exit.OK
 
 
@@ -203,8 +205,8 @@ def test_a_verb_that_needs_more_than_the_core_says_what_to_install(fresh, verb):
 
 
 def test_the_core_completes_every_verb(fresh):
-    asked = {"_HELIXQ_COMPLETE": "complete_bash", "COMP_WORDS": "helixq ", "COMP_CWORD": "1"}
-    assert set(run(fresh, "helixq", **asked).stdout.split()) >= set(VERBS)
+    found = {"_HELIXQ_COMPLETE": "complete_bash", "COMP_WORDS": "helixq ", "COMP_CWORD": "1"}
+    assert set(run(fresh, "helixq", **found).stdout.split()) >= set(VERBS)
 
 
 # As on a machine that has no driver: whoever imports it fails.
@@ -239,6 +241,32 @@ def test_without_httpx_a_client_says_what_to_install(fresh):
         "except NotInstalled as missing:\n    print(missing)"
     )
     assert "pip install 'helixqueue[worker]'" in run(fresh, "python", "-c", code).stdout
+
+
+# psycopg then accepts only its compiled module, which is not installed.
+NO_LIBPQ = {**os.environ, "PSYCOPG_IMPL": "c"}
+
+
+@pytest.mark.parametrize(
+    "words", [("doctor",), ("batch", "list", "--dsn", "postgresql:///")], ids=["doctor", "batch"]
+)
+def test_without_libpq_a_command_says_what_to_install(words):
+    command = [sys.executable, "-m", "helixqueue", *words]
+    done = subprocess.run(command, env=NO_LIBPQ, capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.FAILED
+    assert "pip install 'helixqueue[binary]', or install libpq" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_libpq_a_client_says_what_to_install():
+    code = (
+        "from helixqueue import NotInstalled\n"
+        "try:\n    from helixqueue import HelixQueue\n"
+        "except NotInstalled as missing:\n    print(missing)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=NO_LIBPQ, capture_output=True, text=True, check=False)
+    assert "pip install 'helixqueue[binary]', or install libpq" in done.stdout
 
 
 def test_importing_the_client_of_a_service_loads_no_driver_and_no_sql(fresh):

@@ -72,17 +72,17 @@ def test_the_callers_transaction_decides(database, name, kind, end):
                     queue, [Submission(f"m{n}", {"n": n}) for n in range(3)], within=within
                 )
             )
-            seen = database.value(BATCHES, name)
+            found = database.value(BATCHES, name)
             await awaited(getattr(transaction, end)())
             again = await awaited(
                 client.submit(queue, identity="Ω-1", payload={"n": 'a "b" \\ {c}, null'})
             )
-            return done, many, seen, again
+            return done, many, found, again
 
-    done, many, seen, again = asyncio.run(story())
+    done, many, value, again = asyncio.run(story())
     assert done.decision == "new"
-    assert [one.decision for one in many] == ["new"] * 3
-    assert seen == 0  # nobody else sees it before the commit
+    assert [item.decision for item in many] == ["new"] * 3
+    assert value == 0  # nobody else sees it before the commit
     assert again.decision == ("duplicate" if end == "commit" else "new")
     assert again.receipt == done.receipt  # the same work, whether or not it came to be
     expected = 4 if end == "commit" else 1
@@ -291,7 +291,7 @@ def test_an_object_and_its_work_are_one_commit(database, helix, sessions, name):
         session.add(Sample(name=f"{name}-kept"))
     samples = database.rows("select name from lab_sample where name like %s", f"{name}-%")
     assert samples == [(f"{name}-kept",)]
-    assert [one.identity for one in helix.batches(queue=name)] == [("kept",)]
+    assert [batch.identity for batch in helix.batches(queue=name)] == [("kept",)]
 
 
 def test_a_savepoint_decides_too(helix, sessions, name):
@@ -300,7 +300,7 @@ def test_a_savepoint_decides_too(helix, sessions, name):
             helix.submit(Queue(name), identity="lost", payload={}, within=session)
             raise RuntimeError
         helix.submit(Queue(name), identity="kept", payload={}, within=session)
-    assert [one.identity for one in helix.batches(queue=name)] == [("kept",)]
+    assert [batch.identity for batch in helix.batches(queue=name)] == [("kept",)]
 
 
 def test_scoped_sessions_are_sessions(database, helix, sessions, name):
@@ -319,7 +319,7 @@ def test_scoped_sessions_are_sessions(database, helix, sessions, name):
         await engine.dispose()
 
     asyncio.run(story())
-    assert {one.identity for one in helix.batches(queue=name)} == {("s",), ("t",)}
+    assert {batch.identity for batch in helix.batches(queue=name)} == {("s",), ("t",)}
 
 
 def test_a_row_factory_and_a_cursor_factory_of_the_callers_do_no_harm(database, helix, name):

@@ -83,9 +83,9 @@ def keep_submitting(dsn: str, number: int) -> Journal:
     for first in range(0, len(names), 3):
         rows = [SubmissionRow(name, '{"tube":1}') for name in names[first : first + 3]]
         call = calls.submit(tenant="a", queue="q", profile="text-v1", rows=rows)
-        told = client.run(call)
-        client.journal.submitted += [one.receipt.batch_id for one in told if one.receipt]
-        client.journal.decisions.update(one.decision for one in told)
+        answer = client.run(call)
+        client.journal.submitted += [item.receipt.batch_id for item in answer if item.receipt]
+        client.journal.decisions.update(item.decision for item in answer)
     return client.close()
 
 
@@ -161,22 +161,22 @@ def test_everything_acknowledged_survives_kill_9_of_the_server(own_database):
         journals = load.result(LIMIT_S)
 
     assert sum(journal.cut_off for journal in journals) >= KILLS
-    submitted = [one for journal in journals for one in journal.submitted]
+    submitted = [item for journal in journals for item in journal.submitted]
     assert len(set(submitted)) == len(submitted) == BATCHES
     assert own_database.value("select count(*) from helix.locate(%s)", submitted) == BATCHES
     # Each completion that a worker was told of stands there, with that worker's own result.
-    told = [one for journal in journals for one in journal.completed.items()]
+    found = [item for journal in journals for item in journal.completed.items()]
     stands = own_database.rows(
         "select w.batch, r.result::text from helix.work w"
         " join helix.result r on r.batch = w.batch and r.version = w.version"
         " where w.state = 'COMPLETED'"
     )
-    assert len(dict(told)) == len(told)
-    assert set(told) <= set(stands)
+    assert len(dict(found)) == len(found)
+    assert set(found) <= set(stands)
     assert len(stands) == BATCHES
     # Only a worker that was cut off and then reaped may not know of its own completion.
     refused = sum(journal.answers["refused"] for journal in journals)
-    assert len(stands) - len(told) <= refused
+    assert len(stands) - len(found) <= refused
     assert_consistent(own_database)
 
 

@@ -121,10 +121,10 @@ def test_tokens_after_the_failover_have_a_higher_epoch_and_no_number_is_reused(p
     leases = claim(db, TAIL + 1, "V")
     assert len(leases) == TAIL + 1  # with the one that was kept and not leased
     known = [*past.kept_leases, *past.lost_leases]
-    assert min(one.token.epoch for one in leases) > max(one.token.epoch for one in known)
-    assert min(one.token.number for one in leases) > max(one.token.number for one in known)
-    fresh = {one.batch for one in leases if one.identity.startswith("new-")}
-    assert min(fresh) > max(one.batch for one in known)
+    assert min(lease.token.epoch for lease in leases) > max(item.token.epoch for item in known)
+    assert min(lease.token.number for lease in leases) > max(item.token.number for item in known)
+    fresh = {lease.batch for lease in leases if lease.identity.startswith("new-")}
+    assert min(fresh) > max(item.batch for item in known)
     assert new.rows("select number, timeline, reason from helix.epoch order by number")[1:] == [
         (leases[0].token.epoch, "00000002", "timeline")
     ]
@@ -158,7 +158,7 @@ def test_zombie_from_before_failover_is_refused_despite_equal_number_and_batch(
         *db.run(calls.release(worker="W", leases=lease_refs([zombie]))),
     ]
 
-    assert [(one.answer, one.owner) for one in answers] == [("refused", worker)] * 4
+    assert [(answer.answer, answer.owner) for answer in answers] == [("refused", worker)] * 4
     assert new.rows(LEASE_ROW, lease.batch) == before
     [done] = db.run(calls.settle(worker=worker, settlements=[completion(lease, '"new"')]))
     assert done.answer == "ok"
@@ -175,7 +175,7 @@ def test_replicated_leases_continue_under_their_tokens(past, new, db):
     """A failover ends no lease that both sides know: hours of a GPU's work are not thrown away."""
     settlements = [completion(lease) for lease in past.kept_leases]
     answers = db.run(calls.settle(worker="W", settlements=settlements))
-    assert [one.answer for one in answers] == ["ok", "ok"]
+    assert [answer.answer for answer in answers] == ["ok", "ok"]
     assert drain(db) == 1
     assert_consistent(new)
 
@@ -184,12 +184,12 @@ def test_lost_batch_submitted_again_gets_its_former_ids_exclusively(past, new, d
     others = submit(db, [f"new-{number}" for number in range(TAIL)])
     again = submit(db, [f"lost-{number}" for number in range(TAIL)])
     kept = submit(db, ["kept-1", "kept-2", "kept-3"])
-    assert {one.decision for one in [*others, *again]} == {"new"}
-    assert {one.decision for one in kept} == {"duplicate"}
-    assert [one.receipt for one in again] == [one.receipt for one in past.lost]
-    assert [one.receipt for one in kept] == [one.receipt for one in past.kept]
-    lost = {one.receipt.batch_id for one in past.lost}
-    assert not lost & {one.receipt.batch_id for one in others}
+    assert {other.decision for other in [*others, *again]} == {"new"}
+    assert {item.decision for item in kept} == {"duplicate"}
+    assert [item.receipt for item in again] == [item.receipt for item in past.lost]
+    assert [item.receipt for item in kept] == [item.receipt for item in past.kept]
+    lost = {item.receipt.batch_id for item in past.lost}
+    assert not lost & {other.receipt.batch_id for other in others}
     assert_consistent(new)
 
 
@@ -197,11 +197,13 @@ def test_recover_ends_leases_and_raises_the_epoch(past, new):
     with Store.connect(new.dsn("operator")) as db:
         epoch, ended, _ = db.run(calls.recover(actor="ann", reason="failed over without its tail"))
         assert ended == len(past.kept_leases)
-        assert epoch > max(one.token.epoch for one in [*past.kept_leases, *past.lost_leases])
+        assert epoch > max(
+            kept_leas.token.epoch for kept_leas in [*past.kept_leases, *past.lost_leases]
+        )
         assert {lease.token.epoch for lease in claim(db, 3, "V")} == {epoch}
         settlements = [completion(lease) for lease in past.kept_leases]
         answers = db.run(calls.settle(worker="W", settlements=settlements))
-        assert [one.answer for one in answers] == ["refused", "refused"]
+        assert [answer.answer for answer in answers] == ["refused", "refused"]
     assert_consistent(new)
 
 

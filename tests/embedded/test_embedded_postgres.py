@@ -221,8 +221,8 @@ def test_promoted_standby_has_a_new_timeline(tmp_path: Path, running: Start) -> 
     standby = running(Postgres.replica_of(primary, tmp_path / "standby"))
     with psycopg.connect(primary.migrator_dsn) as connection:
         connection.execute("CREATE TABLE sent AS SELECT 7 AS number")
-    seen = "SELECT count(*) FROM pg_class WHERE relname = 'sent'"
-    until(lambda: ask(standby.migrator_dsn, seen) == (1,), "the table to arrive at the standby")
+    found = "SELECT count(*) FROM pg_class WHERE relname = 'sent'"
+    until(lambda: ask(standby.migrator_dsn, found) == (1,), "the table to arrive at the standby")
     primary.kill()
     standby.promote()
     timeline = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
@@ -276,8 +276,8 @@ def test_root_replaces_a_planted_symbolic_link(tmp_path: Path) -> None:
 def test_root_does_not_signal_processes_of_another_uid(tmp_path: Path, running: Start) -> None:
     server = running(Postgres(tmp_path))
     lock = server.data / server.pid_file
-    told = lock.read_text()
-    lock.write_text("1\n" + told.partition("\n")[2])
+    output = lock.read_text()
+    lock.write_text("1\n" + output.partition("\n")[2])
     assert server.pid is None
-    lock.write_text(told)
+    lock.write_text(output)
     assert server.pid is not None

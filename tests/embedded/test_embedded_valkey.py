@@ -94,11 +94,11 @@ def test_invalid_setting_fails_at_once_with_the_server_message(tmp_path: Path) -
 
 
 def test_both_servers_start_together_and_report_progress(tmp_path: Path) -> None:
-    said: list[str] = []
+    output: list[str] = []
     servers = Servers(tmp_path)
-    servers.start(said.append)
-    assert any("PostgreSQL: creating" in line for line in said)
-    assert any("Valkey: starting" in line for line in said)
+    servers.start(output.append)
+    assert any("PostgreSQL: creating" in line for line in output)
+    assert any("Valkey: starting" in line for line in output)
     pids = [servers.postgres.pid, servers.valkey.pid]
     servers.stop()
     # The kernel closes what a process has open a moment before it ends it.

@@ -97,13 +97,13 @@ SUBMISSION = {
 def test_submit_refuses_arrays_that_do_not_run_in_parallel(lab, name, count):
     scalars = {"tenant": "a", "queue": lab.q, "actor": "ann", "profile": "text-v1"}
 
-    def column(one):
-        value = SUBMISSION[one]
-        return [f"{value}{n}" if one in ("identity", "raw") else value for n in range(count)]
+    def column(item):
+        value = SUBMISSION[item]
+        return [f"{value}{n}" if item in ("identity", "raw") else value for n in range(count)]
 
     # Beside all others, and beside the least there must be.
     for others in (SUBMISSION, ("identity", "payload")):
-        right = {one: array(column(one)) for one in {*others, name}}
+        right = {other: array(column(other)) for other in {*others, name}}
         for what, wrong in misshapen(column(name)):
             error = refused(
                 lab, "submit_v1", scalars | right | {name: wrong}, ARRAY_SUBSCRIPT_ERROR
@@ -146,17 +146,17 @@ def test_no_write_with_tokens_takes_arrays_that_do_not_run_in_parallel(lab, func
     leases = lab.claim(count, start=function != "start_v1")
     prefix = "done_" if function == "claim_v1" else ""
 
-    def column(one):
-        if one in SETTLEMENT:
-            return [SETTLEMENT[one]] * count
-        return [lease.batch if one == "batch" else getattr(lease.token, one) for lease in leases]
+    def column(item):
+        if item in SETTLEMENT:
+            return [SETTLEMENT[item]] * count
+        return [lease.batch if item == "batch" else getattr(lease.token, item) for lease in leases]
 
     scalars = {"worker": "w1"}
     if function == "claim_v1":
         scalars |= {"request": uuid.uuid4(), "queues": "{nowhere}", "count": 0}
     least = (*TOKEN, "outcome") if "outcome" in HOLDING[function] else TOKEN
     for others in (HOLDING[function], least):
-        right = {f"{prefix}{one}": array(column(one)) for one in {*others, name}}
+        right = {f"{prefix}{other}": array(column(other)) for other in {*others, name}}
         for what, wrong in misshapen(column(name)):
             arguments = scalars | right | {f"{prefix}{name}": wrong}
             error = refused(lab, function, arguments, ARRAY_SUBSCRIPT_ERROR)
@@ -228,23 +228,21 @@ def test_revision_that_is_not_nfc_is_refused(lab, count):
     assert call(lab, "submit_v1", submission(lab, revision=["Sä"] * count))
 
 
-@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("blank", WHITE_SPACE, ids=lambda char: f"U+{ord(char):04X}")
-def test_identity_with_outer_blanks_is_refused(lab, blank, count):
+def test_identity_with_outer_blanks_is_refused(lab, blank):
     """Every profile trims them, so with and without they would be two batches of one identity."""
     for wrong in (
         f"{blank}s", f"s{blank}", f"a\x1f{blank}s", f"a{blank}\x1fs", f"ä{blank}", blank,
     ):  # fmt: skip
-        identities = [f"s{n}" for n in range(count - 1)] + [wrong]
-        refused(lab, "submit_v1", submission(lab, identity=identities), CHECK_VIOLATION)
+        refused(lab, "submit_v1", submission(lab, identity=[wrong]), CHECK_VIOLATION)
+    refused(lab, "submit_v1", submission(lab, identity=["a", "b", f"s{blank}"]), CHECK_VIOLATION)
 
 
-@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("char", ZERO_WIDTH, ids=lambda char: f"U+{ord(char):04X}")
-def test_identity_with_zero_width_characters_is_refused(lab, char, count):
+def test_identity_with_zero_width_characters_is_refused(lab, char):
     for wrong in (f"{char}s", f"s{char}", f"s{char}1", f"a\x1fs{char}1"):
-        identities = [f"s{n}" for n in range(count - 1)] + [wrong]
-        refused(lab, "submit_v1", submission(lab, identity=identities), CHECK_VIOLATION)
+        refused(lab, "submit_v1", submission(lab, identity=[wrong]), CHECK_VIOLATION)
+    refused(lab, "submit_v1", submission(lab, identity=["a", "b", f"s{char}"]), CHECK_VIOLATION)
 
 
 def test_inner_blanks_and_many_parts_are_fine(lab):

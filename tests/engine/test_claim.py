@@ -348,9 +348,9 @@ def test_another_worker_gets_nothing_by_repeating_a_request(lab):
 
 def test_repeat_answers_its_settlements_as_repeats(lab):
     lab.submit_many(4)
-    [one, two] = lab.claim(2)
+    [item, second] = lab.claim(2)
     request = uuid.uuid4()
-    settle = [completion(one), failure(two, permanent=True)]
+    settle = [completion(item), failure(second, permanent=True)]
     first = lab.claim_result(1, request=request, settle=settle)
     again = lab.claim_result(1, request=request, settle=settle)
     assert [answer.answer for answer in first.settled] == ["ok", "ok"]
@@ -408,8 +408,8 @@ def test_settle_claim_and_start_in_one_commit(lab):
             Settlement(10**12, Token(1, 1, 1), "completed"),
         ],
     )
-    told = {(a.batch, a.answer, a.state) for a in answer.settled}
-    assert told == {
+    found = {(a.batch, a.answer, a.state) for a in answer.settled}
+    assert found == {
         (good.batch, "ok", State.COMPLETED),
         (bad.batch, "ok", State.FAILED),
         (stale.batch, "refused", State.ASSIGNED),
@@ -418,7 +418,7 @@ def test_settle_claim_and_start_in_one_commit(lab):
     }
     assert [lease.state for lease in answer.leases] == [State.RUNNING] * 2
     assert not {lease.batch for lease in answer.leases} & {
-        one.batch for one in (good, bad, stale, held)
+        item.batch for item in (good, bad, stale, held)
     }
 
 
@@ -448,6 +448,24 @@ def test_tenants_of_one_queue_name_do_not_take_each_others_work(database):
         left = [lease.tenant for lease in pool.claim(40)]
         assert Counter(left) == {"a": 6, "b": 13}
         assert a.claim(5) == b.claim(5) == []
+
+
+@pytest.mark.parametrize("role", ["pool", "app_a"])
+def test_claims_of_one_batch_follow_the_rules_of_larger_claims(database, role):
+    """They have a path of their own, for all tenants and for one."""
+    with Lab(database) as pool, Lab(database, role, q=pool.q) as lab:
+        pool.queue()
+        pool.submit("late", priority=9)
+        pool.submit("limited-1", "limited-2", priority=1, limit_key="device")
+        pool.submit("gone", priority=2, expires_at=datetime.now(UTC) + timedelta(days=1))
+        pool.submit("urgent", priority=0)
+        [gone] = pool.rows("select id from helix.batch where identity = 'gone' order by id desc")[0]
+        pool.pass_time(gone)
+        request = uuid.uuid4()
+        first, repeat = (lab.claim_result(request=request).leases for _ in range(2))
+        assert first == repeat
+        taken = [first[0].identity] + [lease.identity for _ in range(3) for lease in lab.claim()]
+        assert taken == ["urgent", "limited-1", "late"]  # limited-2 waits, gone was cancelled
 
 
 @pytest.mark.parametrize("backlog", [100, 1000])
@@ -483,11 +501,6 @@ def test_service_claims_for_the_tenant_it_names(database):
 
 
 # --- hints -------------------------------------------------------------------------------------
-
-
-def given(lane, turn, batch):
-    """As much of a lease as `Hints` looks at."""
-    return Hint(lane, turn, batch)
 
 
 def test_hints_keep_the_furthest_mark_of_each_lane():
@@ -527,19 +540,19 @@ def test_client_with_hints_drains_everything(lab):
     """Also what was submitted or given back behind its marks."""
     hints = Hints()
     clock = 0.0
-    seen = set()
+    found = set()
     lab.submit_many(40)
     for round_ in range(30):
         clock += 0.01
         claimed = lab.claim_result(3, start=True, hints=hints.now(clock))
         leases = claimed.leases
         hints.learn(claimed.hints, short=len(leases) < 3)
-        seen |= {lease.batch for lease in leases}
+        found |= {lease.batch for lease in leases}
         if round_ == 5:
             lab.submit_many(10, "late")
         if leases and round_ < 5:
             lab.release(leases[0])
-    assert len(seen) == 50
+    assert len(found) == 50
 
 
 def test_hints_for_other_lanes_are_ignored(lab):

@@ -93,36 +93,36 @@ def claimed_one(lab, _before):
 
 def settled(lab, before):
     """What both sides know goes on under its old token."""
-    assert [one.answer for one in lab.complete(before.leases[0])] == ["ok"]
+    assert [item.answer for item in lab.complete(before.leases[0])] == ["ok"]
 
 
 def settled_many(lab, before):
-    one, two, three = before.leases
-    answers = lab.settle(completion(one), completion(two), failure(three))
+    first, second, third = before.leases
+    answers = lab.settle(completion(first), completion(second), failure(third))
     assert [answer.answer for answer in answers] == ["ok"] * 3
 
 
 def settled_and_claimed(lab, before):
     answer = lab.claim_result(2, settle=[completion(before.leases[0])], start=True)
-    assert [one.answer for one in answer.settled] == ["ok"]
+    assert [item.answer for item in answer.settled] == ["ok"]
     assert len(answer.leases) == 2
 
 
 def cancelled(lab, before):
     ids = [answer.receipt.batch_id for answer in before.submitted[8:]]
-    assert [one.answer for one in lab.decide("cancel", *ids)] == ["ok"] * 4
+    assert [item.answer for item in lab.decide("cancel", *ids)] == ["ok"] * 4
 
 
 def started(lab, before):
-    assert [one.answer for one in lab.start(before.assigned)] == ["ok"]
+    assert [item.answer for item in lab.start(before.assigned)] == ["ok"]
 
 
 def released(lab, before):
-    assert [one.answer for one in lab.release(*before.leases)] == ["ok"] * 3
+    assert [item.answer for item in lab.release(*before.leases)] == ["ok"] * 3
 
 
 def retried(lab, before):
-    assert [one.answer for one in lab.decide("retry", before.failed.batch_id)] == ["ok"]
+    assert [item.answer for item in lab.decide("retry", before.failed.batch_id)] == ["ok"]
 
 
 def fenced(lab, _before):
@@ -210,4 +210,4 @@ def test_stale_token_from_before_failover_is_refused_under_the_new_epoch(lab, be
     zombie = lease._replace(token=lease.token._replace(epoch=before.epoch))
     [answer] = lab.complete(zombie)
     assert (answer.answer, answer.state) == ("refused", State.RUNNING)
-    assert [one.answer for one in lab.complete(lease)] == ["ok"]
+    assert [item.answer for item in lab.complete(lease)] == ["ok"]

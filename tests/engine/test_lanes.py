@@ -87,8 +87,8 @@ def test_tenant_may_not_cause_more_lanes_than_the_bound(lab, bound):
     assert lab.value("select count(*) from helix.requirement_class") == classes
     # What it has may be used on, and plain work is not hindered.
     again = [row._replace(identity=f"again-{row.identity}") for row in requiring(1, 2, 3)]
-    assert [one.decision for one in lab.submit_rows(*again)] == ["new"] * 3
-    assert [one.decision for one in lab.submit("plain")] == ["new"]
+    assert [submit_row.decision for submit_row in lab.submit_rows(*again)] == ["new"] * 3
+    assert [submitted.decision for submitted in lab.submit("plain")] == ["new"]
 
 
 def test_one_call_may_not_cause_more_lanes_than_the_bound(lab, bound):
@@ -102,7 +102,7 @@ def test_lane_limit_applies_per_tenant(lab, bound):
     lab.submit_rows(*requiring(*range(1, bound)))
     lab.queue(tenant="b")
     answers = lab.submit_rows(*requiring("b1", "b2"), tenant="b")
-    assert [one.decision for one in answers] == ["new", "new"]
+    assert [answer.decision for answer in answers] == ["new", "new"]
     assert len(lab.claim(5, free=site("b1"))) == 1
     # Lanes that another tenant caused are used without a charge.
     answers = lab.submit_rows(*requiring("b1x"), *requiring("b2"), tenant="b")
@@ -152,7 +152,7 @@ def test_idle_lanes_do_not_count_against_the_limit(lab, bound):
     sweep(lab)
     assert lanes(lab) == 1
     answers = lab.submit_rows(*requiring(*range(1000, 1000 + bound - 1)))
-    assert {one.decision for one in answers} == {"new"}
+    assert {answer.decision for answer in answers} == {"new"}
     with pytest.raises(HelixError, match=f"has {bound} different requirements"):
         lab.submit_rows(*[row._replace(identity="x") for row in requiring(1)])
 

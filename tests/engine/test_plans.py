@@ -40,7 +40,7 @@ def test_ledger_is_never_read_from_end_to_end_for_its_heads(lab):
         lab.submit_many(50, prefix="then")
         lease = calls.claim(worker="w1", request=uuid.uuid4(), queues=[lab.q], count=50, start=True)
         leases = lab.run(lease).leases
-        lab.settle(*[completion(one) for one in leases])
+        lab.settle(*[completion(lease) for lease in leases])
         assert len(leases) == 50
         assert lab.rows_as_client(SCANNED) == [(0,)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.lab import WORK_LOCATION, Lab, wait_until
 pytestmark = pytest.mark.module_database
 
 LATER = timedelta(hours=1)
+WAITING = """select count(*) from pg_locks l join pg_database d on d.oid = l.database
+  where d.datname = current_database() and l.relation = 'helix.queue'::regclass and not l.granted"""
 EXPIRED = "select clock_timestamp() > expires_at from helix.batch where id = %s"
 
 
@@ -64,7 +67,7 @@ def test_new_queue_has_the_defaults(lab):
     assert (row.unknown, row.paused, row.closed, row.requires) == ("refuse", False, False, {})
 
 
-@pytest.mark.parametrize("name", SETTINGS.keys() - {"profile"})
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"profile"}))
 def test_setting_changes_alone_and_stays(lab, name):
     before = lab.queue()
     after = lab.queue(**{name: SETTINGS[name]})
@@ -78,9 +81,43 @@ def test_setting_changes_alone_and_stays(lab, name):
 def test_profile_cannot_change_and_make_known_identities_new(lab):
     lab.queue()
     lab.submit("\uff21-1")
-    with pytest.raises(Refused, match="has profile text-v1 for good"):
+    with pytest.raises(Refused, match="has batches of profile text-v1"):
         lab.queue(profile="lab-id-v1")
     assert lab.queue(profile="text-v1").profile == "text-v1"
+
+
+def test_profile_of_an_empty_queue_can_change(lab):
+    lab.queue()
+    assert lab.queue(profile="lab-id-v1").profile == "lab-id-v1"
+    assert lab.submit("A-1", profile="lab-id-v1")[0].decision == "new"
+
+
+def test_empty_queue_is_deleted_and_another_stays(lab):
+    name = f"{lab.q}-gone"
+    lab.queue(name)
+    delete = {"tenant": "a", "queue": name, "reason": "a typing error"}
+    assert lab.run(calls.delete_queue(**delete)) == "deleted"
+    assert lab.run(calls.delete_queue(**delete)) == "absent"
+    assert lab.run(calls.queue(tenant="a", queue=name)) is None
+    lab.queue(name)
+    lab.submit("s", queue=name)
+    assert lab.run(calls.delete_queue(**delete)) == "not_empty"
+
+
+def test_submission_in_progress_keeps_its_queue(lab, database):
+    """Its transaction has read the queue; a deletion waits for it and then finds its batch."""
+    name = f"{lab.q}-used"
+    lab.queue(name)
+    with database.connect("pool", autocommit=False) as other:
+        other.execute(
+            "select helix.submit_v1('a', %s, 'x', 'text-v1', array['s'], array['{}'])", (name,)
+        )
+        with ThreadPoolExecutor(1) as pool:
+            call = calls.delete_queue(tenant="a", queue=name, reason="a race")
+            deletion = pool.submit(lab.run, call)
+            wait_until(lambda: database.value(WAITING) == 1)
+            other.commit()
+            assert deletion.result() == "not_empty"
 
 
 def test_all_settings_at_once_for_a_new_queue(lab):

@@ -40,20 +40,20 @@ def retired(lab, limit=1_000):
 def proven(database):
     with database.connect("helix_migrator") as connection:
         assert replay(connection).clean
-        wrong = {one.name for one in check(connection) if not one.holds}
+        wrong = [item.witnesses for item in check(connection) if not item.holds]
     # The tests' own function, which lets time pass.
-    assert wrong <= {"function_tampered", "open_to_public"}
+    assert all("test_pass_time" in str(witness) for found in wrong for witness in found), wrong
 
 
 def finished(lab, count=4, prefix="s", **options):
-    told = lab.submit_many(count, prefix, **options)
+    submitted = lab.submit_many(count, prefix, **options)
     lab.complete(*lab.claim(count))
-    return told
+    return submitted
 
 
 def test_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab):
     lab.queue(keep_completed_seconds=0.001)
-    told = finished(lab)
+    answer = finished(lab)
     assert sum(retired(lab)) == 4
     assert lab.rows(
         "select count(*), count(b.retired_at), count(b.payload), count(b.identity), count(w.batch)"
@@ -62,9 +62,9 @@ def test_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab):
         lab.q,
     ) == [(4, 4, 0, 0, 0)]
     again = lab.submit_many(4)
-    assert [one.decision for one in again] == ["duplicate"] * 4
-    assert [one.receipt for one in again] == [one.receipt for one in told]
-    assert {one.state.value for one in again} == {"COMPLETED"}
+    assert [item.decision for item in again] == ["duplicate"] * 4
+    assert [item.receipt for item in again] == [item.receipt for item in answer]
+    assert {item.state.value for item in again} == {"COMPLETED"}
     [other] = lab.submit("s00000", payload={"n": 2})
     assert other.decision == "conflict"
     proven(lab.database)
@@ -72,17 +72,17 @@ def test_resubmission_after_retention_is_a_duplicate_with_an_equal_receipt(lab):
 
 def test_retention_deletes_nothing_without_a_queue_setting(lab):
     lab.queue()
-    told = finished(lab)
+    answer = finished(lab)
     assert sum(retired(lab)) == 0
-    assert lab.location(told[0].receipt.batch_id)[0] == "COMPLETED"
+    assert lab.location(answer[0].receipt.batch_id)[0] == "COMPLETED"
 
 
 def test_retention_applies_per_state(lab):
     lab.queue(keep_completed_seconds=0.001, keep_cancelled_seconds=0.001, max_attempts=1)
     done, failed, cancelled, pending = lab.submit_many(4)
-    one, two = lab.claim(2)
-    lab.complete(one)
-    lab.fail(two, permanent=True)
+    first, second = lab.claim(2)
+    lab.complete(first)
+    lab.fail(second, permanent=True)
     lab.decide("cancel", cancelled.receipt.batch_id)
     assert sum(retired(lab)) == 2
     assert lab.location(failed.receipt.batch_id)[0] == "FAILED"
@@ -94,7 +94,7 @@ def test_retention_applies_per_state(lab):
     assert {word for (word,) in lab.rows(
         "select b.state::text from helix.batch b join helix.locate(%s) l on l.batch = b.id"
         " where b.retired_at is not null",
-        [one.receipt.batch_id for one in (done, failed, cancelled, pending)],
+        [item.receipt.batch_id for item in (done, failed, cancelled, pending)],
     )} == {"COMPLETED", "CANCELLED"}  # fmt: skip
     proven(lab.database)
 
@@ -118,12 +118,12 @@ def test_retention_goes_in_bounded_steps(lab):
 
 def test_batch_locked_by_a_retry_is_kept_without_waiting(lab):
     lab.queue(keep_failed_seconds=0.001)
-    [one] = lab.submit("s")
+    [submitted] = lab.submit("s")
     lab.fail(*lab.claim(), permanent=True)
     with Lab(lab.database, q=lab.q) as other, other.store.connection.transaction():
-        other.decide("retry", one.receipt.batch_id)
+        other.decide("retry", submitted.receipt.batch_id)
         assert sum(retired(lab)) == 0
-    assert lab.location(one.receipt.batch_id)[0] == "PENDING"
+    assert lab.location(submitted.receipt.batch_id)[0] == "PENDING"
     assert sum(retired(lab)) == 0
 
 
@@ -160,12 +160,12 @@ def test_owner_repeating_a_write_after_retention_is_refused_before_and_after_arc
     lab.queue(keep_completed_seconds=0.001)
     lab.submit("s")
     [lease] = lab.claim()
-    assert [one.answer for one in lab.complete(lease)] == ["ok"]
-    assert [one.answer for one in lab.complete(lease)] == ["repeat"]
+    assert [item.answer for item in lab.complete(lease)] == ["ok"]
+    assert [item.answer for item in lab.complete(lease)] == ["repeat"]
     assert sum(retired(lab)) == 1
-    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    assert [item.answer for item in lab.complete(lease)] == ["refused"]
     tended(lab, "archive")
-    assert [one.answer for one in lab.complete(lease)] == ["refused"]
+    assert [item.answer for item in lab.complete(lease)] == ["refused"]
     times = "select times from helix.refusal where batch = %s"
     assert lab.value(times, lease.batch) == 2
 
@@ -185,14 +185,14 @@ def decisions(lab):
 
 def test_endless_repeats_of_a_submission_do_not_grow_the_table(lab):
     lab.queue(keep_decisions_seconds=1e6)
-    told = finished(lab, 1)
+    answer = finished(lab, 1)
     for _ in range(5):
         lab.submit("s00000")
     lab.submit("s00000", payload={"n": 2})
     lab.run(
         calls.note_refused(tenant="a", queue=lab.q, refused=[(b"\xff", "not Unicode")], actor="ann")
     )
-    lab.decide("erase", told[0].receipt.batch_id)
+    lab.decide("erase", answer[0].receipt.batch_id)
     retired(lab)
     before = [("conflict", 1), ("duplicate", 5), ("erased", 1), ("refused", 1), ("setting", 1)]
     assert decisions(lab) == before, "their time has not come"
@@ -201,7 +201,7 @@ def test_endless_repeats_of_a_submission_do_not_grow_the_table(lab):
     # What explains why a payload is gone, and what the queue was told, stays.
     assert decisions(lab) == [("erased", 1), ("setting", 2)]
     lab.queue(keep_decisions_seconds=0)  # for ever: other tests count what goes
-    assert [one.decision for one in lab.submit("s00000")] == ["duplicate"]
+    assert [submitted.decision for submitted in lab.submit("s00000")] == ["duplicate"]
     proven(lab.database)
 
 
@@ -226,7 +226,7 @@ def test_refusals_go_with_their_batch(lab):
     lab.run(calls.reap(actor="reaper"))
     lab.run(calls.promote())
     lab.complete(*lab.claim())
-    assert [one.answer for one in lab.complete(zombie)] == ["refused"]
+    assert [item.answer for item in lab.complete(zombie)] == ["refused"]
     refusals = "select count(*) from helix.refusal r where r.batch = %s"
     assert lab.value(refusals, zombie.batch) == 1
     lab.queue(keep_completed_seconds=0.001)
@@ -265,10 +265,10 @@ def test_entries_whose_batches_are_all_retired_lose_their_arrays_and_keep_header
     lab.queue(keep_completed_seconds=0.001)
     # Together in the entries of their submission and their claim; they end apart.
     lab.submit("gone-1", "gone-2", "kept")
-    one, two, kept = sorted(lab.claim(3), key=lambda lease: lease.batch)
-    lab.complete(one, two)
+    first, second, kept = sorted(lab.claim(3), key=lambda lease: lease.batch)
+    lab.complete(first, second)
     shared = entries_of(lab, kept)
-    alone = [entry for entry in entries_of(lab, one, two) if entry not in shared]
+    alone = [entry for entry in entries_of(lab, first, second) if entry not in shared]
     assert (len(shared), len(alone)) == (2, 1)
     before = lab.rows(ENTRIES, [*shared, *alone])
     assert sum(retired(lab)) == 2

@@ -25,7 +25,7 @@ def lab(database):
         yield lab
 
 
-def told(answers):
+def verdicts(answers):
     return [(answer.answer, answer.state) for answer in answers]
 
 
@@ -57,21 +57,21 @@ def outcome(lab, lease):
 
 def test_start_happens_once(lab):
     [lease] = lab.claim(start=False)
-    assert told(lab.start(lease)) == [("ok", State.RUNNING)]
-    assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
+    assert verdicts(lab.start(lease)) == [("ok", State.RUNNING)]
+    assert verdicts(lab.start(lease)) == [("repeat", State.RUNNING)]
     assert lab.location(lease.batch_id) == ("RUNNING", 3, 1, "active")
     assert len(lab.history(lease.batch_id)) == 3
 
 
 def test_start_of_a_batch_claimed_as_started_is_a_repeat(lab):
     [lease] = lab.claim(start=True)
-    assert told(lab.start(lease)) == [("repeat", State.RUNNING)]
+    assert verdicts(lab.start(lease)) == [("repeat", State.RUNNING)]
 
 
 def test_nothing_starts_after_its_end(lab):
     [lease] = lab.claim()
     lab.complete(lease)
-    assert told(lab.start(lease)) == [("refused", State.COMPLETED)]
+    assert verdicts(lab.start(lease)) == [("refused", State.COMPLETED)]
 
 
 # --- renew -------------------------------------------------------------------------------------
@@ -106,7 +106,9 @@ def test_renewals_of_many_are_answered_one_by_one(lab):
 
 def test_completion_keeps_the_result_and_ends_the_lease(lab):
     [lease] = lab.claim()
-    assert told(lab.complete(lease, result='{"reads": 7,"x":1.50}')) == [("ok", State.COMPLETED)]
+    assert verdicts(lab.complete(lease, result='{"reads": 7,"x":1.50}')) == [
+        ("ok", State.COMPLETED)
+    ]
     assert lab.location(lease.batch_id) == ("COMPLETED", 4, 1, "outcome")
     # The very text, as it came.
     assert outcome(lab, lease) == ("COMPLETED", "completed", None, None, '{"reads": 7,"x":1.50}')
@@ -121,20 +123,20 @@ def test_result_is_not_needed(lab):
 
 def test_unstarted_batch_cannot_be_completed(lab):
     [lease] = lab.claim(start=False)
-    assert told(lab.complete(lease)) == [("illegal", State.ASSIGNED)]
+    assert verdicts(lab.complete(lease)) == [("illegal", State.ASSIGNED)]
     assert lab.location(lease.batch_id) == ("ASSIGNED", 2, 1, "active")
     # It is no stale write, so it leaves no refusal, and the lease still stands.
     assert lab.rows("select 1 from helix.refusal where batch = %s", lease.batch) == []
-    assert told(lab.start(lease)) == [("ok", State.RUNNING)]
-    assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+    assert verdicts(lab.start(lease)) == [("ok", State.RUNNING)]
+    assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 
 def test_repeated_completion_is_a_repeat_and_another_outcome_is_refused(lab):
     [lease] = lab.claim()
     lab.complete(lease, result='{"reads":7}')
-    assert told(lab.complete(lease, result='{"reads":8}')) == [("repeat", State.COMPLETED)]
-    assert told(lab.fail(lease)) == [("refused", State.COMPLETED)]
-    assert told(lab.release(lease)) == [("refused", State.COMPLETED)]
+    assert verdicts(lab.complete(lease, result='{"reads":8}')) == [("repeat", State.COMPLETED)]
+    assert verdicts(lab.fail(lease)) == [("refused", State.COMPLETED)]
+    assert verdicts(lab.release(lease)) == [("refused", State.COMPLETED)]
     assert outcome(lab, lease)[-1] == '{"reads":7}'
 
 
@@ -143,21 +145,24 @@ def test_repeated_completion_is_a_repeat_and_another_outcome_is_refused(lab):
 def test_repeat_with_another_result_is_reported_as_a_mismatch(lab, stored, again):
     """A worker that computed something else must not believe that this is what was kept."""
     lab.submit("s2")
-    one, two = lab.claim(2)
-    assert [answer.mismatch for answer in lab.complete(one, two, result=stored)] == [False] * 2
+    first, second = lab.claim(2)
+    assert [answer.mismatch for answer in lab.complete(first, second, result=stored)] == [False] * 2
     differs = again != stored
-    for lease in (one, two._replace(token=two.own_token)):
+    for lease in (first, second._replace(token=second.own_token)):
         [answer] = lab.complete(lease, result=again)
         assert (answer.answer, answer.mismatch) == ("repeat", differs)
     # The same for many, and beside a claim.
-    assert [answer.mismatch for answer in lab.complete(one, two, result=again)] == [differs] * 2
-    claimed = lab.claim_result(1, settle=[completion(one, again), completion(two, again)])
+    assert [answer.mismatch for answer in lab.complete(first, second, result=again)] == [
+        differs
+    ] * 2
+    claimed = lab.claim_result(1, settle=[completion(first, again), completion(second, again)])
     assert [(answer.answer, answer.mismatch) for answer in claimed.settled] == [
         ("repeat", differs)
     ] * 2
-    assert [outcome(lab, lease)[-1] for lease in (one, two)] == [stored] * 2
+    assert [outcome(lab, lease)[-1] for lease in (first, second)] == [stored] * 2
     assert (
-        lab.rows("select 1 from helix.refusal where batch = any (%s)", [one.batch, two.batch]) == []
+        lab.rows("select 1 from helix.refusal where batch = any (%s)", [first.batch, second.batch])
+        == []
     )
 
 
@@ -182,21 +187,21 @@ def test_late_completion_of_an_unreaped_lease_counts_and_is_marked(lab):
 @pytest.mark.parametrize("result", ["{", "", "{'a':1}", "nothing"])
 def test_result_that_is_not_json_settles_nothing(lab, result):
     lab.submit("s2")
-    one, two = lab.claim(2)
+    first, second = lab.claim(2)
     with pytest.raises(InvalidPayload, match="json"):
-        lab.settle(completion(one), completion(two, result))
-    assert [lab.location(lease.batch_id)[0] for lease in (one, two)] == ["RUNNING"] * 2
-    assert told(lab.complete(one, two)) == [("ok", State.COMPLETED)] * 2
+        lab.settle(completion(first), completion(second, result))
+    assert [lab.location(lease.batch_id)[0] for lease in (first, second)] == ["RUNNING"] * 2
+    assert verdicts(lab.complete(first, second)) == [("ok", State.COMPLETED)] * 2
 
 
 def test_result_may_be_one_mebibyte_and_no_more(lab):
     lab.submit("s2")
-    one, two = lab.claim(2)
+    first, second = lab.claim(2)
     largest = '"' + "x" * (2**20 - 2) + '"'
-    assert told(lab.complete(one, result=largest)) == [("ok", State.COMPLETED)]
+    assert verdicts(lab.complete(first, result=largest)) == [("ok", State.COMPLETED)]
     with pytest.raises(Refused):
-        lab.complete(two, result=largest[:-1] + 'x"')
-    assert lab.location(two.batch_id)[0] == "RUNNING"
+        lab.complete(second, result=largest[:-1] + 'x"')
+    assert lab.location(second.batch_id)[0] == "RUNNING"
 
 
 # --- fail --------------------------------------------------------------------------------------
@@ -205,13 +210,13 @@ def test_result_may_be_one_mebibyte_and_no_more(lab):
 @pytest.mark.parametrize("start", [True, False])
 def test_failure_with_attempts_left_is_retried(lab, start):
     [lease] = lab.claim(start=start)
-    assert told(lab.fail(lease, detail="pipette 🧪 broke")) == [("ok", State.PENDING)]
+    assert verdicts(lab.fail(lease, detail="pipette 🧪 broke")) == [("ok", State.PENDING)]
     assert lab.history(lease.batch_id)[-1] == ("PENDING", "failed")
     [again] = lab.claim()
     assert (again.batch, again.attempt) == (lease.batch, 2)
     assert again.token != lease.token
-    assert told(lab.fail(lease)) == [("repeat", State.RUNNING)]
-    assert told(lab.complete(lease)) == [("refused", State.RUNNING)]
+    assert verdicts(lab.fail(lease)) == [("repeat", State.RUNNING)]
+    assert verdicts(lab.complete(lease)) == [("refused", State.RUNNING)]
 
 
 @pytest.mark.parametrize(
@@ -269,9 +274,9 @@ def test_failure_of_the_last_attempt_ends_as_failed(lab):
 @pytest.mark.parametrize("start", [True, False])
 def test_permanent_failure_is_not_retried(lab, start):
     [lease] = lab.claim(start=start)
-    assert told(lab.fail(lease, permanent=True)) == [("ok", State.FAILED)]
+    assert verdicts(lab.fail(lease, permanent=True)) == [("ok", State.FAILED)]
     assert lab.location(lease.batch_id)[2:] == (1, "outcome")
-    assert told(lab.fail(lease, permanent=True)) == [("repeat", State.FAILED)]
+    assert verdicts(lab.fail(lease, permanent=True)) == [("repeat", State.FAILED)]
 
 
 def test_failure_without_a_class_is_still_a_failure(lab):
@@ -339,11 +344,11 @@ def test_release_costs_no_attempt(lab, start):
     for _ in range(4):
         [lease] = lab.claim(start=start)
         assert lease.attempt == 1
-        assert told(lab.release(lease, detail="draining")) == [("ok", State.PENDING)]
+        assert verdicts(lab.release(lease, detail="draining")) == [("ok", State.PENDING)]
     assert lab.location(lease.batch_id)[2:] == (0, "ready")
     assert lab.history(lease.batch_id)[-1] == ("PENDING", "released")
-    assert told(lab.release(lease)) == [("repeat", State.PENDING)]
-    assert told(lab.complete(lease)) == [("refused", State.PENDING)]
+    assert verdicts(lab.release(lease)) == [("repeat", State.PENDING)]
+    assert verdicts(lab.complete(lease)) == [("refused", State.PENDING)]
 
 
 def test_release_does_not_wait(lab):
@@ -367,7 +372,7 @@ def test_crash_counts_as_an_attempt_and_poison_ends(lab):
     state, reason, failure, detail, _ = outcome(lab, lease)
     assert (state, reason, failure) == ("FAILED", "lost", "lost")
     assert detail.startswith("w1 did not renew before ")
-    assert told(lab.complete(lease)) == [("refused", State.FAILED)]
+    assert verdicts(lab.complete(lease)) == [("refused", State.FAILED)]
     assert lab.claim() == []
 
 
@@ -400,15 +405,15 @@ def test_reaper_respects_its_limit(lab):
 
 def test_mixed_settlement_is_answered_row_by_row(lab):
     lab.submit_many(3)
-    one, two, three, four = lab.claim(4)
+    first, second, third, four = lab.claim(4)
     lab.release(four)
     answers = lab.settle(
-        completion(one), failure(two, permanent=True), failure(three), completion(four)
+        completion(first), failure(second, permanent=True), failure(third), completion(four)
     )
     assert {(answer.batch, answer.answer, answer.state) for answer in answers} == {
-        (one.batch, "ok", State.COMPLETED),
-        (two.batch, "ok", State.FAILED),
-        (three.batch, "ok", State.PENDING),
+        (first.batch, "ok", State.COMPLETED),
+        (second.batch, "ok", State.FAILED),
+        (third.batch, "ok", State.PENDING),
         (four.batch, "refused", State.PENDING),
     }
 
@@ -416,9 +421,9 @@ def test_mixed_settlement_is_answered_row_by_row(lab):
 def test_whole_settlement_is_undone_with_its_transaction(lab):
     [lease] = lab.claim()
     with lab.store.connection.transaction(force_rollback=True):
-        assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+        assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
     assert lab.location(lease.batch_id)[0] == "RUNNING"
-    assert told(lab.complete(lease)) == [("ok", State.COMPLETED)]
+    assert verdicts(lab.complete(lease)) == [("ok", State.COMPLETED)]
 
 
 def test_events_carry_no_payload_and_no_secret(lab):

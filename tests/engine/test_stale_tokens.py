@@ -77,7 +77,7 @@ def replaced(db: Store, stale: LeaseRow, worker: str = "B") -> LeaseRow:
 def both(write: str, *leases: LeaseRow) -> calls.Call[list[WriteResult]]:
     """One call that names these leases."""
     if write in ("complete", "fail"):
-        settled = [completion(one) if write == "complete" else failure(one) for one in leases]
+        settled = [completion(lease) if write == "complete" else failure(lease) for lease in leases]
         return calls.settle(worker="A", settlements=settled)
     verb = {"start": calls.start, "renew": calls.renew, "release": calls.release}[write]
     return verb(worker="A", leases=lease_refs(leases))
@@ -108,7 +108,7 @@ def test_zombie_is_refused_while_its_batch_has_no_owner(database, db):
     stale = frozen(database, db)
     wait_until(lambda: db.run(calls.reap(actor="reaper")) == 1, "the lease to be reaped")
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
-    assert {(one.answer, one.owner, one.state) for one in answers} == {
+    assert {(answer.answer, answer.owner, answer.state) for answer in answers} == {
         ("refused", None, State.PENDING)
     }
     assert database.rows("select distinct worker, owner, state::text from helix.refusal") == [
@@ -128,7 +128,7 @@ def test_zombie_is_refused_after_the_end(database, db, end):
         db.run(calls.settle(worker="B", settlements=[settlement]))
     outcome = database.rows(EVERY_ROW)
     answers = [answer for write in WRITES.values() for answer in db.run(write("A", stale))]
-    assert {(one.answer, one.owner, one.state) for one in answers} == {
+    assert {(answer.answer, answer.owner, answer.state) for answer in answers} == {
         ("refused", "B", State(end.upper()))
     }
     assert database.rows(EVERY_ROW) == outcome
@@ -180,7 +180,7 @@ def test_repeated_refusals_of_a_zombie_are_one_row_with_a_count(database, db):
             return [mine.run(WRITES["complete"]("A", stale))[0].answer for _ in range(25)]
 
     answers = run_in_threads(hammer, [(number,) for number in range(8)])
-    assert {answer for one in answers for answer in one} == {"refused"}
+    assert {answer for item in answers for answer in item} == {"refused"}
     assert database.rows(
         "select operation, worker, owner, times, last_at > first_at from helix.refusal order by 1"
     ) == [("renew", "A", "B", 7, True), ("settle", "A", "B", 200, True)]
@@ -225,7 +225,7 @@ def test_stale_token_does_not_affect_others_of_the_call(database, db):
     submit(db, ["two", "three"])
     others = claim(db, 2, "A")
     answers = db.run(
-        calls.settle(worker="A", settlements=[completion(one) for one in [*others, stale]])
+        calls.settle(worker="A", settlements=[completion(other) for other in [*others, stale]])
     )
     assert {answer.batch: answer.answer for answer in answers} == {
         others[0].batch: "ok",
@@ -296,10 +296,10 @@ def test_every_part_of_the_token_is_compared(database, db, write):
 
 def test_process_stopped_by_the_kernel_is_refused_when_it_continues(database, db):
     submit(db, ["one"])
-    here = Path(__file__)
+    local = Path(__file__)
     worker = subprocess.Popen(
         [sys.executable, "-m", "tests.engine.test_stale_tokens", database.dsn("pool")],
-        cwd=here.parents[2],
+        cwd=local.parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

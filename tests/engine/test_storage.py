@@ -74,7 +74,7 @@ def test_settle_and_renew_are_hot_updates_and_claims_are_not(lab):
         done = list(answer.leases)
         for _ in range(RENEWALS):
             wait_until_old_versions_can_go(lab)
-            assert {one.answer for one in lab.renew(*done)} <= {"ok"}
+            assert {item.answer for item in lab.renew(*done)} <= {"ok"}
             renewed += len(done)
     assert claimed == settled == ROUNDS * SIZE
     assert renewed == RENEWALS * claimed
@@ -98,12 +98,12 @@ def changed(lab, lease, act):
 def test_no_index_names_a_column_that_settle_or_renew_changes(lab):
     lab.submit("s1", "s2", "s3")
     [unstarted] = lab.claim(1, start=False)
-    one, two = lab.claim(2)
+    first, second = lab.claim(2)
     columns = (
-        changed(lab, one, lab.renew)
+        changed(lab, first, lab.renew)
         | changed(lab, unstarted, lab.start)
-        | changed(lab, one, lab.complete)
-        | changed(lab, two, lambda lease: lab.fail(lease, permanent=True))
+        | changed(lab, first, lab.complete)
+        | changed(lab, second, lambda lease: lab.fail(lease, permanent=True))
     )
     assert columns >= {"state", "version", "entry", "before", "deadline", "changed_at", "reason"}
     # Also what they change at other times.

@@ -115,14 +115,14 @@ def test_conflict_within_one_call_is_detected(lab):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ({"revision": "1"}, {"revision": "2"}),
         ({"revision": ""}, {"revision": "1"}),
     ],
 )
-def test_another_revision_is_other_work(lab, one, other):
-    answers = [*lab.submit("s1", **one), *lab.submit("s1", **other)]
+def test_another_revision_is_other_work(lab, first, other):
+    answers = [*lab.submit("s1", **first), *lab.submit("s1", **other)]
     assert decisions(answers) == ["new", "new"]
 
 
@@ -167,8 +167,8 @@ def test_every_duplicate_and_conflict_leaves_a_decision(lab):
 def test_new_work_is_the_first_event_and_needs_no_decision(lab):
     [first] = lab.submit("s1")
     assert lab.history(first.receipt.batch_id) == [("PENDING", "submitted")]
-    told = lab.rows("select kind from helix.decision where queue = %s", lab.q)
-    assert told == [("setting",)]
+    answer = lab.rows("select kind from helix.decision where queue = %s", lab.q)
+    assert answer == [("setting",)]
 
 
 def test_batch_and_its_repeat_in_one_transaction_vanish_together(lab):
@@ -366,8 +366,8 @@ def test_unknown_queue_a_closed_one_and_another_profile_are_refused(lab):
     refused(lab.submit("s1"), f"queue {lab.q} is closed")
     assert batches(lab) == 0
     # Refusals are on record as duplicates and conflicts are.
-    asked = "select count(*) from helix.decision where kind = 'refused' and queue = %s"
-    assert lab.value(asked, lab.q) == 2
+    request = "select count(*) from helix.decision where kind = 'refused' and queue = %s"
+    assert lab.value(request, lab.q) == 2
     lab.queue(closed=False)
     assert decisions(lab.submit("s1")) == ["new"]
 

@@ -74,30 +74,30 @@ def test_leases_own_token_does_what_the_claims_token_does(lab, write):
     assert answer.answer == "ok"
     # A repeat is a repeat by either of them.
     if write not in ("renew", "fail", "fail and claim"):
-        assert [one.answer for one in WRITES[write](lab, own)] == ["repeat"]
-        assert [one.answer for one in WRITES[write](lab, mine)] == ["repeat"]
+        assert [write.answer for write in WRITES[write](lab, own)] == ["repeat"]
+        assert [write.answer for write in WRITES[write](lab, mine)] == ["repeat"]
 
 
 def test_stolen_token_does_not_affect_valid_tokens_of_the_call(lab):
     lab.submit_many(4)
-    one, two, three, four = lab.claim(4)
+    first, second, third, four = lab.claim(4)
     answers = lab.complete(
-        one._replace(token=one.own_token),
-        two._replace(token=one.own_token),
-        three,
-        four._replace(token=three.own_token),
+        first._replace(token=first.own_token),
+        second._replace(token=first.own_token),
+        third,
+        four._replace(token=third.own_token),
     )
     assert {answer.batch: answer.answer for answer in answers} == {
-        one.batch: "ok",
-        two.batch: "refused",
-        three.batch: "ok",
+        first.batch: "ok",
+        second.batch: "refused",
+        third.batch: "ok",
         four.batch: "refused",
     }
-    for lease, state in ((one, State.COMPLETED), (two, State.RUNNING), (four, State.RUNNING)):
+    for lease, state in ((first, State.COMPLETED), (second, State.RUNNING), (four, State.RUNNING)):
         assert lab.location(lease.batch_id)[0] == state
     # The result of a refused row is nowhere.
     results = "select count(*) from helix.result where batch = any (%s)"
-    assert lab.value(results, [two.batch, four.batch]) == 0
+    assert lab.value(results, [second.batch, four.batch]) == 0
 
 
 def test_derived_nonce_is_not_derived_again(lab):
@@ -105,7 +105,7 @@ def test_derived_nonce_is_not_derived_again(lab):
     mine, _ = siblings(lab, "complete")
     epoch, nonce, number = mine.own_token
     forged = mine._replace(token=type(mine.token)(epoch, lease_nonce(nonce, mine.batch), number))
-    assert [one.answer for one in lab.complete(forged)] == ["refused"]
+    assert [item.answer for item in lab.complete(forged)] == ["refused"]
 
 
 def test_nonce_of_a_lease_is_the_same_in_python_and_sql(lab):

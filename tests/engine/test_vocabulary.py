@@ -49,21 +49,21 @@ def test_finished_batch_has_one_outcome(database):
     )
     with Lab(database) as lab:
         lab.queue(backoff_seconds=0)
-        ids = [one.receipt.batch_id for one in lab.submit("s1", "s2", "s3")]
-        batches = [lab.number(one) for one in ids]
+        ids = [submitted.receipt.batch_id for submitted in lab.submit("s1", "s2", "s3")]
+        batches = [lab.number(item) for item in ids]
         unlisted = [("PENDING", None, None)] * 3
         assert lab.rows(listed, batches) == unlisted
         lab.decide("cancel", ids[2])
-        one, two = lab.claim(2)
-        lab.complete(one)
-        lab.fail(two, permanent=True)
+        first, second = lab.claim(2)
+        lab.complete(first)
+        lab.fail(second, permanent=True)
         finished = lab.rows(listed, batches)
         assert sorted(finished) == sorted((str(s), n, True) for s, n in ENDINGS.items())
         # A retry takes it off the list, and its next end puts it there again, once.
-        lab.decide("retry", two.batch_id)
-        assert lab.rows(listed, [two.batch]) == [("PENDING", None, None)]
+        lab.decide("retry", second.batch_id)
+        assert lab.rows(listed, [second.batch]) == [("PENDING", None, None)]
         lab.complete(*lab.claim())
-        assert lab.rows(listed, [two.batch]) == [("COMPLETED", ENDINGS[State.COMPLETED], True)]
+        assert lab.rows(listed, [second.batch]) == [("COMPLETED", ENDINGS[State.COMPLETED], True)]
 
 
 def test_reasons_are_the_same(database):
@@ -76,7 +76,7 @@ def test_every_arrow_has_a_reason_and_every_reason_an_arrow():
     assert all(REASONS.values())
 
 
-@pytest.mark.parametrize("state", FINAL)
+@pytest.mark.parametrize("state", sorted(FINAL))
 def test_no_arrow_leaves_a_final_state(state):
     assert [arrow for arrow in ARROWS if arrow[0] == state] == []
 

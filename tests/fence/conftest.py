@@ -9,14 +9,14 @@ import pytest
 from helixqueue import HelixQueue
 from tests.support.fence_caller import FenceCaller
 from tests.support.fence_time import expire
-from tests.support.lab import POOLED, one_database
+from tests.support.lab import POOLED, new_database
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def database(server, template, pooler):
-    for database in one_database(server, template, pooler):
+    for database in new_database(server, template, pooler):
         expire.install(database)
         yield database
 

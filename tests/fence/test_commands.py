@@ -9,7 +9,8 @@ import pytest
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import fences as calls
 from helixqueue.fence.ed25519 import Ed25519Signer
-from helixqueue.fence.receipt import HmacSigner, receipt_of
+from helixqueue.fence.receipt import receipt_of
+from helixqueue.fence.signing import HmacSigner
 from tests.support.cli import Helixq
 from tests.support.fence_reads import fence_of
 from tests.support.fence_time import expire
@@ -45,7 +46,7 @@ def test_list_shows_fences_in_doubt(helixq, doubted, name):
     assert line[0:4] == [key, name, "order / 7", "IN_DOUBT"]
     assert "the bank did not answer" in line[-1]
     found = helixq("fence", "list", "--name", name, "--state", "in_doubt", "--json").json
-    assert [one["fence"] for one in found["fences"]] == [key]
+    assert [fence["fence"] for fence in found["fences"]] == [key]
     assert helixq("fence", "list", "--name", name, "--state", "SEALED").out == ""
 
 
@@ -55,9 +56,9 @@ def test_show_and_explain_report_history_and_next_step(helixq, doubted, name):
     assert [step["what"] for step in shown["story"]] == ["claimed", "failed"]
     assert shown["receipt"] is None
     assert "TimeoutError" in helixq("fence", "show", key).out
-    told = helixq("fence", "explain", key, "--json").json
-    assert told["state"] == "IN_DOUBT"
-    assert "fence resolve" in told["next_call"]
+    document = helixq("fence", "explain", key, "--json").json
+    assert document["state"] == "IN_DOUBT"
+    assert "fence resolve" in document["next_call"]
     assert "next call" in helixq("fence", "explain", key).out
 
 
@@ -75,8 +76,8 @@ def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, 
     verdict = ["--not-applied"] if way == "not applied" else ["--applied"]
     if way == "applied":
         verdict += ["--effect", "re_1", "--result", '{"id": "found"}']
-    said = ["--reason", "looked", "--actor", "ann"]
-    done = helixq("fence", "resolve", key, *verdict, *said, "--json", role="operator")
+    outputs = ["--reason", "looked", "--actor", "ann"]
+    done = helixq("fence", "resolve", key, *verdict, *outputs, "--json", role="operator")
     assert (done.code, done.json["resolved"]) == (Exit.OK, True)
     assert (done.json["actor"], done.json["detail"]) == ("ann", "looked")
     if way == "applied":
@@ -87,7 +88,7 @@ def test_resolve_command_decides_a_doubt_with_actor_and_reason(helixq, doubted, 
     else:
         with pytest.raises(Exception, match="took place once"):
             again()
-    done = helixq("fence", "resolve", key, *verdict, *said, role="operator")
+    done = helixq("fence", "resolve", key, *verdict, *outputs, role="operator")
     assert done.code == Exit.NO
     assert "not in doubt" in done.out
 
@@ -115,10 +116,10 @@ def test_resolve_command_refuses_an_http_status_for_a_function(helixq, doubted):
 
 def test_resolve_command_requires_an_operator_and_a_reason(helixq, doubted):
     key, _ = doubted
-    said = ["--not-applied", "--actor", "ann"]
-    assert helixq("fence", "resolve", key, *said, "--reason", "x").code == Exit.REFUSED
+    outputs = ["--not-applied", "--actor", "ann"]
+    assert helixq("fence", "resolve", key, *outputs, "--reason", "x").code == Exit.REFUSED
     for wrong in (["--reason", " "], [], ["--reason", "x", "--result", "1"]):
-        done = helixq("fence", "resolve", key, *said, *wrong, role="operator")
+        done = helixq("fence", "resolve", key, *outputs, *wrong, role="operator")
         assert done.code == Exit.USAGE
 
 
@@ -130,8 +131,9 @@ def test_receipt_command_verifies_offline(helixq, helix, name, tmp_path):
     (tmp_path / "answer").write_bytes(b'{"id":1}')
     offline = {"HELIX_DSN": "", "HELIX_TENANT": ""}
     done = helixq("receipt", "verify", shown, "--answer", tmp_path / "answer", **offline)
-    assert done.code == Exit.OK
-    assert fence.receipt in done.out
+    assert done.code == Exit.UNSIGNED
+    assert f"unsigned: {fence.receipt} is consistent" in done.out
+    assert "proves" not in done.out
     changed = json.loads(shown.read_text())["receipt"] | {"effect": "re_2"}
     done = helixq("receipt", "verify", "-", "--json", stdin=json.dumps(changed).encode(), **offline)
     assert (done.code, done.json["ok"]) == (Exit.NO, False)
@@ -151,13 +153,50 @@ def test_receipt_command_verifies_a_signature(helixq, helix, name, tmp_path):
         (tmp_path / "key").write_bytes(key)
         (tmp_path / "receipt").write_text(json.dumps(receipt_of(row).document(signer)))
         verify = ("receipt", "verify", tmp_path / "receipt", option, tmp_path / "key")
-        assert helixq(*verify).code == Exit.OK
-        assert helixq(*verify, "--key-id", "2").code == Exit.NO
+        done = helixq(*verify)
+        assert (done.code, done.out[:4]) == (Exit.OK, "yes:")
+        if option == "--secret":
+            assert helixq(*verify, "--key-id", "2").code == Exit.NO
     assert fence.receipt == receipt_of(row).id
 
 
-def lines_of(*told):
-    return "\n".join(json.dumps(one) for one in told).encode()
+def test_receipts_are_signed_where_a_key_exists_and_verify_after_rotation(
+    helixq, helix, name, tmp_path
+):
+    with helix.fence(name, key="k") as fence:
+        fence.seal(1)
+    key = {"HELIX_KEY": str(tmp_path / "helixq.key")}
+    created = helixq("key", "create", "--json", **key).json["keys"]
+    assert (tmp_path / "helixq.key").stat().st_mode & 0o777 == 0o600
+    assert helixq("key", "create", **key).code == Exit.REFUSED
+    (tmp_path / "shown").write_text(helixq("fence", "show", fence.key, "--json", **key).out)
+    rotated = helixq("key", "rotate", "--json", **key).json["keys"]
+    assert [k["id"] for k in rotated][:1] == [k["id"] for k in created]
+    assert "private" not in json.dumps(rotated)
+    assert (tmp_path / "helixq.key").read_text().count('"private"') == 1
+    (tmp_path / "public").write_text(helixq("key", "public", **key).out)
+    offline = {"HELIX_DSN": "", "HELIX_TENANT": ""}
+    verify = ("receipt", "verify", tmp_path / "shown")
+    for how in (("--public-key", tmp_path / "public"), ()):
+        done = helixq(*verify, *how, "--json", **offline, **(key if not how else {}))
+        assert (done.code, done.json["answer"]) == (Exit.OK, "yes")
+    assert [line[4] for line in helixq("key", "list", **key).lines] == ["no", "yes"]
+
+
+def test_key_file_that_others_can_read_is_refused(helixq, tmp_path):
+    key = {"HELIX_KEY": str(tmp_path / "helixq.key")}
+    helixq("key", "create", **key)
+    (tmp_path / "helixq.key").chmod(0o644)
+    done = helixq("key", "public", **key)
+    assert done.code == Exit.REFUSED
+    assert "expected mode 0600, got 0644" in done.err
+    missing = helixq("key", "list", "--key", tmp_path / "none")
+    assert missing.code == Exit.REFUSED
+    assert "helixq key create" in missing.err
+
+
+def lines_of(*result):
+    return "\n".join(json.dumps(item) for item in result).encode()
 
 
 def test_rehearse_previews_decisions_and_writes_nothing(helixq, helix, database, name):
@@ -173,8 +212,8 @@ def test_rehearse_previews_decisions_and_writes_nothing(helixq, helix, database,
     with pytest.raises(TimeoutError):
         refund("doubted", 5)
 
-    def rehearse(*told, may_run=False, code=Exit.OK):
-        calls = [{"name": name, "payload": {"cents": 5}} | one for one in told]
+    def rehearse(*result, may_run=False, code=Exit.OK):
+        calls = [{"name": name, "payload": {"cents": 5}} | item for item in result]
         options = ["--may-run"] if may_run else []
         done = helixq("fence", "rehearse", "-", "--json", *options, stdin=lines_of(*calls))
         assert done.code == code, done.out
@@ -186,14 +225,14 @@ def test_rehearse_previews_decisions_and_writes_nothing(helixq, helix, database,
     new = {"key": "new"}
     assert rehearse(new, new, code=Exit.NO)["counts"] == {"runs": 1, "repeats": 1}
     assert rehearse(new, new, may_run=True)["safe"]
-    for told, what in (
+    for answer, what in (
         ({"key": "doubted"}, "in doubt"),
         ({"key": "done", "payload": {"cents": 6}}, "refused"),
         ({"key": "unknown"}, "unreadable"),
         ({"key": "k", "amount": 1}, "unreadable"),
         ({"key": 1.5}, "unreadable"),
     ):
-        [unsafe] = rehearse(told, may_run=True, code=Exit.NO)["unsafe"]
+        [unsafe] = rehearse(answer, may_run=True, code=Exit.NO)["unsafe"]
         assert (unsafe["line"], unsafe["what"]) == (1, what)
     other = {"key": "new", "payload": {"cents": 6}}
     assert rehearse(new, other, may_run=True, code=Exit.NO)["counts"] == {"runs": 1, "refused": 1}

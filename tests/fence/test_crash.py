@@ -66,10 +66,10 @@ class Victims:
             text=True,
         )
 
-    def __call__(self, surface, failpoint, **told):
+    def __call__(self, surface, failpoint, **details):
         """The exit code of one call."""
         armed = f"{failpoint}=kill" if failpoint in FENCE_POINTS else ""
-        line = json.dumps({"surface": surface, "failpoint": armed, **told})
+        line = json.dumps({"surface": surface, "failpoint": armed, **details})
         print(line, file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
@@ -97,7 +97,7 @@ class Shop:
     def __init__(self, caller, database, table, directory):
         self._desk, self._database, self._table = caller, database, table
         self._file = directory / "effects"
-        self.told = {"name": caller.name, "file": str(self._file), "table": table}
+        self.details = {"name": caller.name, "file": str(self._file), "table": table}
 
     def happened(self):
         outside = self._file.read_text().splitlines() if self._file.exists() else []
@@ -121,17 +121,17 @@ def test_crash_at_each_failpoint_leaves_a_known_state_and_no_second_effect(
 ):
     phases = LOCAL_PHASES if surface in LOCAL else PHASES
     how, state, so_far, then = phases[point]
-    assert call(surface, point, how=how, **shop.told) == -signal.SIGKILL
+    assert call(surface, point, how=how, **shop.details) == -signal.SIGKILL
     left, key = shop.stands()
     assert (left, shop.happened()) == (state, so_far)
     if left == "EFFECT_STARTED":
         expire(database, key, deadline=True, quiet=True)
-    assert call(surface, None, how="done", **shop.told) == then
+    assert call(surface, None, how="done", **shop.details) == then
     assert shop.stands()[0] == ("IN_DOUBT" if then == DOUBTED else "SEALED")
     once = so_far + (then == RAN)
     assert shop.happened() == once <= 1
     # And whoever comes after that.
-    assert call(surface, None, how="done", **shop.told) == (
+    assert call(surface, None, how="done", **shop.details) == (
         DOUBTED if then == DOUBTED else REPEATED
     )
     assert shop.happened() == once

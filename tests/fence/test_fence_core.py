@@ -39,22 +39,22 @@ def test_first_claim_executes_and_second_gets_its_answer(caller):
 def test_hundred_concurrent_claims_have_one_holder(database, caller):
     """The primary key lets one in, whoever races."""
     barrier = threading.Barrier(20)
-    told = []
+    found = []
 
     def race(identity):
         with FenceCaller(database) as other:
             other.name = caller.name
             barrier.wait()
-            told.extend(other.claim(identity).decision for _ in range(5))
+            found.extend(other.claim(identity).decision for _ in range(5))
 
     threads = [threading.Thread(target=race, args=("k",)) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(set(told)) == ["granted", "in_progress"]
-    assert told.count("granted") == 1
-    assert len(told) == 100
+    assert sorted(set(found)) == ["granted", "in_progress"]
+    assert found.count("granted") == 1
+    assert len(found) == 100
 
 
 def test_repeated_claim_after_a_lost_reply_gets_the_same_lease(caller):
@@ -78,8 +78,8 @@ def test_same_key_with_another_body_is_refused_in_every_state_but_released(calle
     if state is FenceState.IN_DOUBT:
         caller.run(fences.doubt(held, actor="w1", detail="boom"))
     for _ in range(2):
-        told = caller.claim(request='{"amount":6}')
-        assert (told.decision, told.request) == ("mismatch", '{"amount":5}')
+        claimed = caller.claim(request='{"amount":6}')
+        assert (claimed.decision, claimed.request) == ("mismatch", '{"amount":5}')
         # The same holds when the lease ran out: the first attempt is untouched.
         caller.expire(held, deadline=True)
     assert caller.state(held) is state
@@ -133,8 +133,8 @@ def test_seal_of_a_replaced_holder_is_refused_and_kept_as_evidence(database, cal
     zombie = caller.hold()
     caller.expire(zombie, deadline=True)
     owner = caller.hold(replayable=True, actor="w2")
-    told = caller.seal(zombie, b'"from the grave"')
-    assert (told.decision, told.holder) == ("fenced_out", "w2")
+    answer = caller.seal(zombie, b'"from the grave"')
+    assert (answer.decision, answer.holder) == ("fenced_out", "w2")
     assert caller.seal(owner, b'"right"').decision == "sealed"
     assert caller.seal(zombie, b'"from the grave"').decision == "fenced_out"
     assert caller.claim().answer == b'"right"'
@@ -171,8 +171,8 @@ def test_rollback_erases_the_fence_with_the_effect(caller):
 def test_uncommitted_claim_answers_in_progress_without_waiting(database, caller):
     with caller.store.connection.transaction(), FenceCaller(database) as other:
         held = caller.hold(start=False, alone=False)
-        told = other.claim(name=caller.name)
-        assert (told.decision, told.retry_after) == ("in_progress", 1)
+        claimed = other.claim(name=caller.name)
+        assert (claimed.decision, claimed.retry_after) == ("in_progress", 1)
         caller.seal(held)
         assert other.claim(name=caller.name).decision == "in_progress"
     with FenceCaller(database) as other:
@@ -252,7 +252,8 @@ begin
   set state = p_to, version = f.version + p_steps, nonce = coalesce(f.nonce, 1),
       digest = case when p_to = 'SEALED' then sha256('x') end,
       sealed_at = case when p_to = 'SEALED' then now() end,
-      until = case when p_to in ('SEALED', 'RELEASED') then now() end
+      until = case when p_to in ('SEALED', 'RELEASED') then now() end,
+      request = case when p_to <> 'RELEASED' then f.request end
   where f.key = p_key;
 end
 $$;
@@ -312,5 +313,5 @@ def test_mismatch_is_reported_while_another_claim_is_uncommitted(database, calle
     caller.hold()
     with caller.store.connection.transaction(), FenceCaller(database) as other:
         assert caller.claim(alone=False).decision == "in_progress"
-        for request, told in (('{"amount":6}', "mismatch"), ('{"amount":5}', "in_progress")):
-            assert other.claim(name=caller.name, request=request).decision == told
+        for request, answer in (('{"amount":6}', "mismatch"), ('{"amount":5}', "in_progress")):
+            assert other.claim(name=caller.name, request=request).decision == answer

@@ -16,9 +16,9 @@ from tests.support.fence_caller import TIMES, FenceCaller
 def test_replayable_effect_is_retried_until_max_attempts(caller):
     options = {"replayable": True, "max_attempts": 3}
     for attempt in (1, 2, 3):
-        told = caller.claim(**options)
-        assert (told.decision, told.attempt) == ("granted", attempt)
-        held = FenceLease(told.key, Token(told.epoch, caller.nonce, told.number))
+        claimed = caller.claim(**options)
+        assert (claimed.decision, claimed.attempt) == ("granted", attempt)
+        held = FenceLease(claimed.key, Token(claimed.epoch, caller.nonce, claimed.number))
         caller.run(fences.doubt(held, actor="w1", detail="timeout"))
         if attempt == 2:  # the first retry is immediate, the second delayed
             early = caller.claim(**options)
@@ -35,8 +35,8 @@ def test_probe_that_finds_the_effect_seals_its_result(caller):
     caller.run(fences.doubt(held, actor="w1", detail="timeout"))
     doubted = caller.claim()
     found = FenceResult("json", b'{"id":9}', effect="re_9")
-    told = caller.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, result=found))
-    assert (told.decision, told.effect) == ("sealed", "re_9")
+    answer = caller.run(fences.probe(doubted, "applied", TIMES, actor="p", nonce=1, result=found))
+    assert (answer.decision, answer.effect) == ("sealed", "re_9")
     assert caller.claim().answer == b'{"id":9}'
     # The holder is too late, even with the same result.
     assert caller.seal(held, b'{"id":9}', effect="re_9").decision == "fenced_out"
@@ -46,12 +46,12 @@ def test_not_applied_counts_only_after_the_quiet_period(caller):
     held = caller.hold()
     caller.run(fences.doubt(held, actor="w1", detail="timeout"))
     doubted = caller.claim()
-    told = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
-    assert told.decision == "in_doubt"
-    assert 0 < told.retry_after <= TIMES.quiet
+    answer = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+    assert answer.decision == "in_doubt"
+    assert 0 < answer.retry_after <= TIMES.quiet
     caller.expire(held, deadline=True, quiet=True)
-    told = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
-    assert (told.decision, told.attempt) == ("granted", 2)
+    answer = caller.run(fences.probe(doubted, "not_applied", TIMES, actor="p", nonce=1))
+    assert (answer.decision, answer.attempt) == ("granted", 2)
     assert caller.seal(held).decision == "fenced_out"
     assert caller.story(held)[:4] == ["claimed", "failed", "in_doubt", "probe_unknown"]
 
@@ -60,8 +60,8 @@ def test_unknown_probe_keeps_the_doubt(caller):
     held = caller.hold()
     caller.run(fences.doubt(held, actor="w1", detail="timeout"))
     caller.expire(held, deadline=True, quiet=True)
-    told = caller.run(fences.probe(caller.claim(), "unknown", TIMES, actor="p", nonce=1))
-    assert told.decision == "in_doubt"
+    claimed = caller.run(fences.probe(caller.claim(), "unknown", TIMES, actor="p", nonce=1))
+    assert claimed.decision == "in_doubt"
     assert caller.state(held) is FenceState.IN_DOUBT
 
 
@@ -97,8 +97,8 @@ def test_operator_resolves_a_doubt_with_name_and_reason(database, caller, answer
                 resolve(operator.run, **missing)
         with pytest.raises(NotPermitted):
             resolve(caller.run)
-        told = resolve(operator.run)
-        assert told.state is (FenceState.RELEASED if answer is None else FenceState.SEALED)
+        found = resolve(operator.run)
+        assert found.state is (FenceState.RELEASED if answer is None else FenceState.SEALED)
         assert resolve(operator.run).decision == "stale"
     assert caller.seal(held).decision == "fenced_out"
     assert caller.claim().decision == ("granted" if answer is None else "repeated")
@@ -106,12 +106,12 @@ def test_operator_resolves_a_doubt_with_name_and_reason(database, caller, answer
 
 def test_second_operator_with_a_stale_version_decides_nothing(database, caller):
     held = caller.hold(replayable=True)
-    seen = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    found = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
     again = caller.hold(replayable=True)
     caller.run(fences.doubt(again, actor="w1", detail="timeout"))
     with FenceCaller(database, "operator") as operator:
         late = fences.resolve(
-            held.key, seen.version, TIMES, actor="ann", reason="old news", result=None
+            held.key, found.version, TIMES, actor="ann", reason="old news", result=None
         )
         assert operator.run(late).decision == "stale"
     assert caller.state(again) is FenceState.IN_DOUBT

@@ -11,7 +11,7 @@ from helixqueue.errors import InDoubt, Refused, Retryable, Unavailable
 from helixqueue.fence import protocol
 from helixqueue.fence.protocol import FenceSpec
 from helixqueue.records.lease import Token
-from tests.support.faults import Faults
+from tests.support.faults import FaultProxy
 from tests.support.fence_time import expire
 from tests.support.lab import POOLED
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(POOLED, reason="the proxy speaks to PostgreSQL i
 @pytest.fixture
 def faults(database, tmp_path_factory):
     # A socket's path has a short bound; the test's own directory may be beyond it.
-    with Faults(database.dsn(), tmp_path_factory.mktemp("f")) as faults:
+    with FaultProxy(database.dsn(), tmp_path_factory.mktemp("f")) as faults:
         yield faults
 
 
@@ -85,10 +85,10 @@ def test_failed_seal_is_in_doubt_unless_the_effect_is_local(monkeypatch, fault):
     """Inside a caller's transaction the effect is undone: that is certain, and said as it is."""
     monkeypatch.setattr("helixqueue.fence.protocol.SEAL_SECONDS", 0)
     held = FenceLease(b"\x01" + bytes(32), Token(1, 2, 3))
-    for alone, told in ((True, InDoubt), (False, type(fault))):
+    for alone, answer in ((True, InDoubt), (False, type(fault))):
         steps = protocol.seal(
             FenceSpec("a", "n", "me", alone=alone), held, FenceResult("json", b"1")
         )
         next(steps)
-        with pytest.raises(told):
+        with pytest.raises(answer):
             steps.throw(fault)

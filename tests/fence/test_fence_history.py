@@ -93,8 +93,8 @@ def lapsed(caller):
 def probed(caller):
     """Both findings: not applied gives the fence to the prober, applied seals it."""
     caller.expire(doubted(caller), quiet=True)
-    told = caller.run(fences.probe(caller.claim(), "not_applied", TIMES, actor="p", nonce=7))
-    held = FenceLease(told.key, Token(told.epoch, 7, told.number))
+    answer = caller.run(fences.probe(caller.claim(), "not_applied", TIMES, actor="p", nonce=7))
+    held = FenceLease(answer.key, Token(answer.epoch, 7, answer.number))
     caller.run(fences.doubt(held, actor="w1", detail="again"))
     found = FenceResult("json", b"1")
     caller.run(fences.probe(caller.claim(), "applied", TIMES, actor="p", nonce=8, result=found))
@@ -107,10 +107,10 @@ def rerun(caller):
 
 def resolved(caller):
     held = caller.hold()
-    seen = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
+    found = caller.run(fences.doubt(held, actor="w1", detail="timeout"))
     with FenceCaller(caller.database, "operator") as operator:
         operator.run(
-            fences.resolve(held.key, seen.version, TIMES, actor="ann", reason="saw", result=None)
+            fences.resolve(held.key, found.version, TIMES, actor="ann", reason="saw", result=None)
         )
 
 

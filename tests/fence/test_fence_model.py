@@ -24,7 +24,7 @@ from helixqueue.operate.check import check
 from helixqueue.postgres.database import Database as Store
 from helixqueue.records.lease import Token
 from tests.support.fence_time import expire
-from tests.support.lab import POOLED, one_database
+from tests.support.lab import POOLED, new_database
 
 PROOF = bool(os.environ.get("HELIX_PROOF"))
 STEPS = 60 if PROOF else 40
@@ -39,7 +39,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
     """A database of its own, whose whole content is checked at the end."""
-    for database in one_database(server, template, pooler):
+    for database in new_database(server, template, pooler):
         expire.install(database)
         yield database
 
@@ -86,21 +86,21 @@ class Lives(RuleBasedStateMachine):
         if replayable and self._is_due_any_moment(key):
             return
         nonce = secrets.randbits(63)
-        told = self._claim(key, body, start, replayable, nonce)
-        self.seen[told.decision] += 1
+        answer = self._claim(key, body, start, replayable, nonce)
+        self.seen[answer.decision] += 1
         expected = self._expected_claim(key, body, start, replayable, nonce)
-        assert told.decision == expected
+        assert answer.decision == expected
         if expected == "granted":
-            hold = FenceLease(told.key, Token(told.epoch, nonce, told.number))
+            hold = FenceLease(answer.key, Token(answer.epoch, nonce, answer.number))
             self.holds.append((key, hold))
             # The same claim sent again finds itself.
             again = self._claim(key, body, start, replayable, nonce)
-            assert (again.decision, again.number) == ("granted", told.number)
+            assert (again.decision, again.number) == ("granted", answer.number)
         if expected == "repeated":
-            assert told.answer == self.model[key].answer
+            assert answer.answer == self.model[key].answer
         if expected == "mismatch":
             fence = self.model[key]
-            assert told.request == (BODIES[fence.body] if fence.request_kept else None)
+            assert answer.request == (BODIES[fence.body] if fence.request_kept else None)
 
     def _is_due_any_moment(self, key):
         """A second try is driven again a second after the doubt: a slow machine gets there."""
@@ -163,15 +163,15 @@ class Lives(RuleBasedStateMachine):
         if (some := self._some(data)) is None:
             return
         key, hold = some
-        told = self.store.run(fences.seal(hold, FenceResult("json", answer), TIMES, actor="w"))
+        found = self.store.run(fences.seal(hold, FenceResult("json", answer), TIMES, actor="w"))
         fence = self._holds(key, hold)
         if fence is not None and fence.state in {"CLAIMED", "EFFECT_STARTED", "IN_DOUBT"}:
-            assert told.decision == "sealed"
+            assert found.decision == "sealed"
             fence.state, fence.answer, fence.sealed = "SEALED", answer, answer
         elif fence is not None and fence.state == "SEALED" and fence.sealed == answer:
-            assert told.decision == "sealed"
+            assert found.decision == "sealed"
         else:
-            assert told.decision == "fenced_out"
+            assert found.decision == "fenced_out"
 
     @rule(data=st.data(), to=st.sampled_from(["EFFECT_STARTED", "RELEASED", "IN_DOUBT"]))
     def step(self, data, to):
@@ -183,7 +183,7 @@ class Lives(RuleBasedStateMachine):
             "RELEASED": lambda: fences.release(hold, TIMES, actor="w", detail="x"),
             "IN_DOUBT": lambda: fences.doubt(hold, actor="w", detail="x"),
         }[to]()
-        told = self.store.run(call)
+        answer = self.store.run(call)
         fence = self._holds(key, hold)
         froms = {
             "EFFECT_STARTED": {"CLAIMED"},
@@ -191,12 +191,12 @@ class Lives(RuleBasedStateMachine):
             "IN_DOUBT": {"EFFECT_STARTED"},
         }[to]
         if fence is not None and fence.state in froms:
-            assert told.decision == "done"
+            assert answer.decision == "done"
             fence.state, fence.lapsed = to, False
         elif fence is not None and fence.state == to:
-            assert told.decision == "done"
+            assert answer.decision == "done"
         else:
-            assert told.decision == "fenced_out"
+            assert answer.decision == "fenced_out"
 
     @rule(data=st.data())
     def renew(self, data):
@@ -219,20 +219,22 @@ class Lives(RuleBasedStateMachine):
             return
         nonce = secrets.randbits(63)
         answer = FenceResult("json", b"3") if found == "applied" else None
-        told = self.store.run(
+        result = self.store.run(
             fences.probe(row, found, TIMES, actor="p", nonce=nonce, result=answer)
         )
         if fence.state != "IN_DOUBT":
-            assert told.decision == "stale"
+            assert result.decision == "stale"
         elif found == "applied":
-            assert told.decision == "sealed"
+            assert result.decision == "sealed"
             fence.state, fence.answer, fence.sealed, fence.holder = "SEALED", b"3", b"3", None
         elif found == "not_applied" and fence.quiet_over:
-            assert told.decision == "granted"
+            assert result.decision == "granted"
             self._grant(fence, "EFFECT_STARTED", nonce, "probed")
-            self.holds.append((key, FenceLease(told.key, Token(told.epoch, nonce, told.number))))
+            self.holds.append(
+                (key, FenceLease(result.key, Token(result.epoch, nonce, result.number)))
+            )
         else:
-            assert told.decision == "in_doubt"
+            assert result.decision == "in_doubt"
 
     @rule(key=keys, applied=st.booleans())
     def resolve(self, key, applied):
@@ -241,20 +243,20 @@ class Lives(RuleBasedStateMachine):
         if fence is None or row is None:
             return
         answer = FenceResult("json", b"4") if applied else None
-        told = self.operator.run(
+        found = self.operator.run(
             fences.resolve(row.key, row.version, TIMES, actor="ann", reason="x", result=answer)
         )
         if fence.state == "EFFECT_STARTED" and fence.lapsed:
             fence.state = "IN_DOUBT"
         if fence.state != "IN_DOUBT":
-            assert told.decision == "stale"
+            assert found.decision == "stale"
             return
         fence.holder, fence.resolved = None, True
         if applied:
-            assert told.decision == "sealed"
+            assert found.decision == "sealed"
             fence.state, fence.answer, fence.sealed = "SEALED", b"4", b"4"
         else:
-            assert told.decision == "done"
+            assert found.decision == "done"
             fence.state = "RELEASED"
 
     @rule(key=keys, applied=st.booleans())

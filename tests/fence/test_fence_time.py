@@ -17,13 +17,13 @@ def test_answer_expires_before_the_tombstone(caller):
     held = caller.hold()
     sealed = caller.seal(held)
     caller.expire(held, answer=True)
-    told = caller.claim()
-    assert (told.decision, told.answer, told.receipt) == ("expired", None, sealed.receipt)
+    claimed = caller.claim()
+    assert (claimed.decision, claimed.answer, claimed.receipt) == ("expired", None, sealed.receipt)
     assert caller.claim(request="{}").decision == "mismatch"
     tended = caller.run(fences.sweep())
     assert tended.emptied >= 1
-    told = caller.claim()
-    assert (told.decision, told.receipt) == ("expired", sealed.receipt)
+    claimed = caller.claim()
+    assert (claimed.decision, claimed.receipt) == ("expired", sealed.receipt)
 
 
 @pytest.mark.parametrize("omitted", [False, True])
@@ -33,8 +33,8 @@ def test_request_is_deleted_with_its_answer_or_at_its_expiry(caller, omitted):
     assert caller.claim(request="{}").request == '{"amount":5}'
     caller.expire(held, answer=True)
     caller.run(fences.sweep())
-    told = caller.claim(request="{}")
-    assert (told.decision, told.request) == ("mismatch", None)
+    claimed = caller.claim(request="{}")
+    assert (claimed.decision, claimed.request) == ("mismatch", None)
 
 
 def test_key_is_new_after_its_tombstone_expires(caller):

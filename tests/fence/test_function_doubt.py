@@ -17,7 +17,7 @@ from helixqueue.errors import (
 from helixqueue.fence import NOT_APPLIED, UNKNOWN, Applied, NotApplied, Times, current
 from tests.support.fence_reads import Refund, fence_of
 from tests.support.fence_time import expire
-from tests.support.lab import POOLED, until
+from tests.support.lab import POOLED, wait_until
 
 
 def test_exception_after_the_marker_is_in_doubt_with_its_cause_and_never_executed_again(
@@ -88,8 +88,8 @@ def test_probe_decides_applied_not_applied_or_unknown(helix, database, name, say
             refund("o1")
     expire(database, fence_of(database, name).key, quiet=True)
     if isinstance(says, Applied):
-        told = refund.outcome("o1")
-        assert (told.result.id, told.effect, told.repeated) == ("re_9", "re_9", True)
+        answer = refund.outcome("o1")
+        assert (answer.result.id, answer.effect, answer.repeated) == ("re_9", "re_9", True)
     elif says is NOT_APPLIED:
         assert refund("o1").id == "re_2"
     else:
@@ -132,7 +132,7 @@ def test_heartbeats_keep_the_lease_of_a_slow_effect(helix, database, name):
     """Ten times longer than its lease, and nobody takes it for dead."""
     with helix.fence(name, key="k", ttl=Times(lease=0.15)) as fence:
         born = fence_of(database, name).deadline
-        until(lambda: (fence_of(database, name).deadline - born).total_seconds() > 1.0)
+        wait_until(lambda: (fence_of(database, name).deadline - born).total_seconds() > 1.0)
         assert not fence.lost
         fence.seal("slow")
     with helix.fence(name, key="k") as again:
@@ -151,7 +151,7 @@ def test_heartbeat_continues_after_a_failure(helix, database, name):
     helix.fences.heartbeat._run = once
     with helix.fence(name, key="k", ttl=Times(lease=0.3)):
         born = fence_of(database, name).deadline
-        until(lambda: fence_of(database, name).deadline > born)
+        wait_until(lambda: fence_of(database, name).deadline > born)
         assert failed
 
 
@@ -171,7 +171,7 @@ def test_call_past_its_limit_is_in_doubt_and_its_late_seal_counts(helix, databas
             except InDoubt:
                 return True
 
-        until(doubted)
+        wait_until(doubted)
         fence.seal("late")
     with helix.fence(name, key="k") as again:
         assert again.result == "late"
@@ -181,7 +181,7 @@ def test_replaced_holder_is_informed_by_its_heartbeat(helix, database, name):
     with pytest.raises(LeaseLost), helix.fence(name, key="k", ttl=Times(lease=0.3)) as fence:
         with database.connect("operator") as connection:
             connection.execute("select helix.recover_v1('ann', 'restored')")
-        until(lambda: fence.lost)
+        wait_until(lambda: fence.lost)
 
 
 FORKED = """

@@ -55,7 +55,7 @@ def test_async_client_behaves_like_the_sync_client(database, name):
                 return Refund(id=f"re_{len(ran)}", cents=order)
 
             first = await asyncio.gather(*(refund(1) for _ in range(100)))
-            assert {one.id for one in first} == {"re_1"}
+            assert {item.id for item in first} == {"re_1"}
             with pytest.raises(TimeoutError):
                 await refund(2)
             assert (await refund.outcome(2)).result == Refund(id="found", cents=2)

@@ -15,7 +15,7 @@ from helixqueue.fence.hint import PREFIX, SealedCache
 from helixqueue.fence.metrics import Counters
 from tests.support.fence_shop import fences_of, fresh, kind_of, open_shop
 from tests.support.fence_time import expire
-from tests.support.lab import until
+from tests.support.lab import wait_until
 
 SECRET = b"0123456789abcdef"
 
@@ -26,7 +26,7 @@ def valkey(tmp_path_factory):
         yield valkey
 
 
-def told(counters):
+def counts_of(counters):
     return counters.snapshot().hint
 
 
@@ -49,7 +49,7 @@ def test_sealed_answer_is_repeated_from_the_cache(database, valkey):
             for name in ("idempotency-receipt", "location"):
                 assert again.headers[name] == first.headers[name]
             assert len(fenced.shop.effects) == 1
-            assert told(counters) == {"miss": 1, "hit": 1}
+            assert counts_of(counters) == {"miss": 1, "hit": 1}
             # Another body finds nothing there, and PostgreSQL refuses it.
             assert kind_of(await fenced.post({"cents": 1})) == "key-reused"
         await hint.close()
@@ -66,8 +66,8 @@ def test_cache_entry_is_not_found_by_another_tenant(database, valkey):
             return dict(scope["headers"])[b"x-tenant"].decode()
 
         async with open_shop(database, policy, hint=hint, tenant=tenant) as fenced:
-            for who in ("a", "b"):
-                answer = await fenced.post(headers={"x-tenant": who})
+            for name in ("a", "b"):
+                answer = await fenced.post(headers={"x-tenant": name})
                 assert "idempotency-replayed" not in answer.headers
             assert len(fenced.shop.effects) == 2
         await hint.close()
@@ -97,7 +97,7 @@ def test_forged_or_missing_cache_entry_is_not_used(database, valkey, lie):
             again = await fenced.post()
             assert again.content == right.content
             assert len(fenced.shop.effects) == 2
-            assert ("forged" in told(counters)) is (lie != "empty")
+            assert ("forged" in counts_of(counters)) is (lie != "empty")
         await redis.aclose()
         await hint.close()
 
@@ -116,9 +116,9 @@ def test_killed_or_frozen_valkey_costs_only_latency(database, tmp_path):
                 assert (await fenced.post()).headers["idempotency-replayed"] == "true"
             os.kill(pid, signal.SIGCONT)
             # Three that came late opened the circuit; from then on nobody asked.
-            assert told(counters)["open"] >= 2
+            assert counts_of(counters)["open"] >= 2
             os.kill(pid, signal.SIGKILL)
-            until(lambda: not valkey.is_ready())
+            wait_until(lambda: not valkey.is_ready())
             for number in range(5):
                 answer = await fenced.post(key=f"after-the-kill-{number}-0000")
                 assert answer.status_code == 201

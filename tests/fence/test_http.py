@@ -157,16 +157,16 @@ def test_keys_of_two_tenants_and_two_principals_are_separate(database):
         policy = fresh()
         async with open_shop(database, policy, tenant=tenant, principal=principal) as fenced:
 
-            async def ask(who, user, body):
-                headers = {"x-verified-tenant": who, "x-verified-user": user}
+            async def ask(tenant, user, body):
+                headers = {"x-verified-tenant": tenant, "x-verified-user": user}
                 return await fenced.post(body, headers=headers)
 
-            for who, user in (("a", "ann"), ("a", "bob"), ("b", "ann")):
+            for role, user in (("a", "ann"), ("a", "bob"), ("b", "ann")):
                 for _ in range(2):
-                    assert (await ask(who, user, {"of": who + user})).status_code == 201
+                    assert (await ask(role, user, {"of": role + user})).status_code == 201
             assert len(fenced.shop.effects) == 3
-            for who, user in (("", "ann"), ("a", ""), ("No Tenant", "ann")):
-                refused = await ask(who, user, {})
+            for role, user in (("", "ann"), ("a", ""), ("No Tenant", "ann")):
+                refused = await ask(role, user, {})
                 assert (refused.status_code, kind_of(refused)) == (500, "scope-unavailable")
             assert len(fenced.shop.effects) == 3
 

@@ -185,7 +185,7 @@ def test_unreadable_stored_response_is_in_doubt_and_not_executed_again(database)
                 )
             refused = await fenced.post()
             assert (refused.status_code, kind_of(refused)) == (409, "in-doubt")
-            assert refused.json()["receipt"].startswith("r1:")
+            assert refused.json()["receipt"].startswith("r2:")
             assert len(fenced.shop.effects) == 1
 
     run(story())

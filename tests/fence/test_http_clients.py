@@ -58,8 +58,8 @@ def by_hand(port, key):
         connection.sendall(head.encode() + BODY[:5])
         connection.sendall(BODY[5:])
         answer = b"".join(iter(partial(connection.recv, 65536), b""))
-    told, _, body = answer.partition(b"\r\n\r\n")
-    first, *lines = told.decode().split("\r\n")
+    found, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = found.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
     return int(first.split()[1]), headers, body
 
@@ -81,7 +81,7 @@ def test_every_http_client_gets_one_effect_and_the_same_response(database, ask):
 
 
 def test_three_http_clients_with_one_key_have_one_effect(database):
-    asked = [by_httpx, by_requests, by_hand] * 4
+    request = [by_httpx, by_requests, by_hand] * 4
 
     async def story(threads):
         loop = asyncio.get_running_loop()
@@ -89,13 +89,13 @@ def test_three_http_clients_with_one_key_have_one_effect(database):
         async with open_shop(database, policy, "starlette") as fenced:
             async with served(fenced.middleware) as port:
                 answers = await asyncio.gather(
-                    *(loop.run_in_executor(threads, ask, port, KEY) for ask in asked)
+                    *(loop.run_in_executor(threads, ask, port, KEY) for ask in request)
                 )
             assert {(status, body) for status, _, body in answers} == {(201, answers[0][2])}
             assert len(fenced.shop.effects) == 1
 
     # Threads of their own: the loop's would all wait for a server that needs one of them.
-    with ThreadPoolExecutor(len(asked)) as threads:
+    with ThreadPoolExecutor(len(request)) as threads:
         run(story(threads))
 
 
@@ -151,7 +151,7 @@ def test_no_header_or_body_causes_a_server_error(database):
         fenced = runner.run(shop.__aenter__())
 
         async def ask(headers, body, query):
-            told = []
+            found = []
             scope = {
                 "type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(),
                 "query_string": query, "headers": headers, "http_version": "1.1", "scheme": "http",
@@ -161,10 +161,10 @@ def test_no_header_or_body_causes_a_server_error(database):
                 return {"type": "http.request", "body": body}
 
             async def send(message):
-                told.append(message)
+                found.append(message)
 
             await fenced.middleware(scope, receive, send)
-            return told[0]["status"]
+            return found[0]["status"]
 
         @settings(max_examples=150, deadline=None)
         @given(values, kinds, values, bodies, st.binary(max_size=30))

@@ -36,10 +36,10 @@ FOUND = StoredResponse.of(201, [(b"location", b"/refunds/found")], b"found")
 )
 def test_probe_decides_a_request_in_doubt(database, says, quiet, then):
     async def story():
-        asked = []
+        ids = []
 
         async def probe(scope, body):
-            asked.append((scope["path"], body))
+            ids.append((scope["path"], body))
             if isinstance(says, Exception):
                 raise says
             return says
@@ -47,12 +47,12 @@ def test_probe_decides_a_request_in_doubt(database, says, quiet, then):
         async with open_shop(database, fresh(), probe=probe) as fenced:
             fenced.shop.fails = RuntimeError("the bank hung up")
             await fenced.post()
-            assert asked == []
+            assert ids == []
             fenced.shop.fails = None
             [row] = await fences_of(fenced)
             await asyncio.to_thread(expire, database, row.key, quiet=quiet)
             answer = await fenced.post()
-            assert asked == [("/orders/o1/refunds", b'{"cents":500}')]
+            assert ids == [("/orders/o1/refunds", b'{"cents":500}')]
             if then == "in-doubt":
                 assert kind_of(answer) == "in-doubt"
             elif then == "found":
@@ -93,9 +93,9 @@ def test_handler_past_its_limit_is_in_doubt(database):
             fenced.shop.goes_on.clear()
             hangs = asyncio.create_task(fenced.post())
             await fenced.shop.going.wait()
-            while kind_of(told := await fenced.post()) == "in-progress":
+            while kind_of(answer := await fenced.post()) == "in-progress":
                 await asyncio.sleep(0.01)
-            assert kind_of(told) == "in-doubt"
+            assert kind_of(answer) == "in-doubt"
             fenced.shop.goes_on.set()
             # It ended after all, before anybody decided: it is the one who knows.
             assert (await hangs).status_code == 201
@@ -218,10 +218,10 @@ def test_new_application_release_repeats_the_stored_bytes(database):
 
 
 def test_headers_are_kept_in_order_without_those_of_one_exchange():
-    given = [(b"Link", b"<a>"), (b"Set-Cookie", b"s=1"), (b"X-Shop", b"1"), (b"Date", b"now"),
+    found = [(b"Link", b"<a>"), (b"Set-Cookie", b"s=1"), (b"X-Shop", b"1"), (b"Date", b"now"),
              (b"link", b"<b>"), (b"Vary", b"*"), (b"traceparent", b"00"), (b"X-Other", b"2"),
              (b"WWW-Authenticate", b"Basic"), (b"Transfer-Encoding", b"chunked")]  # fmt: skip
-    kept = StoredResponse.of(200, given, b"", ["X-Shop", "Set-Cookie", "Date"])
+    kept = StoredResponse.of(200, found, b"", ["X-Shop", "Set-Cookie", "Date"])
     assert kept.headers == ((b"link", b"<a>"), (b"x-shop", b"1"), (b"link", b"<b>"))
     assert StoredResponse.read(kept.write()) == kept
 

@@ -197,10 +197,10 @@ def test_content_digest_is_verified(database):
         async with open_shop(database, fresh()) as fenced:
             body = b'{"a":1}'
             for good, value in ((False, b"x" * 32), (True, hashlib.sha256(body).digest())):
-                said = base64.b64encode(value).decode()
+                output = base64.b64encode(value).decode()
                 answer = await fenced.post(
                     content=body,
-                    headers={"content-digest": f"sha-512=:AA==:, sha-256=:{said}:"},
+                    headers={"content-digest": f"sha-512=:AA==:, sha-256=:{output}:"},
                 )
                 assert answer.status_code == (201 if good else 400)
 
@@ -240,7 +240,7 @@ HEAD = b'\r\nContent-Disposition: form-data; name="f"\r\n'
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         # The same letter in two Unicode forms: RFC 8785 keeps strings as they are.
         ({"body": '"\u00e9"'.encode(), "media": "application/json"},
@@ -269,9 +269,9 @@ HEAD = b'\r\nContent-Disposition: form-data; name="f"\r\n'
          {"body": b"{}", "media": "application/json"}),
     ],
 )  # fmt: skip
-def test_requests_that_parsers_distinguish_are_different(one, other):
-    assert text_of(**one) == text_of(**one)
-    assert text_of(**one) != text_of(**other)
+def test_requests_that_parsers_distinguish_are_different(first, other):
+    assert text_of(**first) == text_of(**first)
+    assert text_of(**first) != text_of(**other)
 
 
 def test_trailing_or_truncated_compressed_body_is_refused(database):

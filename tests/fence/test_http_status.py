@@ -16,7 +16,7 @@ PATH = "/idempotency"
 
 
 def status_link(answer):
-    [link] = [one for one in answer.headers.get_list("link") if 'rel="status"' in one]
+    [link] = [item for item in answer.headers.get_list("link") if 'rel="status"' in item]
     return link[1 : link.index(">")]
 
 
@@ -44,19 +44,19 @@ def test_doubt_links_to_its_status(database):
             doubted = await fenced.post()
             assert (kind_of(doubted), status_link(doubted)) == ("in-doubt", link)
             assert link == f"{PATH}/{doubted.json()['fence']}"
-            told = await fenced.client.get(link)
-            assert (told.status_code, told.json()["state"]) == (200, "IN_DOUBT")
-            assert "do not send the request with a new key" in told.json()["means"]
-            assert "password" not in told.text
-            assert told.headers["cache-control"] == "no-store"
+            response = await fenced.client.get(link)
+            assert (response.status_code, response.json()["state"]) == (200, "IN_DOUBT")
+            assert "do not send the request with a new key" in response.json()["means"]
+            assert "password" not in response.text
+            assert response.headers["cache-control"] == "no-store"
             [row] = await fences_of(fenced)
             await resolved(database, row)
             assert (await fenced.client.get(link)).json()["state"] == "RELEASED"
             fenced.shop.fails = None
             done = await fenced.post()
-            told = (await fenced.client.get(link)).json()
-            assert told["receipt"] == done.headers["idempotency-receipt"]
-            assert told["answer_until"]
+            response = (await fenced.client.get(link)).json()
+            assert response["receipt"] == done.headers["idempotency-receipt"]
+            assert response["answer_until"]
             assert len(fenced.shop.effects) == 2
 
     run(story())
@@ -79,8 +79,8 @@ def test_status_of_another_owners_fence_is_not_found(database):
             [row] = await fences_of(fenced)
             path = f"{PATH}/v1:{row.key[1:].hex()}"
             assert (await ask(path)).json()["state"] == "SEALED"
-            for who in (("a", "bob"), ("b", "ann")):
-                assert kind_of(await ask(path, *who)) == "no-such-fence"
+            for role in (("a", "bob"), ("b", "ann")):
+                assert kind_of(await ask(path, *role)) == "no-such-fence"
             assert kind_of(await ask(path, "a", "")) == "scope-unavailable"
             for wrong in ("v1:00", "v1:" + "0" * 64, "v1:" + "é" * 64, "x"):
                 answer = await ask(f"{PATH}/{wrong}")

@@ -186,9 +186,9 @@ def test_connection_lost_inside_a_local_effect_raises_unavailable_and_leaves_not
         "session": session,
         "asyncpg": lambda: asyncio.run(through_asyncpg()),
     }
-    with pytest.raises(Unavailable, match="unreachable") as told:
+    with pytest.raises(Unavailable, match="unreachable") as opened:
         stories[kind]()
-    assert not told.value.outcome_unknown
+    assert not opened.value.outcome_unknown
     assert effects(database, table) == 0
     with helix.fence(name, key="k") as again:
         assert again.first

@@ -26,11 +26,11 @@ def value(text, metric, **labels):
         if sample is None:
             assert re.match(r"# (HELP|TYPE) helix_fence_\w+ .", line), line
             continue
-        told = {
+        answer = {
             name: re.sub(r"\\.", lambda found: _ESCAPES[found[0]], shown)
             for name, shown in _LABEL.findall(sample[2])
         }
-        if (sample[1], told) == (f"helix_fence_{metric}", labels):
+        if (sample[1], answer) == (f"helix_fence_{metric}", labels):
             return float(sample[3])
     return None
 
@@ -57,16 +57,16 @@ def test_function_calls_are_counted_by_decision(helix, database, name):
         with helix.fence(name, key="o4", replayable=True):
             pass
     text = helix.fences.metrics()
-    told = {"surface": "function", "fence": name}
+    found = {"surface": "function", "fence": name}
     expected = {
         "new": 3, "duplicate": 1, "conflict": 1, "doubted": 1, "released": 1,
         "fenced-out": 1,
     }  # fmt: skip
-    counted = {word: value(text, "decisions_total", **told, decision=word) for word in expected}
+    counted = {word: value(text, "decisions_total", **found, decision=word) for word in expected}
     assert counted == expected
-    assert value(text, "retaken_total", **told) == 2
-    assert value(text, "seconds_count", **told, what="sealed") == 3
-    assert value(text, "seconds_sum", **told, what="sealed") > 0
+    assert value(text, "retaken_total", **found) == 2
+    assert value(text, "seconds_count", **found, what="sealed") == 3
+    assert value(text, "seconds_sum", **found, what="sealed") > 0
     assert value(text, "open", fence=name, state="IN_DOUBT") == 1
     assert value(text, "open_oldest_seconds", fence=name, state="IN_DOUBT") >= 0
     assert value(text, "housekeeping_lag_seconds", of="leases") is not None
@@ -78,9 +78,9 @@ def test_http_requests_are_counted_by_decision(database):
             await fenced.post()
             await fenced.post()
             text = await fenced.helix.fences.metrics()
-            told = {"surface": "http", "fence": fenced.middleware.policy.routes[0].name}
+            found = {"surface": "http", "fence": fenced.middleware.policy.routes[0].name}
             for word in ("new", "duplicate"):
-                assert value(text, "decisions_total", **told, decision=word) == 1
+                assert value(text, "decisions_total", **found, decision=word) == 1
             assert KEY not in text
 
     run(story())

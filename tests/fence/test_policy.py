@@ -93,8 +93,8 @@ ttl: {}
 """
     with pytest.raises(InvalidPolicy) as refused:
         parse_policy(text)
-    told = {(fault.line, fault.path): fault for fault in refused.value.faults}
-    assert set(told) == {
+    found = {(fault.line, fault.path): fault for fault in refused.value.faults}
+    assert set(found) == {
         (1, "require_headers"),
         (2, "reject_on_body_mismatch"),
         (3, "stores.fence"),
@@ -111,9 +111,9 @@ ttl: {}
         (15, "routes[2]"),
         (18, "ttl"),
     }
-    assert told[5, "ttl.api_hours"].expected == "a number of hours from 24 to 87600"
-    assert told[5, "ttl.api_hours"].got == "1"
-    assert "did you mean api_hours?" in told[7, "ttl.api_hour"].expected
+    assert found[5, "ttl.api_hours"].expected == "a number of hours from 24 to 87600"
+    assert found[5, "ttl.api_hours"].got == "1"
+    assert "did you mean api_hours?" in found[7, "ttl.api_hour"].expected
     assert "line 6: ttl.webhook_days" in str(refused.value)
 
 

@@ -74,8 +74,8 @@ def test_public_id_is_a_uuid_of_version_8(tenant, queue, identity):
 
 
 def test_nfc_and_nfd_twins_have_one_key():
-    one, two = canonicalize("Sämple-1"), canonicalize("Sa\u0308mple-1")
-    assert derive_key("lab", "q", one) == derive_key("lab", "q", two)
+    first, second = canonicalize("Sämple-1"), canonicalize("Sa\u0308mple-1")
+    assert derive_key("lab", "q", first) == derive_key("lab", "q", second)
 
 
 def test_no_field_passes_for_another():
@@ -106,8 +106,8 @@ works = st.tuples(names, names, parts, revisions)
 
 
 @given(works, works)
-def test_keys_are_equal_only_for_equal_work(one, two):
-    assert (derive_key(*one) == derive_key(*two)) == (one == two)
+def test_keys_are_equal_only_for_equal_work(first, two):
+    assert (derive_key(*first) == derive_key(*two)) == (first == two)
 
 
 def test_fingerprint_is_hmac_sha256():

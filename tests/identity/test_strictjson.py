@@ -104,7 +104,7 @@ def test_writes_doubles_like_ecmascript(bits, text):
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "two"),
     [
         ('{"a":1,"b":2}', '{ "b" : 2, "a" : 1 }'),
         ("[1]", "[1.0]"),
@@ -116,16 +116,16 @@ def test_writes_doubles_like_ecmascript(bits, text):
         ('["\\/"]', '["/"]'),
     ],
 )
-def test_equal_documents_have_one_text(one, two):
-    assert canonical_text(loads(one)) == canonical_text(loads(two))
+def test_equal_documents_have_one_text(first, two):
+    assert canonical_text(loads(first)) == canonical_text(loads(two))
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "two"),
     [("[1]", "[true]"), ("[1]", '["1"]'), ('["\\u00e9"]', '["e\\u0301"]'), ("[null]", "[]")],
 )
-def test_different_documents_have_two_texts(one, two):
-    assert canonical_text(loads(one)) != canonical_text(loads(two))
+def test_different_documents_have_two_texts(first, two):
+    assert canonical_text(loads(first)) != canonical_text(loads(two))
 
 
 # Refusals of text ------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_floats_of_every_decade_are_written_as_rfc8785_says():
     """All powers of ten with their neighbours, and a few thousand doubles drawn by chance."""
     random = Random(8785)
     numbers = [float(f"{digits}e{power}") for power in range(-330, 309) for digits in (1, 1.5, 9.9)]
-    numbers += [math.nextafter(one, way) for one in numbers for way in (0.0, math.inf)]
+    numbers += [math.nextafter(number, way) for number in numbers for way in (0.0, math.inf)]
     numbers += [struct.unpack(">d", random.randbytes(8))[0] for _ in range(5_000)]
     numbers += [round(random.random() * 10 ** random.randint(-8, 8), 6) for _ in range(5_000)]
     for number in filter(_is_legal, numbers):

@@ -12,7 +12,7 @@ from helixqueue.identity import canonicalize, casefold_key, derive_key, find_twi
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "two"),
     [
         ("S-01", "S-O1"),
         ("S-11", "S-l1"),
@@ -28,13 +28,13 @@ from helixqueue.identity import canonicalize, casefold_key, derive_key, find_twi
         ("\u0391\u03921", "AB1"),  # Greek, which lab-id-v1 allows beside Latin
     ],
 )
-def test_look_alikes_have_one_skeleton(one, two):
-    assert skeleton(one) == skeleton(two)
+def test_look_alikes_have_one_skeleton(first, two):
+    assert skeleton(first) == skeleton(two)
 
 
-@pytest.mark.parametrize(("one", "two"), [("S-1", "S-2"), ("a", "b"), ("a", "A"), ("ab", "ba")])
-def test_others_have_two(one, two):
-    assert skeleton(one) != skeleton(two)
+@pytest.mark.parametrize(("first", "two"), [("S-1", "S-2"), ("a", "b"), ("a", "A"), ("ab", "ba")])
+def test_others_have_two(first, two):
+    assert skeleton(first) != skeleton(two)
 
 
 def test_skeletons_are_their_own_skeletons_over_every_code_point():
@@ -44,11 +44,11 @@ def test_skeletons_are_their_own_skeletons_over_every_code_point():
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "two"),
     [("S-1a", "s-1A"), ("Stra\xdfe", "STRASSE"), ("\xc4", "a\u0308"), ("\u017f", "S")],
 )
-def test_case_twins_have_one_key(one, two):
-    assert casefold_key(one) == casefold_key(two)
+def test_case_twins_have_one_key(first, two):
+    assert casefold_key(first) == casefold_key(two)
 
 
 def test_finds_groups_by_kind_in_order():
@@ -67,9 +67,9 @@ def test_exact_repeats_are_no_twins():
 
 
 def test_look_alikes_keep_their_own_keys():
-    one, two = canonicalize("S-01"), canonicalize("S-O1")
-    assert find_twins([one, two])
-    assert derive_key("lab", "q", one) != derive_key("lab", "q", two)
+    first, second = canonicalize("S-01"), canonicalize("S-O1")
+    assert find_twins([first, second])
+    assert derive_key("lab", "q", first) != derive_key("lab", "q", second)
 
 
 def test_without_the_extra_says_how_to_get_it(monkeypatch):

@@ -188,9 +188,9 @@ def test_missing_number_is_not_zero():
 
 
 def test_text_does_not_move_from_one_field_into_the_next():
-    one = FIRST._replace(actor="f>1>x", late=False)
-    two = FIRST._replace(actor="x", late=False)
-    assert entry_hash([], one) != entry_hash([], two)
+    first = FIRST._replace(actor="f>1>x", late=False)
+    second = FIRST._replace(actor="x", late=False)
+    assert entry_hash([], first) != entry_hash([], second)
 
 
 def test_element_does_not_move_from_one_array_into_the_next():
@@ -199,8 +199,8 @@ def test_element_does_not_move_from_one_array_into_the_next():
 
 
 def test_order_of_the_entries_before_counts():
-    one, two = b"1" * 32, b"2" * 32
-    assert entry_hash([one, two], FIRST) != entry_hash([two, one], FIRST)
+    first, second = b"1" * 32, b"2" * 32
+    assert entry_hash([first, second], FIRST) != entry_hash([second, first], FIRST)
 
 
 def test_hash_encoding_is_stable():

@@ -255,15 +255,15 @@ def test_arrays_of_different_lengths_are_reported(column):
 def test_entry_follows_all_parts_of_the_entries_before():
     """Two batches come together: the entry after them covers both parts that they come from."""
     first = life("submitted")[0]
-    one = first._replace(batch=array_of(INT8, [7, 8]), actor="ann")
-    two = first._replace(batch=array_of(INT8, [9, 10]), actor="bob", part=2)
-    one = one._replace(hash=entry_hash([], one))
-    two = two._replace(hash=entry_hash([], two))
+    item = first._replace(batch=array_of(INT8, [7, 8]), actor="ann")
+    second = first._replace(batch=array_of(INT8, [9, 10]), actor="bob", part=2)
+    item = item._replace(hash=entry_hash([], item))
+    second = second._replace(hash=entry_hash([], second))
     claim = life("submitted", "claimed")[1]
-    right = claim._replace(hash=entry_hash([one.hash, two.hash], claim))
-    assert kinds([one, two, right]) == set()
-    wrong = claim._replace(hash=entry_hash([one.hash], claim))
-    assert kinds([one, two, wrong]) == {Kind.HASH}
+    right = claim._replace(hash=entry_hash([item.hash, second.hash], claim))
+    assert kinds([item, second, right]) == set()
+    wrong = claim._replace(hash=entry_hash([item.hash], claim))
+    assert kinds([item, second, wrong]) == {Kind.HASH}
 
 
 def archived(entry):

@@ -69,13 +69,13 @@ def test_replay_reads_one_snapshot_during_traffic(database):
 
 @pytest.mark.usefixtures("small_pages")
 def test_progress_ends_at_the_number_of_events(database):
-    told = []
+    found = []
     with sql_client(database) as a, database.connect("operator") as connection:
         a.queue()
         for n in range(5):
             a.submit(*(f"s{n}-{m}" for m in range(50)))
-        replay(connection, progress=told.append)
-        assert told == [50, 150, 250]
+        replay(connection, progress=found.append)
+        assert found == [50, 150, 250]
         assert estimate(connection) >= 0
 
 

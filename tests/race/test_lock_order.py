@@ -24,7 +24,7 @@ from tests.support.engine_traffic import (
 )
 from tests.support.lab import completion, failure, lease_refs
 
-SECONDS = 30.0 if os.environ.get("HELIX_PROOF") else 5.0
+SECONDS = 30.0 if os.environ.get("HELIX_PROOF") else 3.0
 CANCELLERS, WORKERS = 5, 3
 
 
@@ -46,12 +46,12 @@ def test_settlements_that_free_limit_keys_crosswise(database):
         with database.connect("helix_bootstrap", autocommit=False) as blocker:
             blocker.execute("lock table helix.queue in access exclusive mode")
             settled = [
-                pool.submit(one.run, calls.settle(worker=worker, settlements=settlements))
-                for one, worker, settlements in crosswise
+                pool.submit(first.run, calls.settle(worker=worker, settlements=settlements))
+                for first, worker, settlements in crosswise
             ]
             wait_until_blocked(database, 2, "settle_v1")
             blocker.rollback()
-        answers = [answer.answer for one in settled for answer in one.result(30)]
+        answers = [answer.answer for item in settled for answer in item.result(30)]
         assert answers == ["ok"] * 4
         drain(db)
     assert_consistent(database)
@@ -67,7 +67,8 @@ def test_settlements_that_waited_for_a_renewal_find_where_it_put_their_leases(da
         with other.connection.transaction():
             other.run(calls.renew(worker="A", leases=lease_refs(leases)))
             settled = pool.submit(
-                db.run, calls.settle(worker="A", settlements=[completion(one) for one in leases])
+                db.run,
+                calls.settle(worker="A", settlements=[completion(lease) for lease in leases]),
             )
             wait_until_blocked(database, 1, "settle_v1")
         assert [answer.answer for answer in settled.result(30)] == ["ok", "ok"]
@@ -103,12 +104,14 @@ def test_cancels_of_overlapping_sets_while_the_batches_move(database):
     dsn = database.dsn("pool")
     with open_store(dsn) as db:
         open_queue(db, max_attempts=1000)
-        ids = [one.receipt.batch_id for one in submit(db, (f"s{n}" for n in range(1_500)))]
+        ids = [
+            submitted.receipt.batch_id for submitted in submit(db, (f"s{n}" for n in range(1_500)))
+        ]
     roles = ["cancel"] * CANCELLERS + ["work"] * WORKERS
-    told = run_in_processes(
+    answer = run_in_processes(
         cancel_or_work, [(role, dsn, number, ids) for number, role in enumerate(roles)]
     )
-    done = sum(told, Counter())
+    done = sum(answer, Counter())
     # Busy is what was in somebody's hands at each of the moments when the cancel looked.
     assert done["busy"] < done["ok"] / 5
     assert done["cancel"] > 10 * SECONDS / 5

@@ -80,9 +80,9 @@ def test_submit(database, db, faults):
     call = submission("one", "two")
     lose_reply(faults, call)
     again, once_more = db.run(call), db.run(call)
-    assert [one.decision for one in again] == ["duplicate", "duplicate"]
-    assert [one.receipt for one in again] == [one.receipt for one in once_more]
-    assert [one.receipt.batch_id for one in again] == [
+    assert [item.decision for item in again] == ["duplicate", "duplicate"]
+    assert [item.receipt for item in again] == [item.receipt for item in once_more]
+    assert [item.receipt.batch_id for item in again] == [
         batch_id
         for (batch_id,) in database.rows("select helix.public_id(key) from helix.batch order by id")
     ]
@@ -123,7 +123,7 @@ def test_claim(database, db, faults):
     assert by_batch(db.run(call).leases) == by_batch(again)
     assert events(database) == before
     assert database.value(LEASED) == 2
-    answers = db.run(calls.settle(worker="w", settlements=[completion(one) for one in again]))
+    answers = db.run(calls.settle(worker="w", settlements=[completion(item) for item in again]))
     assert [answer.answer for answer in answers] == ["ok", "ok"]
     # The request is known for good: its leases are gone, and it gives no others.
     assert db.run(call).leases == ()
@@ -181,7 +181,7 @@ def test_settle_claim_and_start_in_one_call(database, db, faults):
 
 
 def drain_with(db, leases):
-    answers = db.run(calls.settle(worker="w", settlements=[completion(one) for one in leases]))
+    answers = db.run(calls.settle(worker="w", settlements=[completion(lease) for lease in leases]))
     return sum(answer.answer == "ok" for answer in answers)
 
 
@@ -229,16 +229,18 @@ def test_cancel(database, db, faults):
     lose_reply(faults, call)
     before = events(database)
     verdicts = db.run(call)
-    assert [(one.answer, one.state) for one in verdicts] == [("repeat", State.CANCELLED)] * 2
+    assert [(verdict.answer, verdict.state) for verdict in verdicts] == [
+        ("repeat", State.CANCELLED)
+    ] * 2
     assert events(database) == before
     assert_consistent(database)
 
 
 def test_retry(database, db, faults):
-    [one] = submit(db, ["one"])
+    [submitted] = submit(db, ["one"])
     [lease] = claim(db, 1)
     db.run(calls.settle(worker="w", settlements=[failure(lease, permanent=True)]))
-    call = calls.retry(ids=[one.receipt.batch_id], reason="new reagent", actor="ann")
+    call = calls.retry(ids=[submitted.receipt.batch_id], reason="new reagent", actor="ann")
     lose_reply(faults, call)
     before = events(database)
     assert db.run(call)[0].answer == "repeat"
@@ -282,9 +284,9 @@ INSIDE_CLAIM = "lock table helix.batch in access exclusive mode"
 @pytest.mark.parametrize("ready", [6, 2], ids=["more-is-ready", "nothing-else-is-ready"])
 def test_repeated_claim_waits_for_the_first(database, db, ready):
     submit(db, [f"s{number}" for number in range(ready)])
-    one, two = both_under_way(database, claim_call(2), "claim_v1", INSIDE_CLAIM)
-    assert len(one.leases) == 2
-    assert by_batch(one.leases) == by_batch(two.leases)
+    first, second = both_under_way(database, claim_call(2), "claim_v1", INSIDE_CLAIM)
+    assert len(first.leases) == 2
+    assert by_batch(first.leases) == by_batch(second.leases)
     assert database.value(LEASED) == 2
     assert_consistent(database)
 
@@ -297,7 +299,7 @@ def test_repeated_settle_claim_and_start_waits_for_the_first(database, db):
     answers = both_under_way(database, call, "claim_v1", lock, leases[0].batch)
     assert by_batch(answers[0].leases) == by_batch(answers[1].leases)
     assert len(answers[0].leases) == 2
-    assert sorted(answer.answer for one in answers for answer in one.settled) == [
+    assert sorted(answer.answer for item in answers for answer in item.settled) == [
         "ok", "ok", "repeat", "repeat",
     ]  # fmt: skip
     assert_consistent(database)
@@ -314,7 +316,7 @@ def test_repeated_write_waits_for_the_first(database, db, verb):
     }[verb]
     lock = "select from helix.work where batch = %s for update"
     answers = both_under_way(database, call, f"{verb}_v1", lock, leases[1].batch)
-    assert sorted({answer.answer for answer in one} for one in answers) == [{"ok"}, {"repeat"}]
+    assert sorted({answer.answer for answer in item} for item in answers) == [{"ok"}, {"repeat"}]
     assert database.value("select count(*) from helix.refusal") == 0
     assert_consistent(database)
 
@@ -324,13 +326,13 @@ def test_repeated_submit_waits_for_the_first(database, db, ends):
     call = submission("one")
     with open_store(database.dsn("pool")) as first, ThreadPoolExecutor(1) as pool:
         first.connection.autocommit = False
-        [one] = first.run(call)
+        [row] = first.run(call)
         again = pool.submit(db.run, call)
         wait_until_blocked(database, 1, "submit_v1")
         getattr(first.connection, ends)()
-        [two] = again.result(30)
-    assert (one.decision, two.decision) == ("new", "duplicate" if ends == "commit" else "new")
-    assert one.receipt == two.receipt
+        [second] = again.result(30)
+    assert (row.decision, second.decision) == ("new", "duplicate" if ends == "commit" else "new")
+    assert row.receipt == second.receipt
     assert_consistent(database)
 
 

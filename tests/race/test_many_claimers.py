@@ -89,7 +89,7 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
     seconds = time.monotonic() - began
 
     total = BIG_BATCHES + len(SMALL) * SMALL_BATCHES
-    times_done = Counter(batch for one in worked for batch in one.done)
+    times_done = Counter(batch for item in worked for batch in item.done)
     assert len(times_done) == total == 5_000
     assert set(times_done.values()) == {1}
     assert database.rows(
@@ -110,7 +110,7 @@ def test_fifty_processes_complete_five_thousand_batches_once_each(database):
     assert last_of_the_small(database, "completed") <= 20 * SMALL_BATCHES + 5 * in_hand
     first = {tenant for tenant, place in database.rows(PLACES, "claimed") if place <= in_hand}
     assert first == {BIG, *SMALL}
-    assert all(one.done for one in worked)
+    assert all(item.done for item in worked)
     # Nobody hangs: the slowest of all calls, with 50 processes on the cores of this machine.
-    assert max(one.slowest_s for one in worked) < 20
+    assert max(item.slowest_s for item in worked) < 20
     assert seconds < 60

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from helixqueue.postgres.database import Database as Store
 
-SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 5.0
+SECONDS = 60.0 if os.environ.get("HELIX_PROOF") else 3.0
 MIXERS, KEEPERS = 6, 2
 # A heartbeat's pace. One that is answered busy ten times in a row has waited half a second, a whole
 # lease, for others' transactions of some milliseconds: that is starvation (usual are two).
@@ -114,7 +114,7 @@ class Mixer:
     def heard(self, verb, answers, leases) -> None:
         self.report.answers.update(f"{verb} {answer.answer}" for answer in answers)
         gone = {a.batch for a in answers if a.answer == "refused" or verb in ("settle", "release")}
-        self.take_down([one.token.number for one in leases if one.batch in gone])
+        self.take_down([lease.token.number for lease in leases if lease.batch in gone])
 
     def take_down(self, numbers: list[int]) -> None:
         # What another is taking down is left to him: the board itself must not lock anybody up.
@@ -128,7 +128,10 @@ class Mixer:
         with self.db.connection.cursor() as cursor:
             cursor.executemany(
                 "insert into board values (%s, %s, %s, %s, %s, %s)",
-                [(one.batch, *one.token, one.batch_id, isinstance(self, Keeper)) for one in leases],
+                [
+                    (lease.batch, *lease.token, lease.batch_id, isinstance(self, Keeper))
+                    for lease in leases
+                ],
             )
 
     # The calls.
@@ -144,7 +147,7 @@ class Mixer:
         self.pin(leases)
 
     def _act(self, verb, *, kept: bool = True) -> None:
-        leases = [one for one, _ in self.some(kept=kept)]
+        leases = [first for first, _ in self.some(kept=kept)]
         if leases:
             call = getattr(calls, verb)(worker=self.name, leases=leases)
             self.heard(verb, self.run(verb, call), leases)
@@ -160,21 +163,21 @@ class Mixer:
         self._act("release")
 
     def settle(self) -> None:
-        leases = [one for one, _ in self.some()]
+        leases = [first for first, _ in self.some()]
         if not leases:
             return
         settlements = [
-            Settlement(one.batch, one.token, "completed", RESULT)
+            Settlement(lease.batch, lease.token, "completed", RESULT)
             if self.chance.random() < 0.7
             else Settlement(
-                one.batch,
-                one.token,
+                lease.batch,
+                lease.token,
                 "failed",
                 failure="Broken",
                 permanent=self.chance.random() < 0.3,
                 after_seconds=self.chance.choice([None, 0.05]),
             )
-            for one in leases
+            for lease in leases
         ]
         answers = self.run("settle", calls.settle(worker=self.name, settlements=settlements))
         self.heard("settle", answers, leases)
@@ -219,7 +222,7 @@ class Mixer:
         call = calls.submit(
             tenant=self.chance.choice(["a", "b"]), queue="q", profile="text-v1", rows=rows
         )
-        self.ids += [one.receipt.batch_id for one in self.run("submit", call)]
+        self.ids += [item.receipt.batch_id for item in self.run("submit", call)]
 
     def _mine(self, most: int) -> list[UUID]:
         return self.chance.sample(self.ids, min(len(self.ids), self.chance.randint(1, most)))
@@ -237,17 +240,17 @@ class Keeper(Mixer):
                 # A batch that comes a second time was lost in between: the newer token counts.
                 leases = claim(self.db, 5 - len(kept), self.name)
                 self.pin(leases)
-                kept |= {one.batch: LeaseRef(one.batch, one.token) for one in leases}
+                kept |= {lease.batch: LeaseRef(lease.batch, lease.token) for lease in leases}
             if kept:
                 renewals = calls.renew(worker=self.name, leases=list(kept.values()))
-                told = {answer.batch: answer.answer for answer in self.run("renew", renewals)}
-                assert told.keys() == kept.keys()
-                for batch, answer in told.items():
+                found = {answer.batch: answer.answer for answer in self.run("renew", renewals)}
+                assert found.keys() == kept.keys()
+                for batch, answer in found.items():
                     busy[kept[batch]] = busy[kept[batch]] + 1 if answer == "busy" else 0
                     self.report.busy_in_a_row = max(self.report.busy_in_a_row, busy[kept[batch]])
                     if answer == "refused":
                         del kept[batch]
-                self.report.answers.update(f"keep {answer}" for answer in told.values())
+                self.report.answers.update(f"keep {answer}" for answer in found.values())
             time.sleep(BEAT_S)
         return self.report
 
@@ -301,7 +304,7 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
         )
     )
     assert {ended[batch] for batch in completed} == {"COMPLETED"}
-    cancelled = [one for report in reports for one in report.cancelled]
+    cancelled = [item for report in reports for item in report.cancelled]
     assert len(cancelled) == len(set(cancelled))
     assert database.rows(
         "select distinct w.state::text from helix.locate(%s) l join helix.work w using (batch)",
@@ -309,8 +312,15 @@ def test_overlapping_calls_do_not_deadlock_and_renewals_do_not_starve(database, 
     ) == [("CANCELLED",)]
     # A run in which some call was hardly made, or nobody met anybody, proves nothing.
     assert min(made.values()) > 10
-    met = {"settle ok", "settle refused", "settle repeat", "renew ok", "renew refused", "start ok"}
-    met |= {"start repeat", "release ok", "cancel ok", "cancel illegal", "retry ok", "keep ok"}
-    assert met <= set(answers)
+    found = {
+        "settle ok",
+        "settle refused",
+        "settle repeat",
+        "renew ok",
+        "renew refused",
+        "start ok",
+    }
+    found |= {"start repeat", "release ok", "cancel ok", "cancel illegal", "retry ok", "keep ok"}
+    assert found <= set(answers)
     assert database.value("select count(*) from helix.event where reason = 'lost'") > 0
     assert_consistent(database)

@@ -26,7 +26,7 @@ WORKERS = 3
 LIMIT_S = 40.0
 
 
-class Told(NamedTuple):
+class Tally(NamedTuple):
     """What the engine told one worker, or how much a reaper took back."""
 
     accepted: list[tuple[int, int]]  # batch, token number
@@ -35,7 +35,7 @@ class Told(NamedTuple):
     reaped: int
 
 
-def settle_around_the_deadline(dsn: str, number: int) -> Told:
+def settle_around_the_deadline(dsn: str, number: int) -> Tally:
     chance = random.Random(number)
     name = f"w{number}"
     accepted, refused, late = [], [], 0
@@ -57,20 +57,20 @@ def settle_around_the_deadline(dsn: str, number: int) -> Told:
                 kept = accepted if answer.answer == "ok" else refused
                 kept.append((answer.batch, numbers[answer.batch]))
                 late += answer.late
-    return Told(accepted, refused, late, 0)
+    return Tally(accepted, refused, late, 0)
 
 
-def reap_all_the_time(dsn: str, number: int) -> Told:
+def reap_all_the_time(dsn: str, number: int) -> Tally:
     reaped = 0
     limit = time.monotonic() + LIMIT_S
     with open_store(dsn) as db, connect_operator(dsn) as reader:
         while reader.execute(UNFINISHED).fetchone() != (0,):
             assert time.monotonic() < limit, "batches are stuck"
             reaped += db.run(calls.reap(actor=f"r{number}"))
-    return Told([], [], 0, reaped)
+    return Tally([], [], 0, reaped)
 
 
-def either(role: str, dsn: str, number: int) -> Told:
+def either(role: str, dsn: str, number: int) -> Tally:
     return {"work": settle_around_the_deadline, "reap": reap_all_the_time}[role](dsn, number)
 
 
@@ -80,9 +80,9 @@ def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
         open_queue(db, lease_seconds=LEASE_S, max_attempts=1000)
         submit(db, (f"s{number}" for number in range(BATCHES)))
     parts = [("reap", dsn, 1), ("reap", dsn, 2), *(("work", dsn, n) for n in range(WORKERS))]
-    told = run_in_processes(either, parts)
+    answer = run_in_processes(either, parts)
 
-    accepted = [one for part in told for one in part.accepted]
+    accepted = [item for part in answer for item in part.accepted]
     assert Counter(batch for batch, _ in accepted) == dict.fromkeys(
         (batch for (batch,) in database.rows("select id from helix.batch")), 1
     )
@@ -91,7 +91,7 @@ def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
         "select batch, number from helix.work where state = 'COMPLETED' order by 1"
     )
     # Every lease that was taken back and then used met a refusal, and is on record.
-    refused = sorted(one for part in told for one in part.refused)
+    refused = sorted(item for part in answer for item in part.refused)
     assert refused == database.rows("select batch, number from helix.refusal order by 1, 2")
     lost = database.rows(
         "select h.batch, h.number from helix.history_of(array(select id from helix.batch)) h"
@@ -100,12 +100,12 @@ def test_concurrent_reapers_and_workers_keep_each_lease_consistent(database):
     assert set(refused) <= set(lost)
     assert not set(accepted) & set(lost)
     # Claims reap too; with the reapers' own catch that makes every lost lease.
-    assert sum(part.reaped for part in told) <= len(lost)
-    assert sum(part.late for part in told) == database.value(
+    assert sum(part.reaped for part in answer) <= len(lost)
+    assert sum(part.late for part in answer) == database.value(
         "select count(*) from helix.event where late"
     )
     # A run in which nobody met anybody proves nothing.
     assert len(refused) > 5
     assert len(lost) > 5
-    assert sum(part.reaped for part in told) > 0
+    assert sum(part.reaped for part in answer) > 0
     assert_consistent(database)

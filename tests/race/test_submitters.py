@@ -47,8 +47,8 @@ def test_two_hundred_submitters_of_one_identity_get_one_receipt(database):
 
     assert len(set(SPELLINGS)) == 3
     answers = run_in_threads(submit_spelling, [(number,) for number in range(SUBMITTERS)])
-    assert Counter(one.decision for one in answers) == {"new": 1, "duplicate": SUBMITTERS - 1}
-    assert len({one.receipt for one in answers}) == 1
+    assert Counter(answer.decision for answer in answers) == {"new": 1, "duplicate": SUBMITTERS - 1}
+    assert len({answer.receipt for answer in answers}) == 1
     assert database.value("select count(*) from helix.batch") == 1
     assert database.rows(
         "select kind, count(*) from helix.decision where batch is not null group by 1"
@@ -71,9 +71,9 @@ def test_overlapping_submissions_in_any_order_do_not_deadlock(database):
             return submit(db, mine)
 
     answers = run_in_threads(submit_in_turn, [(number,) for number in range(30)])
-    decisions = Counter(one.decision for each in answers for one in each)
+    decisions = Counter(item.decision for each in answers for item in each)
     assert decisions == {"new": len(names), "duplicate": 29 * len(names)}
-    assert len({one.receipt for each in answers for one in each}) == len(names)
+    assert len({item.receipt for each in answers for item in each}) == len(names)
     assert_consistent(database)
 
 
@@ -88,8 +88,8 @@ def test_opposite_orders_in_two_transactions_end_as_retryable_for_one(database):
         ThreadPoolExecutor(1) as pool,
     ):
         open_queue(db)
-        for one in (left, right):
-            one.connection.autocommit = False
+        for item in (left, right):
+            item.connection.autocommit = False
         submit(left, ["one"])
         submit(right, ["two"])
         waits = pool.submit(outcome, left, "two")
@@ -98,7 +98,10 @@ def test_opposite_orders_in_two_transactions_end_as_retryable_for_one(database):
         assert sorted(outcomes) == ["committed", "retryable"]
         assert time.monotonic() - began < 20
         # Run again from its start, the other one finds everything done.
-        assert [one.decision for one in submit(db, ["one", "two"])] == ["duplicate", "duplicate"]
+        assert [submitted.decision for submitted in submit(db, ["one", "two"])] == [
+            "duplicate",
+            "duplicate",
+        ]
     assert_consistent(database)
 
 
@@ -120,14 +123,19 @@ ROUNDS_S = 4.0
 
 def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
     """Each role by itself, for some seconds; submitters return decision, key and batch id."""
-    told = []
+    found = []
     finish = time.monotonic() + ROUNDS_S
     with open_store(dsn) as db:
         while time.monotonic() < finish:
             if role == "submit":
-                told += [
-                    (one.decision, one.receipt.key, str(one.receipt.batch_id), one.state)
-                    for one in submit(db, IDENTITIES)
+                found += [
+                    (
+                        submitted.decision,
+                        submitted.receipt.key,
+                        str(submitted.receipt.batch_id),
+                        submitted.state,
+                    )
+                    for submitted in submit(db, IDENTITIES)
                 ]
             elif role == "work":
                 leases = claim(db, 5, "w")
@@ -136,14 +144,14 @@ def submit_work_retire(role: str, dsn: str) -> list[tuple[str, str, str]]:
                     db.run(calls.settle(worker="w", settlements=settlements))
             else:
                 later = datetime.now(UTC) + timedelta(hours=1)
-                told.append(
+                found.append(
                     db.run(
                         calls.retire(
                             tenant="a", queue="q", state=State.COMPLETED, before=later, limit=3
                         )
                     )
                 )
-    return told
+    return found
 
 
 def test_retention_does_not_make_a_second_batch_for_a_key(database):
@@ -154,12 +162,12 @@ def test_retention_does_not_make_a_second_batch_for_a_key(database):
     *submitted, _, first, second = run_in_processes(
         submit_work_retire, [(role, dsn) for role in roles]
     )
-    answers = [one for each in submitted for one in each]
-    assert Counter(one[0] for one in answers)["new"] == len(IDENTITIES)
-    assert {one[0] for one in answers} == {"new", "duplicate"}
-    assert len({one[1:3] for one in answers}) == len(IDENTITIES)
+    answers = [item for each in submitted for item in each]
+    assert Counter(answer[0] for answer in answers)["new"] == len(IDENTITIES)
+    assert {answer[0] for answer in answers} == {"new", "duplicate"}
+    assert len({answer[1:3] for answer in answers}) == len(IDENTITIES)
     # Whoever asked was told where the batch stands, also after it was taken away.
-    assert None not in {one[3] for one in answers}
+    assert None not in {answer[3] for answer in answers}
     assert answers[-1][3] is State.COMPLETED
     assert sum(first) + sum(second) == len(IDENTITIES)
     assert database.rows(

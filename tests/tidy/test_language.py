@@ -28,7 +28,7 @@ UNCHECKED_DOCUMENTS = {
 # Metaphors: refused as any word of a name (`bell`, `_bell`, `open_bell`, `BellRinger`).
 METAPHORS = {
     "allowance", "bell", "crowd", "deaf", "desk", "foreseen", "gathering", "grip", "hungry",
-    "journal", "legible", "lobby", "nobody", "patience", "redrive", "shelf", "sight", "somebody",
+    "journal", "legible", "lobby", "nobody", "patience", "shelf", "sight", "somebody",
     "stranger", "strangers", "tended", "tether", "told", "whoever",
 }  # fmt: skip
 # Refused as a whole name: pronouns, participles used as nouns, and names that were replaced.
@@ -37,6 +37,12 @@ VAGUE = {
     "hands", "here", "keyed", "met", "one", "ones", "people", "pulse", "said", "seen", "story",
     "tell", "vacate", "who", "whose",
 }  # fmt: skip
+# Refused as a whole name in tests too.
+PRONOUNS = {
+    "asked", "chosen", "given", "here", "met", "nobody", "one", "ones", "said", "somebody", "told",
+    "who", "whoever", "whose",
+}  # fmt: skip
+EXCEPTIONS = {"embedded_help:NOBODY", "test_strictjson:ONE"}  # a Unix account; a member of an enum
 # Refused as the name of a module only: elsewhere these words have their ordinary meaning.
 MODULES = {
     "answers", "audits", "block", "call", "child", "children", "direct", "drive", "exchange",
@@ -117,6 +123,16 @@ def test_names_are_terms_of_the_field() -> None:
             for line, name in _names(ast.parse(path.read_text(encoding="utf-8")))
             if _refused(name) and f"{file}:{name}" not in ALLOWED
         ]
+    assert findings == [], "\n".join(findings)
+
+
+def test_variables_of_tests_are_named_after_their_role() -> None:
+    findings = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in _names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.strip("_").lower() in PRONOUNS and f"{path.stem}:{name}" not in EXCEPTIONS
+    ]
     assert findings == [], "\n".join(findings)
 
 

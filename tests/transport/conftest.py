@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from helixqueue import HelixClient, HelixQueue
-from tests.support.lab import Lab, one_database
+from tests.support.lab import Lab, new_database
 from tests.support.service import Site, serving, settings_for
 
 WAYS = ("direct", "http")
@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    yield from one_database(server, template, pooler)
+    yield from new_database(server, template, pooler)
 
 
 @pytest.fixture(scope="module")

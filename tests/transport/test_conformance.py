@@ -12,12 +12,13 @@ import pytest
 
 from helixqueue import Queue, Refused, State, Unavailable
 from helixqueue.client import run_worker
+from helixqueue.client.backend import backend_of
 from helixqueue.transport import operation_log as telling
 from helixqueue.transport.factory import build_transport
 from helixqueue.transport.protocol import ClaimRequest, LeaseRef, Settlement
 from helixqueue.worker.options import WorkerOptions
 from helixqueue.worker.worker import Worker
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.support.service import Site, serving, settings_for
 
 
@@ -31,7 +32,7 @@ class Way:
         self.worker = self.transport.worker
 
     async def _made(self, helix):
-        return helix.transport(WorkerOptions(slots=4, name="gpu"))
+        return backend_of(helix).transport(WorkerOptions(slots=4, name="gpu"))
 
     def do(self, coroutine):
         return self.loop.run_until_complete(coroutine)
@@ -46,10 +47,10 @@ class Way:
         return self.do(self.transport.settle(settlements))
 
     def renew(self, *leases):
-        return self.do(self.transport.renew([held(one) for one in leases]))
+        return self.do(self.transport.renew([held(lease) for lease in leases]))
 
     def release(self, *leases, detail="the node is drained"):
-        return self.do(self.transport.release([held(one) for one in leases], detail))
+        return self.do(self.transport.release([held(lease) for lease in leases], detail))
 
     def close(self):
         self.do(self.transport.close())
@@ -65,7 +66,7 @@ def completed(lease, result='{"reads":7}'):
 
 
 def words(answers):
-    return [(one.answer, one.state) for one in answers]
+    return [(answer.answer, answer.state) for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +95,16 @@ def test_a_claim_hands_over_all_that_a_handler_is_told(way, lab):
     payload = {"pod5": "ä.pod5", "n": [1, 0.5, None, "\U0001f9ec"]}
     lab.submit(("Sämple-1", "lane 2"), payload=payload, revision="r2")
     [row] = lab.rows(
-        "select b.key, b.id from helix.batch b join helix.queue q on q.id = b.queue "
-        "where q.name = %s",
+        "select b.key from helix.batch b join helix.queue q on q.id = b.queue where q.name = %s",
         lab.q,
     )
     [lease] = way.claim()
-    assert (bytes(row[0]), row[1]) == (lease.key, lease.batch)
+    assert bytes(row[0]) == lease.key
     assert json.loads(lease.payload) == payload
     assert lease.identity.split("\x1f") == ["Sämple-1", "lane 2"]
     assert (lease.tenant, lease.queue, lease.revision) == ("a", lab.q, "r2")
     assert (lease.attempt, lease.state, lease.lease_seconds) == (1, State.RUNNING, 120.0)
-    assert lab.standing(lease.batch_id)[0] == "RUNNING"
+    assert lab.location(lease.batch_id)[0] == "RUNNING"
     assert lease.deadline.utcoffset() is not None
 
 
@@ -120,12 +120,13 @@ def test_token_that_left_the_worker_cannot_write_to_a_sibling_of_its_claim(way, 
     mine, sibling = way.claim(2)
     assert mine.token.number == sibling.token.number
     forged = sibling._replace(token=mine.own_token)
-    for told in (way.renew(forged), way.settle(completed(forged)), way.release(forged)):
-        assert words(told) == [("refused", State.RUNNING)]
+    for operation in (way.renew(forged), way.settle(completed(forged)), way.release(forged)):
+        assert words(operation) == [("refused", State.RUNNING)]
     kept = lab.rows(
-        "select operation, worker from helix.refusal where batch = %s order by 1", sibling.batch
+        "select operation, worker from helix.refusal where batch = %s order by 1",
+        lab.batch_number(sibling.batch_id),
     )
-    assert kept == [(one, way.worker) for one in ("release", "renew", "settle")]
+    assert kept == [(name, way.worker) for name in ("release", "renew", "settle")]
     own = sibling._replace(token=sibling.own_token)
     assert words(way.settle(completed(own))) == [("ok", State.COMPLETED)]
 
@@ -133,16 +134,19 @@ def test_token_that_left_the_worker_cannot_write_to_a_sibling_of_its_claim(way, 
 def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
     lab.submit_many(3)
     ask = way.ask(2)
-    one, two = (way.do(way.transport.claim(ask)) for _ in range(2))
-    assert [held(lease) for lease in one.leases] == [held(lease) for lease in two.leases]
-    assert len(one.leases) == 2
+    first, second = (way.do(way.transport.claim(ask)) for _ in range(2))
+    assert [held(lease) for lease in first.leases] == [held(lease) for lease in second.leases]
+    assert len(first.leases) == 2
     assert len(way.claim(3)) == 1
 
 
 def test_large_payloads_come_in_portions_and_the_worker_knows(way, lab):
     lab.submit_many(20, payload={"reads": "A" * 1000 * 1024})
-    one, two = (way.do(way.transport.claim(way.ask(150))) for _ in range(2))
-    assert [(len(told.leases), told.more) for told in (one, two)] == [(17, True), (3, False)]
+    first, second = (way.do(way.transport.claim(way.ask(150))) for _ in range(2))
+    assert [(len(operation.leases), operation.more) for operation in (first, second)] == [
+        (17, True),
+        (3, False),
+    ]
 
 
 def test_repeated_settle_with_another_result_is_a_mismatch(way, lab, caplog):
@@ -155,17 +159,19 @@ def test_repeated_settle_with_another_result_is_a_mismatch(way, lab, caplog):
         [other] = way.settle(completed(lease, '{"reads":8}'))
         claimed = way.do(way.transport.claim(way.ask(settle=[completed(lease, '{"reads":9}')])))
         [with_claim] = claimed.settled
-    assert [(one.answer, one.mismatch) for one in (first, same, other, with_claim)] == [
+    assert [(item.answer, item.mismatch) for item in (first, same, other, with_claim)] == [
         ("ok", False), ("repeat", False), ("repeat", True), ("repeat", True),
     ]  # fmt: skip
-    records = [one for one in caplog.records if one.name == telling.LOG.name]
-    told = [(one.levelname, json.loads(one.message)) for one in records]
-    assert [(level, line["worker"], line.get("mismatch", False)) for level, line in told] == [
+    records = [record for record in caplog.records if record.name == telling.LOG.name]
+    lines = [(record.levelname, json.loads(record.message)) for record in records]
+    assert [(level, line["worker"], line.get("mismatch", False)) for level, line in lines] == [
         ("INFO", way.worker, False), ("ERROR", way.worker, True), ("ERROR", way.worker, True),
     ]  # fmt: skip
-    stored = lab.value("select result::text from helix.result where batch = %s", lease.batch)
+    stored = lab.value(
+        "select result::text from helix.result where batch = %s", lab.batch_number(lease.batch_id)
+    )
     assert json.loads(stored) == {"reads": 7}
-    assert lab.standing(row.receipt.batch_id)[0] == "COMPLETED"
+    assert lab.location(row.receipt.batch_id)[0] == "COMPLETED"
 
 
 def test_client_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
@@ -175,7 +181,7 @@ def test_client_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     helix.settle("w", [completed(lease, "1")])
     assert caplog.records == []
     helix.settle("w", [completed(lease, "2")])
-    [record] = [one for one in caplog.records if one.name == "helixqueue.client"]
+    [record] = [record for record in caplog.records if record.name == "helixqueue.client"]
     assert record.levelname == "ERROR"
     assert record.message.startswith(f"batch {lease.batch}: worker w repeated its settle")
 
@@ -185,7 +191,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
 
     async def answered():
         options = WorkerOptions(slots=1, name="gpu")
-        transport = helix.transport(options)
+        transport = backend_of(helix).transport(options)
         worker = Worker(transport, {}, options, helix.submit, None, renews=False)
         [row] = (await transport.claim(ClaimRequest(uuid.uuid4(), [lab.q], 1))).leases
         worker._in_flight.add([row], time.monotonic())
@@ -198,7 +204,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
 
     row, worker = asyncio.run(answered())
     assert worker.health.counts.completed == 1
-    [record] = [one for one in caplog.records if one.name == "helixqueue.worker"]
+    [record] = [record for record in caplog.records if record.name == "helixqueue.worker"]
     assert record.levelname == "ERROR"
     assert record.message.startswith(f"batch {row.batch_id}: worker {worker.worker} repeated")
 
@@ -220,13 +226,13 @@ def test_one_round_settles_claims_and_starts_and_can_be_repeated(way, lab):
         [answer] = claimed.settled
         assert answer.answer in {"ok", "repeat"}
         assert [lease.state for lease in claimed.leases] == [State.RUNNING]
-    assert lab.standing(first.batch_id)[0] == "COMPLETED"
+    assert lab.location(first.batch_id)[0] == "COMPLETED"
 
 
 def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
     queue = Queue(lab.q, result=int | None)
-    helix.know(queue)
-    one, two = (row.receipt for row in lab.submit("s1", "s2"))
+    backend_of(helix).declare(queue)
+    item, two = (row.receipt for row in lab.submit("s1", "s2"))
     first, second = way.claim(2)
     way.settle(completed(first, None), completed(second, "null"))
     stored = lab.rows(
@@ -238,19 +244,21 @@ def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
     assert [row[0] for row in stored] == [None, "null"]
     assert helix.result(two, queue) is None
     with pytest.raises(Refused, match="gave none"):
-        helix.result(one, queue)
+        helix.result(item, queue)
 
 
 def test_failures_keep_their_words_and_end_or_come_again(way, lab):
     lab.submit("s1", "s2")
-    one, two = way.claim(2)
+    first, second = way.claim(2)
     answers = way.settle(
-        Settlement(one.batch, one.token, "failed", failure="Broken", detail="ä\n" * 9),
-        Settlement(two.batch, two.token, "failed", failure="Bad", detail="no", permanent=True),
+        Settlement(first.batch, first.token, "failed", failure="Broken", detail="ä\n" * 9),
+        Settlement(
+            second.batch, second.token, "failed", failure="Bad", detail="no", permanent=True
+        ),
     )
     assert words(answers) == [("ok", State.PENDING), ("ok", State.FAILED)]
     [again] = way.claim(2)
-    assert (again.batch, again.attempt) == (one.batch, 2)
+    assert (again.batch, again.attempt) == (first.batch, 2)
 
 
 def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
@@ -261,7 +269,8 @@ def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
     )
     assert way.claim() == []
     due = lab.value(
-        "select due - now() from helix.work where batch = %s and cause = 'delay'", lease.batch
+        "select due - now() from helix.work where batch = %s and cause = 'delay'",
+        lab.batch_number(lease.batch_id),
     )
     assert 3500 < due.total_seconds() <= 3600
 
@@ -280,24 +289,24 @@ def test_a_cancelled_batch_is_refused_whatever_its_worker_says(way, lab):
     [row] = lab.submit("s")
     [lease] = way.claim()
     lab.decide("cancel", row.receipt.batch_id)
-    for told in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
-        assert words(told) == [("refused", State.CANCELLED)]
+    for operation in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
+        assert words(operation) == [("refused", State.CANCELLED)]
 
 
 def test_a_lost_lease_is_refused_with_the_name_of_who_has_it(way, other, lab):
     lab.submit("s")
     [lease] = way.claim()
     assert words(way.renew(lease)) == [("ok", State.RUNNING)]
-    lab.pass_time(lease.batch)
-    [theirs] = until(other.claim)  # whoever claims reaps, now and then
+    lab.pass_time(lab.batch_number(lease.batch_id))
+    [theirs] = wait_until(other.claim)  # whoever claims reaps, now and then
     assert theirs.batch == lease.batch
-    for told in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
-        [answer] = told
+    for operation in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
+        [answer] = operation
         assert (answer.answer, answer.owner) == ("refused", other.worker)
     assert words(other.settle(completed(theirs))) == [("ok", State.COMPLETED)]
     named = lab.rows(
         "select worker, owner from helix.refusal where batch = %s and operation = 'settle'",
-        lease.batch,
+        lab.batch_number(lease.batch_id),
     )
     assert named == [(way.worker, other.worker)]
 
@@ -306,14 +315,16 @@ def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other,
     """Both names stand in the line of a refused write, whichever way it went."""
     [row] = lab.submit("s")
     with caplog.at_level(logging.INFO, telling.LOG.name):
-        for one in (way, other):
-            one.transport = telling.with_operation_log(one.transport)
+        for item in (way, other):
+            item.transport = telling.with_operation_log(item.transport)
         [lease] = way.claim()
-        lab.pass_time(lease.batch)
-        [theirs] = until(other.claim)
+        lab.pass_time(lab.batch_number(lease.batch_id))
+        [theirs] = wait_until(other.claim)
         way.settle(completed(lease))
         other.do(other.transport.claim(other.ask(settle=[completed(theirs)])))
-    lines = [json.loads(text) for text in caplog.messages if str(row.receipt.batch_id) in text]
+    # The service logs in this process too.
+    logged = [item.getMessage() for item in caplog.records if item.name == telling.LOG.name]
+    lines = [json.loads(text) for text in logged if str(row.receipt.batch_id) in text]
     assert [
         (line["operation"], line["worker"], line.get("conflicting_worker"), line["attempt"],
          line["decision"], line.get("state"), line["queue"])
@@ -330,7 +341,7 @@ def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other,
 def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):
     lab.submit("s")
     [lease] = way.claim()
-    lab.pass_time(lease.batch)
+    lab.pass_time(lab.batch_number(lease.batch_id))
     [answer] = way.settle(completed(lease))
     assert (answer.answer, answer.late) == ("ok", True)
 
@@ -339,9 +350,9 @@ def test_a_renewal_sets_the_deadline_later(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     deadline = "select deadline from helix.work where batch = %s and state = 'RUNNING'"
-    before = lab.value(deadline, lease.batch)
+    before = lab.value(deadline, lab.batch_number(lease.batch_id))
     assert words(way.renew(lease)) == [("ok", State.RUNNING)]
-    assert lab.value(deadline, lease.batch) > before
+    assert lab.value(deadline, lab.batch_number(lease.batch_id)) > before
 
 
 def test_more_than_one_request_can_carry_is_claimed_and_settled_all_the_same(way, lab):
@@ -351,15 +362,15 @@ def test_more_than_one_request_can_carry_is_claimed_and_settled_all_the_same(way
     claimed = way.do(
         way.transport.claim(way.ask(20, settle=[completed(lease) for lease in leases]))
     )
-    assert [one.answer for one in claimed.settled] == ["ok"] * 250
+    assert [item.answer for item in claimed.settled] == ["ok"] * 250
     assert len(claimed.leases) == 10
 
 
 def test_results_too_heavy_for_one_request_are_settled_in_several(way, lab):
     lab.submit_many(3)
     heavy = json.dumps("x" * 600_000)
-    told = way.settle(*[completed(lease, heavy) for lease in way.claim(3)])
-    assert words(told) == [("ok", State.COMPLETED)] * 3
+    answers = way.settle(*[completed(lease, heavy) for lease in way.claim(3)])
+    assert words(answers) == [("ok", State.COMPLETED)] * 3
 
 
 def test_a_claim_takes_what_fits_what_is_free(way, lab):
@@ -369,14 +380,12 @@ def test_a_claim_takes_what_fits_what_is_free(way, lab):
     assert lease.identity == "small"
 
 
-def test_hints_lead_on_and_nothing_is_given_twice(way, lab):
+def test_claims_with_hints_lease_each_batch_once_in_order(way, lab):
     lab.submit_many(6)
     first = way.do(way.transport.claim(way.ask(2)))
     second = way.do(way.transport.claim(way.ask(2, hints=first.hints)))
-    assert {one.batch for one in first.leases}.isdisjoint(one.batch for one in second.leases)
-    assert [one.batch for one in second.leases] == sorted(one.batch for one in second.leases)
-    [before], [after] = first.hints, second.hints
-    assert after > before
+    leased = [lease.identity for lease in (*first.leases, *second.leases)]
+    assert leased == ["s00000", "s00001", "s00002", "s00003"]
 
 
 def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
@@ -397,18 +406,18 @@ def test_a_queue_is_told_with_its_schemas(way, lab):
 
 
 def test_a_worker_says_how_it_is(way, lab):
-    told = {
+    found = {
         "gpus": 1,
         "health": {"busy": 2, "trouble": None},
         "progress": [{"batch": str(uuid.uuid4()), "fraction": 0.5, "note": "half"}],
     }
-    way.do(way.transport.hello(told))
+    way.do(way.transport.hello(found))
     [(free,)] = lab.database.rows(
         "select free from helix.worker where name = any (%s)",
         [way.worker, f"a/{way.worker}"],
     )
     assert (free["gpus"], free["health"]["busy"]) == (1, 2)
-    assert free["progress"] == told["progress"]
+    assert free["progress"] == found["progress"]
 
 
 @pytest.mark.parametrize("identities", [["s"], ["s", "t"]], ids=["one", "many"])
@@ -486,7 +495,7 @@ def work(helix, queue, **options):
 
 def test_a_worker_does_the_work_and_handlers_submit_the_next_step(helix, lab):
     queue, then = Queue(lab.q), Queue(f"{lab.q}.then")
-    helix.know(then)
+    backend_of(helix).declare(then)
 
     @queue.handler
     def run(lease):
@@ -532,7 +541,7 @@ def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
 
     async def watch():
         options = WorkerOptions(slots=2, poll_seconds=20)
-        transport = await asyncio.to_thread(helix.transport, options)
+        transport = await asyncio.to_thread(backend_of(helix).transport, options)
         worker = Worker(
             transport,
             run_worker.handlers_of(helix, queue),
@@ -543,7 +552,7 @@ def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
         )
         running = asyncio.create_task(worker.run())
         await asyncio.to_thread(
-            until,
+            wait_until,
             lambda: lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q),
         )
         await asyncio.sleep(0.3)
@@ -551,7 +560,7 @@ def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
         for n in range(3):
             begun = time.monotonic()
             await asyncio.to_thread(lab.submit, f"s{n}")
-            await asyncio.to_thread(until, lambda n=n: f"s{n}" in started)
+            await asyncio.to_thread(wait_until, lambda n=n: f"s{n}" in started)
             took.append(started[f"s{n}"] - begun)
         worker.stop()
         await running

@@ -11,9 +11,10 @@ import time
 import pytest
 
 from helixqueue import AsyncHelixClient, HelixClient, Submission, Unavailable
+from helixqueue.client.backend import backend_of
 from helixqueue.service import ServiceSettings
-from tests.support.faults import Faults
-from tests.support.lab import BATCHES, until
+from tests.support.faults import FaultProxy
+from tests.support.lab import BATCHES, wait_until
 from tests.support.service import Site, serving, settings_for
 
 CLIENTS = 200
@@ -34,29 +35,29 @@ def some(seed):
 
 @pytest.mark.timeout(600)
 def test_200_clients_submitting_the_same_1000_identities_make_1000_batches(database, lab):
-    async def one(url, token, seed, together):
+    async def submit_all(url, token, seed, together):
         mine = some(seed)
         async with AsyncHelixClient(url, token=token, answer_seconds=600) as helix:
-            await helix.know(lab.q)
+            await backend_of(helix).declare(lab.q)
             await together.wait()
             answers = await helix.submit_many(lab.q, mine)
         return [(row.payload["n"], answer) for row, answer in zip(mine, answers, strict=True)]
 
     async def crowd(url, token):
         together = asyncio.Barrier(CLIENTS)
-        asked = [one(url, token, seed, together) for seed in range(CLIENTS)]
-        return [pair for told in await asyncio.gather(*asked) for pair in told]
+        ids = [submit_all(url, token, seed, together) for seed in range(CLIENTS)]
+        return [pair for operation in await asyncio.gather(*ids) for pair in operation]
 
     with serving(settings_for(database, wait_seconds=600, statement_seconds=600)) as url:
-        told = asyncio.run(crowd(url, Site(database, url).token()))
+        found = asyncio.run(crowd(url, Site(database, url).token()))
     by_identity = {}
-    for n, answer in told:
+    for n, answer in found:
         by_identity.setdefault(n, []).append(answer)
     assert len(by_identity) == IDENTITIES
     for answers in by_identity.values():
-        decisions = sorted(one.decision for one in answers)
+        decisions = sorted(answer.decision for answer in answers)
         assert decisions == ["duplicate"] * (CLIENTS * EACH // IDENTITIES - 1) + ["new"]
-        assert len({one.receipt for one in answers}) == 1
+        assert len({answer.receipt for answer in answers}) == 1
     assert lab.value(BATCHES, lab.q) == IDENTITIES
 
 
@@ -64,7 +65,7 @@ def test_200_clients_submitting_the_same_1000_identities_make_1000_batches(datab
 def behind(database, tmp_path_factory):
     """A service whose database can be taken away, and a client of it."""
     with (
-        Faults(database.dsn("service"), tmp_path_factory.mktemp("f")) as faults,
+        FaultProxy(database.dsn("service"), tmp_path_factory.mktemp("f")) as faults,
         serving(
             ServiceSettings(faults.dsn, connect_seconds=1, statement_seconds=1, wait_seconds=1)
         ) as url,
@@ -78,8 +79,8 @@ def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind
         receipt = helix.submit(lab.q, identity="s1", payload={}).receipt
         faults.freeze()
         with site.client() as http:
-            told = http.get(f"/v1/batches/{receipt.batch_id}/outcome")
-        assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+            response = http.get(f"/v1/batches/{receipt.batch_id}/outcome")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         begun = time.monotonic()
         with pytest.raises(Unavailable, match="database is unreachable") as trouble:
             helix.submit(lab.q, identity="s2", payload={})
@@ -87,13 +88,13 @@ def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind
         assert 1 < time.monotonic() - begun < 15
         faults.thaw()
         # The same client and the same service, without a restart.
-        assert until(lambda: _accepted(helix, lab.q)) in {"new", "duplicate"}
+        assert wait_until(lambda: _accepted(helix, lab.q)) in {"new", "duplicate"}
 
 
 def test_a_call_outlasts_a_database_that_comes_back(behind, lab):
     faults, site = behind
     with HelixClient(site.url, token=site.token(), retry_seconds=60) as helix:
-        helix.know(lab.q)
+        backend_of(helix).declare(lab.q)
         faults.freeze()
         answers = []
         caller = threading.Thread(

@@ -14,7 +14,8 @@ import pytest
 
 from helixqueue import HelixClient, Queue, State
 from helixqueue.cli.exits import Exit
-from tests.support.lab import until
+from helixqueue.client.backend import backend_of
+from tests.support.lab import wait_until
 
 ROOT = Path(__file__).parents[2]
 LAB = """
@@ -63,10 +64,10 @@ def helixq(site, tmp_path):
         return running[-1]
 
     yield start
-    for one in running:
-        if one.poll() is None:
-            one.kill()
-        one.communicate()
+    for item in running:
+        if item.poll() is None:
+            item.kill()
+        item.communicate()
 
 
 def ended(process):
@@ -77,7 +78,7 @@ def ended(process):
 
 def declare(helix, tmp_path, name, *, lease=30, run_in="thread"):
     (tmp_path / "lab.py").write_text(LAB.format(queue=name, lease=lease, run_in=run_in))
-    helix.know(Queue(name, lease=lease))
+    backend_of(helix).declare(Queue(name, lease=lease))
 
 
 @pytest.mark.parametrize("run_in", ["thread", "process"])
@@ -87,21 +88,22 @@ def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, 
     answers = helix.submit_many(lab.q, rows)
     done = ended(helixq(lab.q, "--app", "lab", "--until-idle"))
     assert done == {"completed": 5, "failed": 0, "lost": 0, "released": 0}
-    results = [helix.result(one.receipt) for one in answers]
+    results = [helix.result(answer.receipt) for answer in answers]
     assert results == [{"n": n, "attempt": 1, "drivers": []} for n in range(5)]
 
 
 def test_a_command_tells_what_became_of_each_batch_and_not_of_each_request(helix, helixq, lab):
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
     process = helixq(lab.q, "--exec", "true", "--until-idle", "--name", "gpu-7")
-    _, said = process.communicate(timeout=60)
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    assert [(one["operation"], one["decision"]) for one in lines] == [
+    _, output = process.communicate(timeout=60)
+    logged = [json.loads(line) for line in output.splitlines()]
+    lines = [line for line in logged if "operation" in line]
+    assert [(line["operation"], line["decision"]) for line in lines] == [
         ("claim", "ok"), ("settle", "ok"),
     ]  # fmt: skip
-    assert {one["batch"] for one in lines} == {str(receipt.batch_id)}
-    assert all("gpu-7" in one["worker"] for one in lines)
-    assert "HTTP Request" not in said
+    assert {line["batch"] for line in lines} == {str(receipt.batch_id)}
+    assert all("gpu-7" in line["worker"] for line in lines)
+    assert "HTTP Request" not in output
 
 
 def test_any_program_does_the_work(helix, helixq, lab):
@@ -115,7 +117,7 @@ def test_long_work_is_renewed_and_a_stop_gives_it_back(helix, helixq, lab, tmp_p
     declare(helix, tmp_path, lab.q, lease=2)
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
     worker = helixq(lab.q, "--app", "lab", "--grace", "0")
-    until(lambda: helix.state(receipt) is State.RUNNING, 60)
+    wait_until(lambda: helix.state(receipt) is State.RUNNING, seconds=60)
     begun = time.monotonic()
     leased = (
         "select w.deadline, w.number from helix.work w join helix.queue q on q.id = w.queue "
@@ -136,7 +138,7 @@ def test_a_cancelled_batch_ends_its_worker_s_attempt(helix, helixq, lab, tmp_pat
     declare(helix, tmp_path, lab.q, lease=2, run_in="process")
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
     worker = helixq(lab.q, "--app", "lab", "--slots", "1")
-    until(lambda: helix.state(receipt) is State.RUNNING, 60)
+    wait_until(lambda: helix.state(receipt) is State.RUNNING, seconds=60)
     helix.cancel(receipt, reason="not wanted")
     # Its only slot is free long before the handler would have ended.
     another = helix.submit(lab.q, identity="s2", payload={"n": 2}).receipt

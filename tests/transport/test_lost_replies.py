@@ -21,16 +21,17 @@ from helixqueue import (
     Submission,
     Unavailable,
 )
+from helixqueue.client.backend import backend_of
 from helixqueue.transport.http.connection import ServiceAddress
 from helixqueue.transport.http.transport import HttpTransport
 from helixqueue.transport.protocol import ClaimRequest, Transport
-from tests.support.lab import BATCHES, until
-from tests.support.network_cuts import Cutting
+from tests.support.lab import BATCHES, wait_until
+from tests.support.network_cuts import LossyProxy
 
 
 @pytest.fixture
 def cutting(site):
-    with Cutting(site.url) as cutting:
+    with LossyProxy(site.url) as cutting:
         cutting.lose_each = True
         yield cutting
 
@@ -45,11 +46,11 @@ def plain(database):
 @pytest.fixture
 def cut_off(cutting, site):
     with HelixClient(cutting.url, token=site.token()) as helix:
-        met(helix, cutting)
+        wait_for_service(helix, cutting)
         yield helix
 
 
-def met(helix, cutting):
+def wait_for_service(helix, cutting):
     """A client that never reached its service gives up at once: let it be reached."""
     cutting.lose_each = False
     list(helix.batches(queue="nothing-here"))
@@ -66,68 +67,70 @@ def failed(lease):
 
 def whole_life(helix, queue):
     """Every method of a client; what it answered, without what differs from queue to queue."""
-    told = {}
-    helix.know(queue)
-    one = helix.submit(queue, identity="one", payload={"n": 1})
+    found = {}
+    backend_of(helix).declare(queue)
+    submitted = helix.submit(queue, identity="one", payload={"n": 1})
     many = helix.submit_many(
         queue, [Submission("one", {"n": 1}), Submission("two", {"n": 2}), Submission("x\u200b", 1)]
     )
     none = helix.submit(queue, identity=None, payload={"n": 0})
-    told["decisions"] = [row.decision for row in many]
-    told["receipts"] = many[0].receipt == one.receipt
-    told["refusal"] = (type(many[2].error), many[2].error.code, many[2].error.offset)
+    found["decisions"] = [row.decision for row in many]
+    found["receipts"] = many[0].receipt == submitted.receipt
+    found["refusal"] = (type(many[2].error), many[2].error.code, many[2].error.offset)
     with pytest.raises(Conflict) as conflict:
         helix.submit(queue, identity="one", payload={"n": 2})
-    told["diff"] = conflict.value.diff
+    found["diff"] = conflict.value.diff
     two = many[1].receipt
-    told["state"] = helix.state(one.receipt)
+    found["state"] = helix.state(submitted.receipt)
     with pytest.raises(InProgress):
-        helix.wait(one.receipt, timeout=0)
+        helix.wait(submitted.receipt, timeout=0)
     first, second, third = helix.claim("gpu-1", [queue], 3)
-    told["start"] = helix.start("gpu-1", [first, second])
-    told["renew"] = helix.renew("gpu-1", [first])
-    told["release"] = helix.release("gpu-1", [third])
-    told["settle"] = helix.settle("gpu-1", [completed(first), failed(second)])
-    told["wait"] = helix.wait(one.receipt), helix.wait(two)
-    told["result"] = helix.result(one.receipt)
-    told["retry"] = helix.retry(two, reason="once more")
-    told["cancel"] = helix.cancel(none.receipt, reason="not wanted")
-    told["erase"] = helix.erase(one.receipt, reason="asked to")
-    told["histories"] = [
+    found["start"] = helix.start("gpu-1", [first, second])
+    found["renew"] = helix.renew("gpu-1", [first])
+    found["release"] = helix.release("gpu-1", [third])
+    found["settle"] = helix.settle("gpu-1", [completed(first), failed(second)])
+    found["wait"] = helix.wait(submitted.receipt), helix.wait(two)
+    found["result"] = helix.result(submitted.receipt)
+    found["retry"] = helix.retry(two, reason="once more")
+    found["cancel"] = helix.cancel(none.receipt, reason="not wanted")
+    found["erase"] = helix.erase(submitted.receipt, reason="asked to")
+    found["histories"] = [
         [(step.reason, step.to_state, step.attempt) for step in helix.history(receipt)]
-        for receipt in (one.receipt, two, none.receipt)
+        for receipt in (submitted.receipt, two, none.receipt)
     ]
-    told["batches"] = [(row.identity, row.state) for row in helix.batches(queue=queue)]
-    return told
+    found["batches"] = [(row.identity, row.state) for row in helix.batches(queue=queue)]
+    return found
 
 
-def without_numbers(told):
+def without_numbers(text):
     for word in ("start", "renew", "release", "settle"):
-        told[word] = [answer._replace(batch=0) for answer in told[word]]
+        text[word] = [answer._replace(batch=0) for answer in text[word]]
     # A repeat of what was done is answered as one; what it did is the same.
-    told = json.loads(json.dumps(told, default=str).replace('"repeat"', '"ok"'))
-    told["decisions"] = ["duplicate" if one == "new" else one for one in told["decisions"]]
-    return told
+    text = json.loads(json.dumps(text, default=str).replace('"repeat"', '"ok"'))
+    text["decisions"] = [
+        "duplicate" if decision == "new" else decision for decision in text["decisions"]
+    ]
+    return text
 
 
 def test_a_whole_life_with_every_answer_lost_once_is_the_same_life(cut_off, cutting, plain, lab):
     there = whole_life(plain, Queue(f"{lab.q}.plain", unknown="accept", max_attempts=3))
-    here = whole_life(cut_off, Queue(f"{lab.q}.cut", unknown="accept", max_attempts=3))
-    assert without_numbers(here) == without_numbers(there)
+    local = whole_life(cut_off, Queue(f"{lab.q}.cut", unknown="accept", max_attempts=3))
+    assert without_numbers(local) == without_numbers(there)
     # A run in which nothing was lost shows nothing.
-    asked = {line.split()[0] + " " + line.split("/")[-1].partition("?")[0] for line in cutting.lost}
+    ids = {line.split()[0] + " " + line.split("/")[-1].partition("?")[0] for line in cutting.lost}
     assert {
         "POST chunks", "POST refused", "GET settings", f"PUT {lab.q}.cut", "GET outcome",
         "POST claim", "POST start", "POST renew", "POST release", "POST settle",
         "POST retry", "POST cancel", "POST erase", "GET batches",
-    } <= asked  # fmt: skip
+    } <= ids  # fmt: skip
 
 
 def test_work_without_identity_is_made_once_though_its_answer_was_lost(cut_off, cutting, lab):
     lab.queue(unknown="accept")
     rows = [Submission(None, {"n": n}) for n in range(5)]
     answers = cut_off.submit_many(lab.q, rows)
-    assert [one.decision for one in answers] == ["new"] * 5
+    assert [answer.decision for answer in answers] == ["new"] * 5
     assert lab.value(BATCHES, lab.q) == 5
     assert any("chunks" in line for line in cutting.lost)
 
@@ -137,7 +140,7 @@ def test_a_retry_whose_answer_was_lost_does_not_undo_what_came_after(cut_off, cu
     [row] = lab.submit("s")
     lab.fail(*lab.claim(), permanent=True)
     assert cut_off.retry(row.receipt, reason="once more") is State.PENDING
-    lab.fail(*until(lab.claim), permanent=True)
+    lab.fail(*wait_until(lab.claim), permanent=True)
     steps = [reason for _, reason in lab.history(row.receipt.batch_id)]
     assert steps.count("retried") == 1
     assert any("retry" in line for line in cutting.lost)
@@ -153,11 +156,11 @@ def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site
         return {"n": lease.payload["n"]}
 
     with HelixClient(cutting.url, token=site.token()) as helix:
-        met(helix, cutting)
+        wait_for_service(helix, cutting)
         rows = [Submission(f"s{n}", {"n": n}) for n in range(40)]
         answers = helix.submit_many(queue, rows)
         summary = helix.work(queue, slots=3, until_idle=True)
-        assert [helix.result(one.receipt)["n"] for one in answers] == list(range(40))
+        assert [helix.result(answer.receipt)["n"] for answer in answers] == list(range(40))
     assert (summary.completed, summary.lost, summary.failed) == (40, 0, 0)
     assert sorted(begun) == sorted(f"s{n}" for n in range(40))
     reasons = lab.rows(
@@ -171,23 +174,32 @@ def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site
 
 # What a worker may ask: of a lease, and what the repeat of a lost answer is told.
 OF_A_WORKER = {
-    "claim": (lambda way, _: way.claim(way.asked), lambda told: len(told.leases) == 1),
-    "renew": (lambda way, it: way.renew([it]), lambda told: told[0].answer == "ok"),
+    "claim": (lambda way, _: way.claim(way.request), lambda operation: len(operation.leases) == 1),
+    "renew": (lambda way, it: way.renew([it]), lambda operation: operation[0].answer == "ok"),
     "settle": (
         lambda way, it: way.settle([completed(it)]),
-        lambda told: told[0].answer == "repeat",
+        lambda operation: operation[0].answer == "repeat",
     ),
-    "release": (lambda way, it: way.release([it], "x"), lambda told: told[0].answer == "repeat"),
-    "was_settled": (lambda way, it: way.was_settled(it), lambda told: told is False),
-    "queue": (lambda way, it: way.queue("a", it.queue), lambda told: told is not None),
-    "hello": (lambda way, _: way.hello({"gpus": 1}), lambda told: told is None),
-    "subscribe": (lambda way, it: way.subscribe([it.queue], 60), lambda told: told is None),
-    "unsubscribe": (lambda way, it: way.unsubscribe([it.queue]), lambda told: told is None),
+    "release": (
+        lambda way, it: way.release([it], "x"),
+        lambda operation: operation[0].answer == "repeat",
+    ),
+    "was_settled": (lambda way, it: way.was_settled(it), lambda operation: operation is False),
+    "queue": (lambda way, it: way.queue("a", it.queue), lambda operation: operation is not None),
+    "hello": (lambda way, _: way.hello({"gpus": 1}), lambda operation: operation is None),
+    "subscribe": (
+        lambda way, it: way.subscribe([it.queue], 60),
+        lambda operation: operation is None,
+    ),
+    "unsubscribe": (
+        lambda way, it: way.unsubscribe([it.queue]),
+        lambda operation: operation is None,
+    ),
 }
 
 
 def test_every_call_of_a_worker_is_tried_here():
-    calls = {name for name, one in vars(Transport).items() if inspect.iscoroutinefunction(one)}
+    calls = {name for name, first in vars(Transport).items() if inspect.iscoroutinefunction(first)}
     # Who is not woken looks by himself, so that call fails with nothing; closing asks nobody.
     assert calls - {"wait_for_wakeup", "close"} == set(OF_A_WORKER)
 
@@ -199,16 +211,16 @@ def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, n
 
     async def tried():
         way = HttpTransport(ServiceAddress(cutting.url, site.token()), "gpu-1")
-        way.asked = ClaimRequest(uuid.uuid4(), [lab.q], 1)
+        way.request = ClaimRequest(uuid.uuid4(), [lab.q], 1)
         cutting.lose_each = False
-        lease = None if name == "claim" else (await way.claim(way.asked)).leases[0]
+        lease = None if name == "claim" else (await way.claim(way.request)).leases[0]
         cutting.lose_each = True
         with pytest.raises(Unavailable) as lost:
             await ask(way, lease)
         assert lost.value.outcome_unknown
-        told = await ask(way, lease)
+        answer = await ask(way, lease)
         await way.close()
-        return told
+        return answer
 
     assert fits(asyncio.run(tried()))
     assert len(cutting.lost) == 1
@@ -236,12 +248,12 @@ def test_the_async_twin_repeats_alike(cutting, site, lab):
     async def ask():
         async with AsyncHelixClient(cutting.url, token=site.token()) as helix:
             cutting.lose_each = False
-            await helix.know(lab.q)
+            await backend_of(helix).declare(lab.q)
             cutting.lose_each = True
             many = [helix.submit(lab.q, identity=None, payload={"n": n}) for n in range(10)]
             await asyncio.gather(*many)
-            one = await helix.submit(lab.q, identity="s", payload={})
-            return await helix.cancel(one.receipt, reason="no")
+            submitted = await helix.submit(lab.q, identity="s", payload={})
+            return await helix.cancel(submitted.receipt, reason="no")
 
     assert asyncio.run(ask()) is State.CANCELLED
     assert lab.value(BATCHES, lab.q) == 11
@@ -250,7 +262,7 @@ def test_the_async_twin_repeats_alike(cutting, site, lab):
 
 def test_patience_has_an_end(cutting, site, lab):
     with HelixClient(cutting.url, token=site.token(), retry_seconds=0) as helix:
-        met(helix, cutting)
+        wait_for_service(helix, cutting)
         with pytest.raises(Exception, match="repeat the call") as trouble:
             helix.submit(lab.q, identity="s", payload={})
     assert trouble.value.outcome_unknown

@@ -34,14 +34,14 @@ def listening(database, role, channels):
 
 
 def heard(connection, seconds=0.5):
-    return [one.channel for one in connection.notifies(timeout=seconds)]
+    return [notify.channel for notify in connection.notifies(timeout=seconds)]
 
 
 @pytest.mark.skipif(POOLED, reason="behind a pooler a session cannot listen")
 def test_login_of_another_tenant_hears_nothing_on_any_channel_it_can_compute(database, shared):
     with Lab(database, "app_a", worker="wa", q=shared) as a, Lab(database, "app_b", q=shared) as b:
         waits = [calls.wait(worker="wa", queues=[shared], seconds=60)]
-        waits += [calls.wait(worker=one, queues=[shared], seconds=60) for one in ("wa", "wb")]
+        waits += [calls.wait(worker=name, queues=[shared], seconds=60) for name in ("wa", "wb")]
         [own], *others = [lab.run(call) for lab, call in zip((a, b, b), waits, strict=True)]
         # The names of the first edition and of the tables, and those of its own sessions.
         computed = {f"helix_{shared}", f"helix_work_{shared}", "helix", "helix_wake", shared}
@@ -84,8 +84,8 @@ def test_service_wakes_no_worker_for_the_work_of_another_tenant(site, database, 
         body = {"worker": worker, "queues": [shared]}
         mark = client.post("/v1/work/expect", json={**body, "seconds": 60}).json()["mark"]
         # What came before the service listened counts as a wake-up.
-        while (told := wait(client, {**body, "mark": mark, "seconds": 0.3}))["woken"]:
-            mark = told["mark"]
+        while (answer := wait(client, {**body, "mark": mark, "seconds": 0.3}))["woken"]:
+            mark = answer["mark"]
         return {**body, "mark": mark}
 
     def wait(client, body):

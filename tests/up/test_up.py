@@ -23,6 +23,8 @@ import redis
 
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
+from helixqueue.client.embedded_setup import set_up
+from helixqueue.embedded import Servers
 from helixqueue.embedded.account import explain_os_error
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
@@ -74,9 +76,9 @@ class Up:
         self.code = facts["login"].partition("code=")[2]
 
     def token(self):
-        told = httpx.post(f"{self.url}/v1/login", json={"code": self.code}, verify=TLS)
-        assert told.status_code == 201
-        return told.json()["token"]
+        response = httpx.post(f"{self.url}/v1/login", json={"code": self.code}, verify=TLS)
+        assert response.status_code == 201
+        return response.json()["token"]
 
     def client(self):
         headers = {"Authorization": f"Bearer {self.token()}"}
@@ -84,9 +86,9 @@ class Up:
 
     def stopped(self, how=signal.SIGINT):
         self.process.send_signal(how)
-        _, said = self.process.communicate(timeout=60)
-        assert "Traceback" not in said
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=60)
+        assert "Traceback" not in output
+        return self.process.returncode, output
 
 
 @contextmanager
@@ -114,16 +116,19 @@ def test_up_starts_from_nothing_and_a_restart_keeps_data(tmp_path):
             work = {"identity": "S-1", "payload": {"n": 1}}
             receipt = http.post("/v1/queues/q/batches", json=work).json()["receipt"]
             ready = http.get("/health/ready").json()
-        assert {one["duty"] for one in ready["duties"]} >= {"reap", "promote", "retire"}
+        assert {duty["duty"] for duty in ready["duties"]} >= {"reap", "promote", "retire"}
         assert resident_mb(first.facts["pid"]) < RESIDENT_MB
         with redis.Redis.from_url(first.facts["redis"]) as valkey:
             assert valkey.ping()
+        with psycopg.connect(first.facts["dsn"]) as program:
+            schema = program.execute("create table mine as select current_schema()", prepare=False)
+            assert schema.rowcount == 1
 
         second = started(tmp_path, "--json")
-        told, said = second.communicate(timeout=60)
+        answer, output = second.communicate(timeout=60)
         assert second.returncode == Exit.RUNNING
-        assert json.loads(told)["error"]["url"] == first.url
-        assert f"{first.url} (process {first.facts['pid']})" in said
+        assert json.loads(answer)["error"]["url"] == first.url
+        assert f"{first.url} (process {first.facts['pid']})" in output
         assert httpx.get(f"{first.url}/health/live", verify=TLS).status_code == 200
 
         another = subprocess.run(
@@ -131,11 +136,11 @@ def test_up_starts_from_nothing_and_a_restart_keeps_data(tmp_path):
             env=environment(tmp_path), capture_output=True, text=True, check=True,
         )  # fmt: skip
         code = json.loads(another.stdout)["login"].removeprefix(f"{first.url}/login?code=")
-        told = httpx.post(f"{first.url}/v1/login", json={"code": code}, verify=TLS)
-        assert (told.status_code, told.json()["tenant"]) == (201, "default")
+        answer = httpx.post(f"{first.url}/v1/login", json={"code": code}, verify=TLS)
+        assert (answer.status_code, answer.json()["tenant"]) == (201, "default")
 
-        ended, said = first.stopped()
-        assert (ended, said.endswith("\nstopping; all data is kept\n")) == (Exit.OK, True)
+        ended, output = first.stopped()
+        assert (ended, output.endswith("\nstopping; all data is kept\n")) == (Exit.OK, True)
     with up(tmp_path) as again:
         spent = httpx.post(f"{again.url}/v1/login", json={"code": first.code}, verify=TLS)
         assert spent.status_code == 404
@@ -148,22 +153,36 @@ def test_up_starts_from_nothing_and_a_restart_keeps_data(tmp_path):
         assert again.stopped(signal.SIGTERM)[0] == Exit.OK
 
 
-def test_up_reports_the_restart_of_a_killed_server(tmp_path):
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A data directory with a migrated database; creating one takes longer than copying it."""
+    directory = tmp_path_factory.mktemp("prepared") / "data"
+    with Servers(directory).postgres.start() as postgres:
+        set_up(postgres)
+    return directory
+
+
+def copy_data(prepared, tmp_path):
+    subprocess.run(["cp", "--archive", prepared, tmp_path / "data"], check=True)
+
+
+def test_up_reports_the_restart_of_a_killed_server(tmp_path, prepared):
+    copy_data(prepared, tmp_path)
     with up(tmp_path) as running:
         with running.client() as http:
             for server in ("postgres", "valkey"):
                 [pid_file] = (tmp_path / "data" / server / "data").glob("*.pid")
                 first = int(pid_file.read_text().split()[0])
                 os.kill(first, signal.SIGKILL)
-                seen = []
-                while not seen or not seen[-1].endswith(" is running again\n"):
-                    seen.append(running.process.stderr.readline())
+                found = []
+                while not found or not found[-1].endswith(" is running again\n"):
+                    found.append(running.process.stderr.readline())
                 title = {"postgres": "PostgreSQL", "valkey": "Valkey"}[server]
                 expected = [f"{title} died; restarting it\n", f"{title} is running again\n"]
-                assert seen[-2:] == expected
+                assert found[-2:] == expected
                 wait_until(lambda: http.get("/v1/queues").status_code == 200)
-        ended, said = running.stopped()
-        assert (ended, said) == (Exit.OK, "stopping; all data is kept\n")
+        ended, output = running.stopped()
+        assert (ended, output) == (Exit.OK, "stopping; all data is kept\n")
 
 
 def catches_interrupts(pid):
@@ -180,19 +199,20 @@ def until_ours(pid):
     )
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6, 1.5])
+@pytest.mark.parametrize("seconds", [0.0, 0.4, 1.5])
 def test_ctrl_c_during_start_prints_no_traceback(tmp_path, seconds):
     process = started(tmp_path)
     until_ours(process.pid)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode in {Exit.INTERRUPTED, -signal.SIGINT}
-    assert "Traceback" not in said
-    assert "Interrupt" not in said
+    assert "Traceback" not in output
+    assert "Interrupt" not in output
 
 
-def test_local_workers_run_handlers_and_end_with_up(tmp_path):
+def test_local_workers_run_handlers_and_end_with_up(tmp_path, prepared):
+    copy_data(prepared, tmp_path)
     (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
     with up(tmp_path, "--app", "twice", "--workers", "1") as running:
         with running.client() as http:
@@ -205,8 +225,8 @@ def test_local_workers_run_handlers_and_end_with_up(tmp_path):
         assert story["result"] == {"twice": 42}
         # What became of it is in the workers' log, by its id, and not on the screen.
         log = (Path(running.facts["data"]) / "up-1.log").read_text(encoding="utf-8").splitlines()
-        told = [json.loads(line) for line in log if batch in line]
-        assert [one["operation"] for one in told] == ["claim", "settle"]
+        lines = [json.loads(line) for line in log if batch in line]
+        assert [line["operation"] for line in lines] == ["claim", "settle"]
         children = descendants(running.process.pid)
         assert len(children) >= 1
         # Killed without a chance to clean up, it leaves no worker and no server behind.
@@ -214,8 +234,8 @@ def test_local_workers_run_handlers_and_end_with_up(tmp_path):
         wait_until(lambda: not any(alive(pid) for pid in children), seconds=60)
 
 
-def done(told):
-    story = told.json()
+def done(response):
+    story = response.json()
     return story if story["state"] == "COMPLETED" else None
 
 
@@ -235,47 +255,40 @@ def alive(pid):
         return False
 
 
-def test_demo_workload_reports_one_effect_per_sample(tmp_path):
-    process = started(tmp_path, "--port", "0", "--demo")
-    line = ""
-    for line in process.stderr:
-        found = re.search(r"duplicates (\d+), invalid (\d+) .*completed (\d+), each once", line)
-        if found and all(int(number) > 0 for number in found.groups()):
-            break
-    assert "replay ok" in line
-    process.send_signal(signal.SIGINT)
-    told, said = process.communicate(timeout=60)
-    assert process.returncode == Exit.OK, said
-    assert "HelixQueue is up at http://127.0.0.1:" in told
-    assert "Traceback" not in said
-    assert "NOT ONCE" not in said
-    assert said.splitlines()[-1].endswith("replay ok")
-
-
-def test_demo_leaves_the_default_directory_and_tenant_to_other_programs(tmp_path):
+def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
     """README's ten lines run in ./helix-data while `make run` runs in the same directory."""
     with subprocess.Popen(
         ["env", "--default-signal=INT", HELIXQ, "up", "--demo", "--port", "0", "--json"],
         env=environment(tmp_path),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         facts = json.loads(process.stdout.readline())
-        assert facts["data"] == str(tmp_path / "helix-demo")
-        assert facts["tenant"] == "demo"
-        done = subprocess.run(
+        assert (facts["data"], facts["tenant"]) == (str(tmp_path / "helix-demo"), "demo")
+        readme = subprocess.Popen(
             [sys.executable, "-m", "tests.support.doc_reader", ROOT / "README.md"],
             cwd=tmp_path,
             env=environment(tmp_path) | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
+        line = ""
+        for line in process.stderr:
+            found = re.search(r"duplicates (\d+), invalid (\d+) .*completed (\d+), each once", line)
+            if found and all(int(number) > 0 for number in found.groups()):
+                break
+        assert "replay ok" in line
+        _, readme_errors = readme.communicate(timeout=120)
         process.send_signal(signal.SIGINT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert process.returncode == Exit.OK
+        _, errors = process.communicate(timeout=60)
+    assert (readme.returncode, readme_errors) == (0, "")
+    assert process.returncode == Exit.OK, errors
+    assert "Traceback" not in errors
+    assert "NOT ONCE" not in errors
+    assert errors.splitlines()[-1].endswith("replay ok")
 
 
 def test_make_run_starts_up_with_the_demo():
@@ -333,10 +346,10 @@ def ended_with(capsys, *arguments):
 
 def test_up_rejects_an_address_of_another_machine(tmp_path, capsys):
     """And no free port is looked for there, nor a word said of what would travel to it."""
-    code, said = ended_with(capsys, "--host", "203.0.113.1", "--data", str(tmp_path / "data"))
+    code, output = ended_with(capsys, "--host", "203.0.113.1", "--data", str(tmp_path / "data"))
     assert code == Exit.REFUSED
-    assert said.count("\n") == 1
-    assert "203.0.113.1:8080, which this machine does not have; choose one with --host" in said
+    assert output.count("\n") == 1
+    assert "203.0.113.1:8080, which this machine does not have; choose one with --host" in output
 
 
 def test_up_listens_on_ipv6():
@@ -353,10 +366,10 @@ def test_unusable_data_directory_is_reported(tmp_path, capsys):
     (tmp_path / "spoilt").mkdir()
     (tmp_path / "spoilt" / "postgres").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "data", tmp_path / "spoilt"):
-        code, said = ended_with(capsys, "--data", str(place))
+        code, output = ended_with(capsys, "--data", str(place))
         assert code == Exit.UNAVAILABLE
-        assert "expected a directory that this user can" in said
-        assert "Errno" not in said
+        assert "expected a directory that this user can" in output
+        assert "Errno" not in output
 
 
 def test_error_names_the_owner_of_the_directory(tmp_path):
@@ -366,8 +379,12 @@ def test_error_names_the_owner_of_the_directory(tmp_path):
         os.chown(theirs, 65_534, -1)
     denied = PermissionError(errno.EACCES, "Permission denied")
     owner = theirs.stat().st_uid
-    whose = f"permission denied ({theirs} belongs to uid {owner}, and this is uid {os.geteuid()})"
-    assert explain_os_error(theirs, denied) == explain_os_error(theirs / "none", denied) == whose
+    explanation = (
+        f"permission denied ({theirs} belongs to uid {owner}, and this is uid {os.geteuid()})"
+    )
+    assert (
+        explain_os_error(theirs, denied) == explain_os_error(theirs / "none", denied) == explanation
+    )
     assert (
         explain_os_error(theirs, OSError(errno.EROFS, "Read-only file system"))
         == "read-only file system"
@@ -387,18 +404,18 @@ def test_url_of_a_killed_process_is_not_used(tmp_path):
 def test_process_that_cannot_start_is_retried(monkeypatch):
     """A machine without a process or a file to spare has one later; it is said meanwhile."""
     monkeypatch.setattr("helixqueue.up.processes.sys.executable", "/nowhere/python")
-    said = asyncio.Queue()
+    output = asyncio.Queue()
 
     async def story():
-        children = Processes([SupervisedProcess("up-1", "none")], said.put_nowait)
+        children = Processes([SupervisedProcess("up-1", "none")], output.put_nowait)
         children.start()
-        told = [await asyncio.wait_for(said.get(), 10) for _ in range(2)]
+        found = [await asyncio.wait_for(output.get(), 10) for _ in range(2)]
         await children.stop()
-        return told
+        return found
 
-    told = asyncio.run(story())
-    assert told[0].startswith("up-1 did not start (no such file or directory); restarting")
-    assert told[1].startswith("up-1 did not start")
+    answer = asyncio.run(story())
+    assert answer[0].startswith("up-1 did not start (no such file or directory); restarting")
+    assert answer[1].startswith("up-1 did not start")
 
 
 def test_url_of_does_not_block_a_start(tmp_path, monkeypatch):
@@ -409,30 +426,17 @@ def test_url_of_does_not_block_a_start(tmp_path, monkeypatch):
             assert url_of(tmp_path) is None  # nothing told yet
 
 
-def test_up_with_an_unreachable_database_exits_with_unavailable(tmp_path):
-    done = subprocess.run(
-        [HELIXQ, "up", "--dsn", "postgresql://x@127.0.0.1:1/y", "--port", "0"],
-        env=environment(tmp_path), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == Exit.UNAVAILABLE
-    assert "Connection refused" in done.stderr
-    assert "503" not in done.stderr
+def test_up_with_an_unreachable_database_exits_with_unavailable(capsys):
+    code, errors = ended_with(capsys, "--dsn", "postgresql://x@127.0.0.1:1/y", "--port", "0")
+    assert code == Exit.UNAVAILABLE
+    assert "Connection refused" in errors
+    assert "503" not in errors
 
 
-def test_up_does_not_print_the_redis_password(server, tmp_path):
-    with server_database(server, "up_redis") as (owner, dsn):
-        done = subprocess.run(
-            [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--for", "0",
-             "--redis", "redis://ann:canary@cache:6379/1"],
-            env=environment(tmp_path), capture_output=True, text=True, check=True, timeout=120,
-        )  # fmt: skip
-    assert "redis://cache:6379/1" in done.stdout
-    assert "canary" not in done.stdout + done.stderr
-
-
-def test_up_migrates_an_external_server_and_grants_the_login(server, tmp_path):
+def test_up_migrates_an_external_server_and_hides_the_redis_password(server, tmp_path):
     with server_database(server, "up_given") as (owner, dsn), subprocess.Popen(
-        [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--json"],
+        [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--json",
+         "--redis", "redis://ann:canary@cache:6379/1"],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -442,9 +446,12 @@ def test_up_migrates_an_external_server_and_grants_the_login(server, tmp_path):
         assert line, process.stderr.read()
         running = Up(process, json.loads(line))
         assert running.facts["data"] is None
+        assert "redis://cache:6379/1" in line
         with running.client() as http:
             assert http.get("/v1/queues").json() == {"queues": [], "next": None}
-        assert running.stopped()[0] == Exit.OK
+        ended, errors = running.stopped()
+        assert ended == Exit.OK
+        assert "canary" not in line + errors
 
 
 @contextmanager

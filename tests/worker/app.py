@@ -73,23 +73,23 @@ def meddle(lease: Lease, reach, directory):
         "batch": own.batch,
         "nonce": str(own.token.nonce),
         "number": own.token.number,
-        "answers": [one.answer for one in answers],
+        "answers": [answer.answer for answer in answers],
     }
 
 
 def do(lease: Lease):
-    told = lease.payload
-    if "meddle" in told:
-        return meddle(lease, told["meddle"], told["directory"])
-    if "file" in told:
-        append(told["file"], f"{lease.identity} {lease.attempt} {os.getpid()}")
-    if told.get("hold") and lease.attempt == 1:
-        hold_the_interpreter(told["hold"])
+    answer = lease.payload
+    if "meddle" in answer:
+        return meddle(lease, answer["meddle"], answer["directory"])
+    if "file" in answer:
+        append(answer["file"], f"{lease.identity} {lease.attempt} {os.getpid()}")
+    if answer.get("hold") and lease.attempt == 1:
+        hold_the_interpreter(answer["hold"])
     if lease.attempt == 1:
-        time.sleep(told.get("seconds", 0))
-    if told.get("poison"):
+        time.sleep(answer.get("seconds", 0))
+    if answer.get("poison"):
         os.kill(os.getpid(), 9)
-    if told.get("way") == "return":
+    if answer.get("way") == "return":
         return {"done": True}
     with lease.transaction() as tx:
         tx.execute(
@@ -97,7 +97,7 @@ def do(lease: Lease):
             (lease.queue, lease.identity, str(os.getpid())),
         )
         tx.complete({"done": True})
-    if told.get("die_after"):
+    if answer.get("die_after"):
         os.kill(os.getpid(), 9)
     return {"done": True}
 

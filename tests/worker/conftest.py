@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from helixqueue import HelixQueue, Queue, Settlement
+from helixqueue.client.backend import backend_of
 from helixqueue.ledger.replay import replay
 from helixqueue.operate.check import check
-from tests.support.lab import one_database, pass_time, wait_until
-from tests.support.processes import Module
+from tests.support.lab import new_database, pass_time, wait_until
+from tests.support.processes import ModuleProcess
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -22,7 +23,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def database(server, template, pooler):
-    for database in one_database(server, template, pooler):
+    for database in new_database(server, template, pooler):
         make_effects(database)
         yield database
 
@@ -74,9 +75,9 @@ class Shift:
         async def run():
             jobs = run_worker.handlers_of(helix, queues)
             for job in jobs.values():
-                await asyncio.to_thread(helix.know, job.queue)
+                await asyncio.to_thread(backend_of(helix).declare, job.queue)
             made = WorkerOptions(**options)
-            worker = Worker(helix.transport(made), jobs, made, helix.submit, None)
+            worker = Worker(backend_of(helix).transport(made), jobs, made, helix.submit, None)
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(worker.stop)
             self.worker = worker
@@ -118,7 +119,7 @@ def shift():
     return Shift
 
 
-class Process(Module):
+class Process(ModuleProcess):
     """A worker in a process of its own, with the handler of tests/worker/app.py."""
 
     def __init__(self, database, queue, *, dsn=None, options=None, **environment):

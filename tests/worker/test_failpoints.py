@@ -18,8 +18,8 @@ import pytest
 
 from helixqueue import Queue, State
 from helixqueue.failpoints import POINTS
-from tests.support.faults import Faults
-from tests.support.lab import until
+from tests.support.faults import FaultProxy
+from tests.support.lab import wait_until
 from tests.worker import app
 from tests.worker.conftest import Process, effects, proven
 
@@ -82,7 +82,7 @@ class Victim:
 
     def linked(self):
         """A link that can be cut, and how the process finds it."""
-        faults = Faults(self.database.dsn("pool"), self.directory)
+        faults = FaultProxy(self.database.dsn("pool"), self.directory)
         faults.__enter__()
         return faults, {"dsn": faults.dsn}
 
@@ -107,13 +107,13 @@ class Victim:
     def provoke(self):
         """A release happens when the worker is stopped in the middle of its work."""
         if self.point.startswith("release"):
-            until(self.outside.exists, SLACK)
+            wait_until(self.outside.exists, seconds=SLACK)
             self.process.signal(signal.SIGTERM)
 
     def tree(self):
         """The worker and its renewer."""
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        found = [int(pid) for one in children for pid in one.read_text().split()]
+        found = [int(pid) for item in children for pid in item.read_text().split()]
         return [self.process.pid, *found]
 
     def close(self):
@@ -130,59 +130,61 @@ def victims(helix, database, tmp_path_factory, request):
     directory = tmp_path_factory.mktemp("f")  # short: a socket's path has 107 bytes
     made = [Victim(helix, database, directory, point, action) for point in POINTS]
     yield made
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 def struck(victims):
     """Until everybody was hurt."""
-    for one in victims:
-        one.provoke()
-    for one in victims:
-        until(lambda one=one: one.fired, SLACK)
+    for victim in victims:
+        victim.provoke()
+    for victim in victims:
+        wait_until(lambda item=victim: item.fired, seconds=SLACK)
 
 
 def rescued(helix, shift, victims):
     """Another worker serves all queues until everything is completed."""
-    with shift(helix, [one.queue for one in victims], slots=4, poll_seconds=0.2) as rescuer:
+    with shift(helix, [victim.queue for victim in victims], slots=4, poll_seconds=0.2) as rescuer:
         health = rescuer.worker.health
-        until(lambda at=health.answered_at: health.answered_at > at, SLACK)
+        wait_until(lambda at=health.answered_at: health.answered_at > at, seconds=SLACK)
         begun = datetime.now(UTC)
         heard = [health.answered_at]
 
         def all_completed():
             heard.append(health.answered_at)
-            return all(one.completed for one in victims)
+            return all(victim.completed for victim in victims)
 
         try:
-            until(all_completed, SLACK + 2 * LEASE)
+            wait_until(all_completed, seconds=SLACK + 2 * LEASE)
         except AssertionError:
-            stuck = {one.point: one.story() for one in victims if not one.completed}
+            stuck = {victim.point: victim.story() for victim in victims if not victim.completed}
             raise AssertionError(f"stuck: {stuck}") from None
     # Whoever had it was gone by then: from here on nothing is stuck while anybody claims. What the
     # machine did instead of letting the rescuer claim is nobody's fault here.
     deaf = max(later - earlier for earlier, later in pairwise(heard))
-    for one in victims:
-        lost = [event.at for event in helix.history(one.receipt) if event.reason == "lost"]
+    for victim in victims:
+        lost = [event.at for event in helix.history(victim.receipt) if event.reason == "lost"]
         late = [(at - begun).total_seconds() - deaf for at in lost[:1]]
-        assert all(seconds < 2 * LEASE for seconds in late), one.story()
+        assert all(seconds < 2 * LEASE for seconds in late), victim.story()
 
 
 def settled_down(victims):
     """Whoever still runs is stopped; then everybody is judged."""
-    for one in victims:
-        one.process.signal(signal.SIGTERM)
-    for one in victims:
-        one.process.wait()
-        assert "Traceback" not in one.process.err or "failpoint" in one.process.err, one.process.err
+    for victim in victims:
+        victim.process.signal(signal.SIGTERM)
+    for victim in victims:
+        victim.process.wait()
+        assert "Traceback" not in victim.process.err or "failpoint" in victim.process.err, (
+            victim.process.err
+        )
 
 
 def judge(database, victims):
-    for one in victims:
-        inside = effects(database, one.name)
-        assert inside == one.inside, one.point
+    for victim in victims:
+        inside = effects(database, victim.name)
+        assert inside == victim.inside, victim.point
         # An effect outside of the database happens once an attempt that got so far, and no more.
-        assert 1 <= len(one.lines()) <= one.attempts(), one.point
+        assert 1 <= len(victim.lines()) <= victim.attempts(), victim.point
     proven(database)
 
 
@@ -192,19 +194,19 @@ def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database,
     rescued(helix, shift, victims)
     settled_down(victims)
     judge(database, victims)
-    for one in victims:
-        attempts, outside = WHEN_KILLED[one.point]
+    for victim in victims:
+        attempts, outside = WHEN_KILLED[victim.point]
         # A machine too busy to renew in time makes honest further attempts.
-        further = one.attempts() - attempts
-        assert outside <= len(one.lines()) <= outside + further, one.point
+        further = victim.attempts() - attempts
+        assert outside <= len(victim.lines()) <= outside + further, victim.point
 
 
 @pytest.mark.parametrize("victims", ["stop"], indirect=True)
 def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shift, victims):
     struck(victims)
     rescued(helix, shift, victims)
-    for one in victims:
-        for pid in one.tree():
+    for victim in victims:
+        for pid in victim.tree():
             with suppress(ProcessLookupError):  # the renewer was not frozen, and may have ended
                 os.kill(pid, signal.SIGCONT)
     settled_down(victims)
@@ -221,14 +223,16 @@ def test_an_error_at_any_point_costs_an_attempt_at_most(helix, database, shift, 
 
 @pytest.mark.parametrize("victims", ["hold"], indirect=True)
 def test_a_link_cut_at_any_point_is_made_again(helix, database, shift, victims):
-    for one in victims:
-        one.provoke()
+    for victim in victims:
+        victim.provoke()
     held = list(victims)
     while held:  # each as soon as it is there: nobody is held past his lease
-        one = until(lambda: next((one for one in held if one.mark.exists()), None), SLACK)
-        one.link.cut_all()
-        one.mark.unlink()
-        held.remove(one)
+        victim = wait_until(
+            lambda: next((item for item in held if item.mark.exists()), None), seconds=SLACK
+        )
+        victim.link.cut_all()
+        victim.mark.unlink()
+        held.remove(victim)
     rescued(helix, shift, victims)
     settled_down(victims)
     judge(database, victims)

@@ -10,7 +10,7 @@ import pytest
 
 from helixqueue import HelixClient
 from helixqueue.failpoints import POINTS
-from tests.support.network_cuts import Cutting
+from tests.support.network_cuts import LossyProxy
 from tests.support.service import Site, serving, settings_for
 from tests.worker.test_failpoints import (  # noqa: F401 - collected here, with the fixtures below
     Victim,
@@ -43,12 +43,12 @@ def helix(site):
 class FarVictim(Victim):
     way = "return"
 
-    def __init__(self, site, *told):
+    def __init__(self, site, *output):
         self.site = site
-        super().__init__(*told)
+        super().__init__(*output)
 
     def linked(self):
-        cutting = Cutting(self.site.url)
+        cutting = LossyProxy(self.site.url)
         cutting.__enter__()
         return cutting, {"HELIX_URL": cutting.url, "HELIX_TOKEN": self.site.token()}
 
@@ -59,5 +59,5 @@ def victims(site, helix, database, tmp_path_factory, request):
     directory = tmp_path_factory.mktemp("far")
     made = [FarVictim(site, helix, database, directory, point, action) for point in WHERE[action]]
     yield made
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()

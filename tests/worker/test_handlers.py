@@ -26,8 +26,9 @@ from helixqueue import (
     Retry,
     State,
 )
+from helixqueue.client.backend import backend_of
 from helixqueue.transport.protocol import ClaimResult
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.worker.conftest import effects, proven, take_over
 
 
@@ -41,27 +42,27 @@ class Reads(BaseModel):
 
 def test_a_def_handler_completes_with_a_typed_result(helix, name):
     queue = Queue(name, payload=Basecall, result=Reads)
-    seen = []
+    found = []
 
     @queue.handler
     def run(lease: Lease[Basecall, Reads]) -> Reads:
-        seen.append((lease.payload, lease.identity, lease.attempt, lease.idempotency_key))
+        found.append((lease.payload, lease.identity, lease.attempt, lease.idempotency_key))
         lease.progress(0.4, "demultiplexing")
         return Reads(reads=7)
 
-    one = helix.submit(queue, identity="s1", payload=Basecall(pod5="a"))
+    submitted = helix.submit(queue, identity="s1", payload=Basecall(pod5="a"))
     done = helix.work(queue, until_idle=True)
     assert (done.completed, done.failed) == (1, 0)
-    assert helix.result(one.receipt) == Reads(reads=7)
-    assert seen == [(Basecall(pod5="a"), "s1", 1, one.receipt.key)]
-    assert [event.reason for event in helix.history(one.receipt)] == [
+    assert helix.result(submitted.receipt) == Reads(reads=7)
+    assert found == [(Basecall(pod5="a"), "s1", 1, submitted.receipt.key)]
+    assert [event.reason for event in helix.history(submitted.receipt)] == [
         "submitted", "claimed", "started", "completed",
     ]  # fmt: skip
 
 
 def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
     queue = Queue(name)
-    said, go = threading.Event(), threading.Event()
+    output, go = threading.Event(), threading.Event()
 
     @queue.handler
     def run(lease: Lease):
@@ -69,18 +70,18 @@ def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
         lease.log.warning("few reads")
         with pytest.raises(Refused, match="from 0 to 1"):
             lease.progress(40)
-        said.set()
+        output.set()
         assert go.wait(60)
 
-    one = helix.submit(queue, identity="s1", payload={}).receipt
+    submitted = helix.submit(queue, identity="s1", payload={}).receipt
     with shift(helix, queue, slots=1) as worker:
-        assert said.wait(60)
-        [told] = worker.worker.status()["progress"]
+        assert output.wait(60)
+        [row] = worker.worker.status()["progress"]
         go.set()
-    assert told == {"batch": str(one.batch_id), "fraction": 0.4, "note": "demultiplexing"}
+    assert row == {"batch": str(submitted.batch_id), "fraction": 0.4, "note": "demultiplexing"}
     [record] = [record for record in caplog.records if "few reads" in record.message]
     assert record.message == f"{name} 's1' attempt 1: few reads"
-    assert (record.batch, record.attempt) == (str(one.batch_id), 1)
+    assert (record.batch, record.attempt) == (str(submitted.batch_id), 1)
 
 
 def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, database, name, shift):
@@ -100,7 +101,7 @@ def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, databa
             "select count(*) from helix.work w join helix.queue q on q.id = w.queue "
             "where q.name = %s and w.state in ('ASSIGNED', 'RUNNING')"
         )
-        until(lambda: database.value(query, name) == 44, seconds=40)  # sooner than it polls
+        wait_until(lambda: database.value(query, name) == 44, seconds=40)  # sooner than it polls
         go.set()
 
 
@@ -120,9 +121,9 @@ def test_an_async_handler_in_an_async_client(database, name):
 
     async def story():
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a") as helix:
-            one = await helix.submit(queue, identity="first", payload={})
+            submitted = await helix.submit(queue, identity="first", payload={})
             done = await helix.work(queue, until_idle=True)
-            return done, await helix.result(one.receipt)
+            return done, await helix.result(submitted.receipt)
 
     # `next` submits itself again with its own payload: a duplicate, and the chain ends.
     done, result = asyncio.run(story())
@@ -167,9 +168,9 @@ def test_failures_are_told_apart(helix, name, kind):
 
     def everything_ended():
         helix.work(queue, until_idle=True)
-        return all(helix.state(one) in {State.COMPLETED, State.FAILED} for one in made.values())
+        return all(helix.state(item) in {State.COMPLETED, State.FAILED} for item in made.values())
 
-    until(everything_ended)
+    wait_until(everything_ended)
     assert helix.result(made["works"]) == 7
     assert helix.result(made["retries"]) == 1
     ends = {}
@@ -198,7 +199,7 @@ def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database,
     async def run(lease: AsyncLease):
         raise raised[lease.identity]
 
-    made = {one: helix.submit(queue, identity=one, payload={}).receipt for one in raised}
+    made = {item: helix.submit(queue, identity=item, payload={}).receipt for item in raised}
     assert helix.work(queue, until_idle=True).failed == 4
     waits = dict(
         database.rows(
@@ -225,10 +226,10 @@ def test_a_misfit_names_its_place(helix, name):
     def run(_: Lease):
         return {"samples": [{"reads": 1}, {"reads": "many"}]}
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     helix.work(queue, until_idle=True)
     with pytest.raises(NoResult, match="/samples/1/reads"):
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
 
 
 def test_rows_and_completion_are_one_commit(helix, database, name):
@@ -245,7 +246,7 @@ def test_rows_and_completion_are_one_commit(helix, database, name):
             if lease.identity == "bad":
                 raise ValueError("after complete, before the end")
 
-    good, bad = (helix.submit(queue, identity=one, payload={}).receipt for one in ("good", "bad"))
+    good, bad = (helix.submit(queue, identity=name, payload={}).receipt for name in ("good", "bad"))
     helix.work(queue, until_idle=True)
     assert effects(database, name) == {"good": 1}
     assert (helix.state(good), helix.state(bad)) == (State.COMPLETED, State.FAILED)
@@ -260,10 +261,10 @@ def test_a_transaction_may_fail_the_attempt_and_keep_its_rows(helix, database, n
             tx.execute("insert into public.effect (queue, identity) values (%s, 'seen')", (name,))
             tx.fail("no reads in it", permanent=True)
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     done = helix.work(queue, until_idle=True)
     assert done.failed == 1
-    assert helix.state(one.receipt) is State.FAILED
+    assert helix.state(submitted.receipt) is State.FAILED
     assert effects(database, name) == {"seen": 1}
 
 
@@ -291,7 +292,9 @@ def test_transaction_left_without_an_end_is_rolled_back_and_raises(helix, databa
                     return None
             return {"done": True}
 
-    receipts = [helix.submit(queue, identity=one, payload={}).receipt for one in ("plain", "early")]
+    receipts = [
+        helix.submit(queue, identity=name, payload={}).receipt for name in ("plain", "early")
+    ]
     assert helix.work(queue, until_idle=True).failed == 2
     assert effects(database, name) == {}
     for receipt in receipts:
@@ -310,10 +313,10 @@ def test_exception_in_a_transaction_is_the_one_that_is_raised(helix, database, n
             tx.execute("insert into public.effect (queue, identity) values (%s, 's')", (name,))
             raise ValueError("of the handler's own")
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     assert helix.work(queue, until_idle=True).failed == 1
     with pytest.raises(NoResult, match="of the handler's own"):
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
     assert effects(database, name) == {}
 
 
@@ -335,15 +338,15 @@ def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database,
             if commits:
                 session.commit()
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     done = helix.work(queue, until_idle=True)
     engine.dispose()
     assert done.completed == int(commits)
-    assert helix.state(one.receipt) is (State.COMPLETED if commits else State.FAILED)
+    assert helix.state(submitted.receipt) is (State.COMPLETED if commits else State.FAILED)
     assert effects(database, name) == ({"s": 1} if commits else {})
     if not commits:
         with pytest.raises(NoResult, match="did not commit"):
-            helix.result(one.receipt)
+            helix.result(submitted.receipt)
 
 
 @pytest.mark.parametrize("way", ["transaction", "session", "stubborn session", "return"])
@@ -379,23 +382,23 @@ def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, sh
             raised.append(lost.owner)
             raise
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     with shift(helix, queue, slots=1) as worker:
         assert begun.wait(60)
-        take_over(helix, database, queue, one.receipt.batch_id)
+        take_over(helix, database, queue, submitted.receipt.batch_id)
         go.set()
-        until(lambda: worker.worker.health.counts.lost == 1)
-        until(lambda: worker.worker.health.as_dict()["held"] == 0)
+        wait_until(lambda: worker.worker.health.counts.lost == 1)
+        wait_until(lambda: worker.worker.health.as_dict()["held"] == 0)
     engine.dispose()
     assert effects(database, name) == {}
-    assert helix.result(one.receipt) == {"by": "thief"}
-    [(who, owner)] = database.rows(
+    assert helix.result(submitted.receipt) == {"by": "thief"}
+    [(role, owner)] = database.rows(
         "select r.worker, r.owner from helix.refusal r join helix.locate(array[%s::uuid]) l "
         "on l.batch = r.batch where r.operation = 'settle'",
-        one.receipt.batch_id,
+        submitted.receipt.batch_id,
     )
     assert owner == "thief"
-    assert who == worker.worker.worker
+    assert role == worker.worker.worker
     if way in {"transaction", "session"}:
         assert raised == ["thief"]
     proven(database)
@@ -414,31 +417,31 @@ def test_a_cancelled_batch_stops_its_handler(helix, database, name, shift):
             stopped.set()
             raise
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     with shift(helix, queue, slots=1):
         assert begun.wait(60)
-        helix.cancel(one.receipt, reason="sequenced twice")
+        helix.cancel(submitted.receipt, reason="sequenced twice")
         assert stopped.wait(60)
-    assert helix.state(one.receipt) is State.CANCELLED
+    assert helix.state(submitted.receipt) is State.CANCELLED
     proven(database)
 
 
 def test_a_time_limit_ends_the_attempt(helix, name, shift):
     queue = Queue(name, max_attempts=1, time_limit=0.2)
-    told = threading.Event()
+    answer = threading.Event()
 
     @queue.handler
     def run(lease: Lease):
         if lease.lost.wait(60):
-            told.set()
+            answer.set()
 
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     with shift(helix, queue, slots=1):
-        until(lambda: helix.state(one.receipt) is State.FAILED)
+        wait_until(lambda: helix.state(submitted.receipt) is State.FAILED)
     with pytest.raises(NoResult) as ended:
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
     assert ended.value.failure == "timeout"
-    assert told.wait(60)
+    assert answer.wait(60)
 
 
 def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, shift):
@@ -452,7 +455,7 @@ def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, sh
         if lease.attempt < 3:
             raise ValueError("again")
 
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     with shift(helix, queue, slots=1) as shifted:
         worker = shifted.worker
         claim = worker._transport.claim
@@ -466,10 +469,10 @@ def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, sh
             return ClaimResult((), tuple(answers))
 
         worker._transport.claim = overtaken
-        one = helix.submit(queue, identity="s", payload={})
-        until(lambda: worker.health.counts.completed == 1)
+        submitted = helix.submit(queue, identity="s", payload={})
+        wait_until(lambda: worker.health.counts.completed == 1)
         assert (worker.health.counts.failed, worker.health.counts.lost) == (2, 0)
-    assert helix.state(one.receipt) is State.COMPLETED
+    assert helix.state(submitted.receipt) is State.COMPLETED
     assert attempts == [1, 2, 3]
 
 
@@ -495,7 +498,7 @@ def test_working_inside_a_running_loop_as_a_notebook_does(database, name):
 
 def test_a_queue_by_name_checks_the_stored_schema(helix, name):
     declared = Queue(name, result=Reads, max_attempts=1)
-    one = helix.submit(declared, identity="s", payload={})
+    submitted = helix.submit(declared, identity="s", payload={})
     untyped = Queue(name)
 
     @untyped.handler
@@ -504,7 +507,7 @@ def test_a_queue_by_name_checks_the_stored_schema(helix, name):
 
     helix.work(untyped, until_idle=True)
     with pytest.raises(NoResult, match="/reads"):
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
 
 
 def test_waiting_work_is_started_within_milliseconds(helix, name, shift):
@@ -516,20 +519,20 @@ def test_waiting_work_is_started_within_milliseconds(helix, name, shift):
     async def run(lease: AsyncLease):
         started[lease.identity] = time.monotonic()
 
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     with shift(helix, queue, poll_seconds=5):
-        until(lambda: helix_waits(helix, name))
+        wait_until(lambda: helix_waits(helix, name))
         delays = []
         for number in range(10):
             before = time.monotonic()
             helix.submit(queue, identity=f"s{number}", payload={})
-            until(lambda n=number: f"s{n}" in started)
+            wait_until(lambda n=number: f"s{n}" in started)
             delays.append(started[f"s{number}"] - before)
     assert sorted(delays)[5] < 0.5
 
 
 def helix_waits(helix, name):
-    with helix._pool.database() as database:
+    with helix._backend.pool.database() as database:
         rows = database.connection.execute(
             "select 1 from pg_stat_activity where query like 'listen%%' "
             "and datname = current_database()"

@@ -12,8 +12,9 @@ import time
 import pytest
 
 from helixqueue import AsyncLease, HelixQueue, Lease, NoResult, Queue, State
-from tests.support.faults import Faults
-from tests.support.lab import until
+from helixqueue.client.backend import backend_of
+from tests.support.faults import FaultProxy
+from tests.support.lab import wait_until
 from tests.worker import app
 from tests.worker.conftest import effects, is_still_leased, proven
 
@@ -30,12 +31,12 @@ def served(name, **settings):
 def test_a_handler_that_holds_the_interpreter_keeps_its_lease(helix, database, name, process):
     """For three leases no other thread of its process runs; the renewer is another process."""
     queue = served(name, lease=1.5, backoff=0)
-    one = helix.submit(queue, identity="s", payload={"hold": 4.5})
+    submitted = helix.submit(queue, identity="s", payload={"hold": 4.5})
     with process(name, options={"until_idle": True}) as worker:
         assert worker.wait(60) == 0, worker.err
-    assert helix.state(one.receipt) is State.COMPLETED
+    assert helix.state(submitted.receipt) is State.COMPLETED
     assert effects(database, name) == {"s": 1}
-    reasons = [event.reason for event in helix.history(one.receipt)]
+    reasons = [event.reason for event in helix.history(submitted.receipt)]
     assert reasons == ["submitted", "claimed", "started", "completed"]
     proven(database)
 
@@ -45,8 +46,8 @@ def test_poison_that_kills_its_process_ends_and_others_progress(helix, database,
     bad = helix.submit(queue, identity="bad", payload={"poison": True}).receipt
     good = [helix.submit(queue, identity=f"g{n}", payload={}).receipt for n in range(10)]
     with process(name, options={"slots": 2}, HELIX_APP_RUN_IN="process") as worker:
-        until(lambda: helix.state(bad) is State.FAILED)
-        until(lambda: all(helix.state(one) is State.COMPLETED for one in good))
+        wait_until(lambda: helix.state(bad) is State.FAILED)
+        wait_until(lambda: all(helix.state(item) is State.COMPLETED for item in good))
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0, worker.err
     attempts = sum(event.reason == "started" for event in helix.history(bad))
@@ -65,7 +66,7 @@ def test_poison_that_kills_its_worker_ends_by_its_attempts(helix, database, name
     for _ in range(2):
         with process(name, options={"slots": 1}) as worker:
             worker.wait(60)
-    until(lambda: helix.claim("reaper", [queue]) or helix.state(bad) is State.FAILED)
+    wait_until(lambda: helix.claim("reaper", [queue]) or helix.state(bad) is State.FAILED)
     assert helix.history(bad)[-1].reason == "lost"
     with pytest.raises(NoResult) as ended:
         helix.result(bad)
@@ -85,14 +86,14 @@ def test_sigterm_under_load_loses_and_repeats_nothing(helix, database, name, pro
         queue, [{"identity": f"s{n}", "payload": {"seconds": 0.01}} for n in range(count)]
     )
     with process(name, options={"slots": 4}) as first, process(name) as second:
-        until(lambda: both_work(database, name))
+        wait_until(lambda: both_work(database, name))
         first.signal(signal.SIGTERM)
         assert first.wait() == 0, first.err
-        until(lambda: len(effects(database, name)) == count)
+        wait_until(lambda: len(effects(database, name)) == count)
         second.signal(signal.SIGTERM)
         assert second.wait() == 0, second.err
     assert set(effects(database, name).values()) == {1}
-    assert {helix.state(one.receipt) for one in made} == {State.COMPLETED}
+    assert {helix.state(item.receipt) for item in made} == {State.COMPLETED}
     # Given back at no cost: nobody needed a second attempt, and no lease was lost.
     reasons = database.rows(
         "select e.reason::text, max(e.attempt) from helix.event e join helix.batch b "
@@ -106,16 +107,16 @@ def test_sigterm_under_load_loses_and_repeats_nothing(helix, database, name, pro
 
 def test_a_second_sigterm_gives_back_at_once(helix, name, process):
     queue = served(name, lease=60)
-    one = helix.submit(queue, identity="s", payload={"seconds": 60}).receipt
+    submitted = helix.submit(queue, identity="s", payload={"seconds": 60}).receipt
     with process(name, options={"grace_seconds": 60}) as worker:
-        until(lambda: helix.state(one) is State.RUNNING)
+        wait_until(lambda: helix.state(submitted) is State.RUNNING)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGTERM)
         time.sleep(0.2)
         worker.signal(signal.SIGTERM)
         worker.wait()
-    assert helix.state(one) is State.PENDING
-    assert helix.history(one)[-1].reason == "released"
+    assert helix.state(submitted) is State.PENDING
+    assert helix.history(submitted)[-1].reason == "released"
     [again] = helix.claim("w", [queue])
     assert again.attempt == 1
 
@@ -141,14 +142,16 @@ def test_random_kills_end_with_one_effect_each(helix, database, name, process):
     try:
         for kill in range(kills):
             # Spread over the whole course, each at a moment of its own.
-            until(lambda k=kill: taken_effect(database, name) > count * k / (kills + 1), 120)
+            wait_until(
+                lambda k=kill: taken_effect(database, name) > count * k / (kills + 1), seconds=120
+            )
             time.sleep(chance.uniform(0, 0.2))
             victim = chance.randrange(2)
             workers[victim].signal(signal.SIGKILL)
             workers[victim].wait()
             workers[victim] = process(name, options={"slots": 4})
-        until(lambda: taken_effect(database, name) >= count, 900 if PROOF else 60)
-        until(lambda: all_ended(database, name))
+        wait_until(lambda: taken_effect(database, name) >= count, seconds=900 if PROOF else 60)
+        wait_until(lambda: all_ended(database, name))
         for worker in workers:
             worker.signal(signal.SIGTERM)
             # One that had not begun yet ends by the signal itself.
@@ -205,23 +208,23 @@ def test_a_link_that_is_silent_past_the_lease_fences_the_work(
             tx.complete({})
 
     with (
-        Faults(database.dsn("pool"), tmp_path) as faults,
+        FaultProxy(database.dsn("pool"), tmp_path) as faults,
         HelixQueue(faults.dsn, tenant="a", statement_seconds=5) as far,
     ):
-        one = far.submit(queue, identity="s", payload={})
+        submitted = far.submit(queue, identity="s", payload={})
         with shift(far, queue, slots=1) as worker:
             assert begun.wait(60)
             faults.freeze()
-            until(lambda: told_in_time)
+            wait_until(lambda: told_in_time)
             assert worker.worker.health.counts.completed == 0
             assert effects(database, name) == {}
             faults.thaw()
             faults.cut_all()
-            until(lambda: worker.worker.health.counts.lost == 1)
-            until(lambda: helix.state(one.receipt) is State.COMPLETED, 60)
+            wait_until(lambda: worker.worker.health.counts.lost == 1)
+            wait_until(lambda: helix.state(submitted.receipt) is State.COMPLETED, seconds=60)
     assert told_in_time == [True]
     assert effects(database, name) == {"s": 1}
-    assert [event.reason for event in helix.history(one.receipt)].count("lost") == 1
+    assert [event.reason for event in helix.history(submitted.receipt)].count("lost") == 1
     proven(database)
 
 
@@ -233,7 +236,7 @@ def test_a_worker_survives_its_connections(helix, database, name, shift):
     async def run(lease: AsyncLease):
         return {"n": lease.payload["n"]}
 
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     with shift(helix, queue, slots=4, poll_seconds=0.2):
         made = []
         for number in range(5):
@@ -242,8 +245,8 @@ def test_a_worker_survives_its_connections(helix, database, name, shift):
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
-        for one in made:
-            until(lambda one=one: helix.state(one.receipt) is State.COMPLETED)
+        for item in made:
+            wait_until(lambda item=item: helix.state(item.receipt) is State.COMPLETED)
     proven(database)
 
 
@@ -257,19 +260,19 @@ def test_an_idle_worker_asks_less_than_twice_a_second(helix, name, shift):
     helix.submit_many(queue, [{"identity": f"s{n}", "payload": {}} for n in range(150)])
     with shift(helix, queue) as worker:
         # Work so quick that it would be fetched far ahead, if there were any.
-        until(lambda: worker.worker.health.counts.completed == 150)
-        until(lambda: worker.worker._claimer._subscribed_at is not None)
-        asked = []
+        wait_until(lambda: worker.worker.health.counts.completed == 150)
+        wait_until(lambda: worker.worker._claimer._subscribed_at is not None)
+        ids = []
         original = worker.worker._transport._run
 
         async def counted(call):
-            asked.append(call.sql)
+            ids.append(call.sql)
             return await original(call)
 
         worker.worker._transport._run = counted
         cpu = time.process_time()
         time.sleep(3)
-        assert len(asked) < 5
+        assert len(ids) < 5
         assert time.process_time() - cpu < 0.3  # of this whole process, tests included
 
 
@@ -279,11 +282,11 @@ def test_the_processes_of_a_killed_worker_do_not_outlive_it(helix, name, process
     file = tmp_path / "outside"
     helix.submit(queue, identity="s", payload={"seconds": 60, "file": str(file)})
     with process(name, HELIX_APP_RUN_IN=mode) as worker:
-        until(file.exists)
-        pid = int(until(lambda: file.read_text().split())[2])
+        wait_until(file.exists)
+        pid = int(wait_until(lambda: file.read_text().split())[2])
         worker.signal(signal.SIGKILL)
         worker.wait()
-    until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
 
 
 def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, shift):
@@ -294,7 +297,7 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
     async def run(_: AsyncLease):
         return None
 
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     granted, stopped = threading.Event(), threading.Event()
     with shift(helix, queue, slots=1) as worker:
         transport = worker.worker._transport
@@ -308,14 +311,14 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
             return claimed
 
         transport.claim = slow
-        one = helix.submit(queue, identity="s", payload={}).receipt
+        submitted = helix.submit(queue, identity="s", payload={}).receipt
         assert granted.wait(60)
         worker.stop()
         time.sleep(0.3)  # for a worker that does not wait for its claims to end
         stopped.set()
         assert worker.join().released == 1
-    assert helix.state(one) is State.PENDING
-    assert [event.reason for event in helix.history(one)][-1] == "released"
+    assert helix.state(submitted) is State.PENDING
+    assert [event.reason for event in helix.history(submitted)][-1] == "released"
     proven(database)
 
 
@@ -329,7 +332,7 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
         begun.set()
         await asyncio.sleep(60)
 
-    one = helix.submit(queue, identity="s", payload={}).receipt
+    submitted = helix.submit(queue, identity="s", payload={}).receipt
     with pytest.raises(RuntimeError, match="broken"), shift(helix, queue, slots=1) as worker:
         assert begun.wait(60)
 
@@ -338,7 +341,7 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
 
         worker.worker._abandon_overdue = broken
         worker.join()
-    assert helix.history(one)[-1].reason == "released"
+    assert helix.history(submitted)[-1].reason == "released"
 
 
 def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
@@ -358,11 +361,11 @@ def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
     )
     with shift(helix, queue, slots=1) as worker:
         assert slow.wait(60)
-        assert until(lambda: len(worker.worker._in_flight.held)) > 1
-        until(lambda: len(worker.worker._in_flight.held) == 1)
+        assert wait_until(lambda: len(worker.worker._in_flight.held)) > 1
+        wait_until(lambda: len(worker.worker._in_flight.held) == 1)
         assert worker.worker.health.counts.released > 0
         others = helix.claim("other", [queue], count)
         assert len(others) == count - 41
-        assert {one.attempt for one in others} == {1}
+        assert {other.attempt for other in others} == {1}
         go.set()
-        until(lambda: helix.state(made[40].receipt) is State.COMPLETED)
+        wait_until(lambda: helix.state(made[40].receipt) is State.COMPLETED)

@@ -23,7 +23,7 @@ from helixqueue import (
     Unavailable,
 )
 from helixqueue.transport import operation_log
-from tests.support.faults import Faults
+from tests.support.faults import FaultProxy
 from tests.worker.conftest import effects, proven
 
 WRITE = "insert into public.effect (queue, identity) values (%s, %s)"
@@ -34,7 +34,7 @@ class Far:
     """A client, and the link to its database, which can be cut."""
 
     helix: HelixQueue
-    faults: Faults
+    faults: FaultProxy
 
     def did(self, queue):
         """All of the queue's work; what was completed, failed and lost. One thing was cut."""
@@ -46,7 +46,7 @@ class Far:
 @pytest.fixture
 def far(database, tmp_path_factory):
     with (
-        Faults(database.dsn("pool"), tmp_path_factory.mktemp("f")) as faults,
+        FaultProxy(database.dsn("pool"), tmp_path_factory.mktemp("f")) as faults,
         HelixQueue(faults.dsn, tenant="a") as helix,
     ):
         yield Far(helix, faults)
@@ -57,9 +57,9 @@ def lines(caplog):
     """The operation log, as (operation, decision)."""
 
     def read():
-        found = [one for one in caplog.records if one.name == operation_log.LOG.name]
-        read = [json.loads(one.message) for one in found]
-        return [(one["operation"], one["decision"]) for one in read]
+        found = [record for record in caplog.records if record.name == operation_log.LOG.name]
+        read = [json.loads(item.message) for item in found]
+        return [(item["operation"], item["decision"]) for item in read]
 
     with caplog.at_level(logging.INFO, operation_log.LOG.name):
         yield read

@@ -12,11 +12,12 @@ from urllib.parse import quote
 import pytest
 
 from helixqueue import HelixQueue, Lease, Queue, State
+from helixqueue.client.backend import backend_of
 from helixqueue.embedded import Postgres
 from helixqueue.errors import LeaseLost, Retryable, Unavailable
 from helixqueue.worker import retry
 from tests.support.database import Database
-from tests.support.lab import until
+from tests.support.lab import wait_until
 from tests.support.own_server import new_server
 from tests.worker.conftest import effects, make_effects, proven
 
@@ -58,14 +59,14 @@ def pair(tmp_path_factory):
 
 def test_a_restart_and_a_failover_cost_time_and_nothing_else(pair, shift):
     primary, standby = pair
-    hosts = ",".join(quote(str(one.server.socket_dir), safe="") for one in pair)
+    hosts = ",".join(quote(str(item.server.socket_dir), safe="") for item in pair)
     queue = Queue("work", lease=10, backoff=0)
     begun, go = recorded(queue)
     with (
         HelixQueue(f"postgresql://pool@/helix?host={hosts}", tenant="a") as helix,
         shift(helix, queue, slots=2, poll_seconds=0.2) as worker,
     ):
-        until(is_done(helix, helix.submit(queue, identity="before", payload={})), LONG)
+        wait_until(is_done(helix, helix.submit(queue, identity="before", payload={})), seconds=LONG)
         begun.clear()
         go.clear()
         during = helix.submit(queue, identity="during the restart", payload={})
@@ -73,11 +74,13 @@ def test_a_restart_and_a_failover_cost_time_and_nothing_else(pair, shift):
         primary.server.stop()
         primary.server.start()
         go.set()
-        until(is_done(helix, during), LONG)
-        until(lambda: len(effects(standby, "work")) == 2, LONG)
+        wait_until(is_done(helix, during), seconds=LONG)
+        wait_until(lambda: len(effects(standby, "work")) == 2, seconds=LONG)
         primary.server.stop()
         standby.server.promote()
-        until(is_done(helix, helix.submit(queue, identity="on the other", payload={})), LONG)
+        wait_until(
+            is_done(helix, helix.submit(queue, identity="on the other", payload={})), seconds=LONG
+        )
         assert worker.worker.health.counts.lost == 0
     assert set(effects(standby, "work").values()) == {1}
     assert len(effects(standby, "work")) == 3
@@ -96,23 +99,23 @@ def test_a_worker_without_a_connection_is_deaf_says_so_and_goes_on(
 ):
     queue = Queue(name, lease=30, backoff=0)
     recorded(queue)
-    helix.know(queue)
+    backend_of(helix).declare(queue)
     with shift(helix, queue, slots=2, poll_seconds=0.1) as worker, caplog.at_level(logging.ERROR):
         health = worker.worker.health
-        until(is_done(helix, helix.submit(queue, identity="before", payload={})))
+        wait_until(is_done(helix, helix.submit(queue, identity="before", payload={})))
         with database.connect("helix_bootstrap") as connection:
             connection.execute(f"alter database {database.name} connection limit 0")
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid()"
             )
-            until(lambda: health.as_dict()["unreachable_seconds"], LONG)
-            until(lambda: "unreachable: no claim was answered" in caplog.text)
+            wait_until(lambda: health.as_dict()["unreachable_seconds"], seconds=LONG)
+            wait_until(lambda: "unreachable: no claim was answered" in caplog.text)
             assert "too many connections" in health.as_dict()["last_error"]
             connection.execute(f"alter database {database.name} connection limit -1")
         after = helix.submit(queue, identity="after", payload={})
-        until(is_done(helix, after), LONG)
-        until(
+        wait_until(is_done(helix, after), seconds=LONG)
+        wait_until(
             lambda: (
                 not health.as_dict()["unreachable_seconds"] and not health.as_dict()["last_error"]
             )

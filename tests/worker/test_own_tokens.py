@@ -54,12 +54,12 @@ def test_token_of_a_child_cannot_write_to_a_sibling_of_its_claim(lab, kind, writ
     assert mine.token == sibling.token  # inside of the worker process
     assert mine.own_token != sibling.own_token
     assert mine.own_token.nonce != mine.token.nonce
-    before = lab.standing(sibling.batch_id)
+    before = lab.location(sibling.batch_id)
 
     forged = sibling._replace(token=mine.own_token)
     [answer] = WRITES[kind][write](lab, forged)
     assert (answer.answer, answer.owner) == ("refused", lab.worker)
-    assert lab.standing(sibling.batch_id) == before
+    assert lab.location(sibling.batch_id) == before
     [kept] = lab.rows(
         "select r.operation, r.worker, r.owner, r.number, r.times from helix.refusal r"
         " where r.batch = %s",
@@ -69,9 +69,9 @@ def test_token_of_a_child_cannot_write_to_a_sibling_of_its_claim(lab, kind, writ
 
     own = sibling._replace(token=sibling.own_token)
     if kind == "start":
-        assert [one.answer for one in lab.start(own)] == ["ok"]
-    assert [one.answer for one in lab.renew(own)] == ["ok"]
-    assert [one.answer for one in lab.complete(own)] == ["ok"]
+        assert [item.answer for item in lab.start(own)] == ["ok"]
+    assert [item.answer for item in lab.renew(own)] == ["ok"]
+    assert [item.answer for item in lab.complete(own)] == ["ok"]
     proven(lab.database)
 
 
@@ -79,7 +79,7 @@ def test_token_of_a_child_is_refused_after_the_end_of_its_sibling(lab):
     """A repeat is answered only to a token that may have made the first call."""
     lab.submit("mine", "sibling")
     mine, sibling = lab.claim(2)
-    assert [one.answer for one in lab.complete(sibling)] == ["ok"]
+    assert [item.answer for item in lab.complete(sibling)] == ["ok"]
     [answer] = lab.complete(sibling._replace(token=mine.own_token))
     assert answer.answer == "refused"
     for token in (sibling.token, sibling.own_token):
@@ -102,12 +102,12 @@ def test_handler_process_cannot_write_to_other_leases(helix, database, name, pro
     with process(name, options=options, HELIX_APP_RUN_IN="process") as worker:
         assert worker.wait() == 0, worker.err
     assert json.loads(worker.out)["completed"] == count, worker.err
-    told = [helix.result(one.receipt) for one in made]
-    numbers = [one["number"] for one in told]
+    found = [helix.result(item.receipt) for item in made]
+    numbers = [item["number"] for item in found]
     assert len(set(numbers)) < count, "no two of them were leased by one claim"
-    assert {answer for one in told for answer in one["answers"]} == {"refused"}
+    assert {answer for item in found for answer in item["answers"]} == {"refused"}
     tried = sum(numbers.count(number) - 1 for number in numbers)
-    assert sum(len(one["answers"]) for one in told) >= tried
+    assert sum(len(item["answers"]) for item in found) >= tried
     stored = dict(
         database.rows(
             "select w.batch, helix.lease_nonce(w.nonce, w.batch) from helix.work w"
@@ -115,7 +115,7 @@ def test_handler_process_cannot_write_to_other_leases(helix, database, name, pro
             name,
         )
     )
-    assert {one["batch"]: int(one["nonce"]) for one in told} == stored
+    assert {item["batch"]: int(item["nonce"]) for item in found} == stored
     refused = database.rows(
         "select distinct r.operation from helix.refusal r join helix.work w on w.batch = r.batch"
         " join helix.queue q on q.id = w.queue where q.name = %s",

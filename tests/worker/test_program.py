@@ -12,8 +12,8 @@ import time
 import pytest
 
 from helixqueue import NoResult, Queue, State
-from tests.support.faults import Faults
-from tests.support.lab import until
+from tests.support.faults import FaultProxy
+from tests.support.lab import wait_until
 from tests.worker.conftest import ROOT, is_still_leased, proven
 
 
@@ -59,7 +59,7 @@ def test_a_module_with_queues_and_a_client_is_worked_from_the_command_line(
     helix, database, name, tmp_path
 ):
     (tmp_path / "lab.py").write_text(LAB.format(name=name), encoding="utf-8")
-    one = helix.submit(Queue(name), identity="s", payload={})
+    submitted = helix.submit(Queue(name), identity="s", payload={})
     done = subprocess.run(
         [
             *(sys.executable, "-m", "helixqueue.cli.main", "work", name, "--json"),
@@ -73,26 +73,26 @@ def test_a_module_with_queues_and_a_client_is_worked_from_the_command_line(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["completed"] == 1
-    assert helix.result(one.receipt) == {"attempt": 1}
+    assert helix.result(submitted.receipt) == {"attempt": 1}
 
 
 def test_a_program_finds_its_payload_and_ids_and_never_the_token(helix, database, name):
     queue = Queue(name, max_attempts=1)
-    one = helix.submit(queue, identity="Sämple-1", payload={"pod5": "a.pod5"}, revision="2")
+    submitted = helix.submit(queue, identity="Sämple-1", payload={"pod5": "a.pod5"}, revision="2")
     code = (
         "import json,os;e=os.environ;p=json.load(open(e['HELIX_PAYLOAD']));"
         "p['env']={k:v for k,v in e.items() if k.startswith('HELIX_')};"
         "json.dump(p,open(e['HELIX_RESULT'],'w'))"
     )
     assert ran(database, name, f'{sys.executable} -c "{code}"')["completed"] == 1
-    result = helix.result(one.receipt)
+    result = helix.result(submitted.receipt)
     assert result["pod5"] == "a.pod5"
-    told = result["env"]
-    assert told["HELIX_BATCH"] == str(one.receipt.batch_id)
-    assert told["HELIX_IDEMPOTENCY_KEY"] == one.receipt.key
-    assert (told["HELIX_ATTEMPT"], told["HELIX_IDENTITY"]) == ("1", "Sämple-1")
-    assert "HELIX_DSN" not in told
-    assert not any("TOKEN" in key or "NONCE" in key for key in told)
+    answer = result["env"]
+    assert answer["HELIX_BATCH"] == str(submitted.receipt.batch_id)
+    assert answer["HELIX_IDEMPOTENCY_KEY"] == submitted.receipt.key
+    assert (answer["HELIX_ATTEMPT"], answer["HELIX_IDENTITY"]) == ("1", "Sämple-1")
+    assert "HELIX_DSN" not in answer
+    assert not any("TOKEN" in key or "NONCE" in key for key in answer)
 
 
 ENDS = {
@@ -130,31 +130,31 @@ def _quoted(text):
 
 def test_data_that_cannot_be_read_is_not_tried_again(helix, database, name):
     queue = Queue(name, max_attempts=5, backoff=0)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     assert ran(database, name, "sh -c 'exit 65'")["failed"] == 1
-    assert helix.state(one.receipt) is State.FAILED
+    assert helix.state(submitted.receipt) is State.FAILED
 
 
 def test_a_flood_of_output_keeps_its_head_and_tail(helix, database, name, tmp_path):
     queue = Queue(name, max_attempts=1)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     script = "echo first; yes flood | head -c 3000000; echo last; exit 1"
     ran(database, name, f"sh -c '{script}'", "--logs", str(tmp_path))
     with pytest.raises(NoResult, match=r"(?s)first.*flood.*last"):
-        helix.result(one.receipt)
+        helix.result(submitted.receipt)
     kept = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert 0 < sum(file.stat().st_size for file in kept) < 1_200_000
 
 
 def test_a_cancelled_batch_kills_the_whole_group(helix, database, name, tmp_path):
     queue = Queue(name, lease=1)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     file = tmp_path / "pids"
     command = f"sh -c 'sleep 60 & echo $! > {file}; wait'"
     with started(database, name, command) as process:
-        pid = int(until(lambda: file.exists() and file.read_text().strip()))
-        helix.cancel(one.receipt, reason="not needed")
-        until(lambda: not alive(pid))
+        pid = int(wait_until(lambda: file.exists() and file.read_text().strip()))
+        helix.cancel(submitted.receipt, reason="not needed")
+        wait_until(lambda: not alive(pid))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         process.communicate()
@@ -166,18 +166,18 @@ def test_a_silent_link_kills_the_whole_group_before_the_lease_ends(
     """Also a program that does not listen to polite signals."""
     directory = tmp_path_factory.mktemp("f")
     queue = Queue(name, lease=4, max_attempts=1)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     file = directory / "pids"
     command = f"sh -c 'trap \"\" TERM; sleep 60 & echo $! > {file}; wait'"
     with (
-        Faults(database.dsn("pool"), directory) as faults,
+        FaultProxy(database.dsn("pool"), directory) as faults,
         started(database, name, command, dsn=faults.dsn) as process,
     ):
-        pid = int(until(lambda: file.exists() and file.read_text().strip()))
+        pid = int(wait_until(lambda: file.exists() and file.read_text().strip()))
         faults.freeze()
-        until(lambda: not alive(pid))
-        assert is_still_leased(database, one.receipt.batch_id)
-        assert helix.state(one.receipt) is State.RUNNING  # nothing was written
+        wait_until(lambda: not alive(pid))
+        assert is_still_leased(database, submitted.receipt.batch_id)
+        assert helix.state(submitted.receipt) is State.RUNNING  # nothing was written
         process.kill()
         faults.thaw()
         process.communicate()
@@ -188,11 +188,11 @@ def test_the_program_of_a_killed_worker_does_not_outlive_it(helix, database, nam
     helix.submit(queue, identity="s", payload={})
     file = tmp_path / "pids"
     with started(database, name, f"sh -c 'echo $$ > {file}; exec sleep 60'") as process:
-        pid = int(until(lambda: file.exists() and file.read_text().strip()))
+        pid = int(wait_until(lambda: file.exists() and file.read_text().strip()))
         time.sleep(0.1)
         process.kill()
         process.communicate()
-    until(lambda: not alive(pid))
+    wait_until(lambda: not alive(pid))
 
 
 def alive(pid):

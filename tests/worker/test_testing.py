@@ -44,7 +44,7 @@ def test_assert_submitted_knows_spellings_and_payloads(helix, name):
 
 def test_a_lease_by_hand_and_one_that_expired(helix, database, name):
     queue, run = declared(name)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     with testing.leased(helix, queue) as lease:
         testing.expire(helix, lease)
         with pytest.raises(LeaseLost):
@@ -52,13 +52,13 @@ def test_a_lease_by_hand_and_one_that_expired(helix, database, name):
     assert effects(database, name) == {}
     with testing.leased(helix, queue) as lease:
         assert run(lease) == {"n": 1}
-    assert helix.state(one.receipt) is State.COMPLETED
+    assert helix.state(submitted.receipt) is State.COMPLETED
     assert effects(database, name) == {"s": 1}
 
 
 def test_a_frozen_holder_wakes_up_to_nothing(helix, database, name):
     queue, run = declared(name)
-    one = helix.submit(queue, identity="s", payload={})
+    submitted = helix.submit(queue, identity="s", payload={})
     with testing.leased(helix, queue) as lease:
         with testing.freeze(helix, queue, lease) as other:
             assert other.batch_id == lease.batch_id
@@ -67,7 +67,7 @@ def test_a_frozen_holder_wakes_up_to_nothing(helix, database, name):
         with pytest.raises(LeaseLost) as lost:
             run(lease)
         assert lost.value.owner == other.worker
-    assert helix.state(one.receipt) is State.COMPLETED
+    assert helix.state(submitted.receipt) is State.COMPLETED
     assert effects(database, name) == {"s": 1}
 
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from helixqueue import AsyncLease, Lease, LeaseLost, NotInTransaction, Queue, State
+from helixqueue.client.backend import backend_of
 from tests.support.connections import ASYNC, SYNC
 from tests.worker.conftest import effects, proven, take_over
 
@@ -39,7 +40,7 @@ async def end_it(lease, then, made):
 @pytest.mark.parametrize("kind", [*SYNC, *ASYNC])
 def test_any_connection_ends_the_attempt_or_writes_nothing(helix, database, name, kind):
     queue, then = Queue(name, lease=60), Queue(f"{name}.then")
-    helix.know(then)
+    backend_of(helix).declare(then)
     owners = {}
 
     def begin(lease):

@@ -17,7 +17,7 @@ async def main(dsn: str) -> None:
                 for n in range(30)
             ]
         )
-        print(sum(one.decision == "new" for one in done), len({one.receipt for one in done}))
+        print(sum(item.decision == "new" for item in done), len({item.receipt for item in done}))
         many = await helix.submit_many(refunds, [{"identity": "x", "payload": {}}])
         assert_type(many, list[Submitted[Any]])
         print(many[0].decision, [batch.identity async for batch in helix.batches(identity="x")])

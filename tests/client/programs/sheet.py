@@ -19,6 +19,6 @@ def rows() -> Iterator[Submission]:
 
 with HelixQueue(sys.argv[1], tenant="a") as helix:
     answers = helix.submit_many(samples, rows())
-    print(len(answers), sorted(Counter(one.decision for one in answers).items()))
-    bad = [place for place, one in enumerate(answers) if one.decision == "refused"]
+    print(len(answers), sorted(Counter(answer.decision for answer in answers).items()))
+    bad = [place for place, first in enumerate(answers) if first.decision == "refused"]
     print(bad, type(answers[0].error).__name__)

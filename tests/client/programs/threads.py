@@ -13,4 +13,4 @@ with HelixQueue(sys.argv[1], tenant="a", connections=3) as helix, ThreadPoolExec
             range(80),
         )
     )
-print(sum(one.decision == "new" for one in done), len({one.receipt for one in done}))
+print(sum(item.decision == "new" for item in done), len({item.receipt for item in done}))

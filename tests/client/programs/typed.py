@@ -22,10 +22,10 @@ basecall = Queue("typed.basecall", payload=Basecall, result=Reads, profile="lab-
 
 def main(dsn: str) -> None:
     with HelixQueue(dsn, tenant="a") as helix:
-        one = helix.submit(basecall, identity="Sämple-1", payload=Basecall(pod5="a.pod5"))
+        submitted = helix.submit(basecall, identity="Sämple-1", payload=Basecall(pod5="a.pod5"))
         two = helix.submit(basecall, identity="Sa\u0308mple-1", payload={"pod5": "a.pod5"})
-        assert_type(one, Accepted[Reads])
-        assert_type(one.receipt, Receipt[Reads])
+        assert_type(submitted, Accepted[Reads])
+        assert_type(submitted.receipt, Receipt[Reads])
         try:
             helix.submit(basecall, identity="Sämple-1", payload=Basecall(pod5="b.pod5"))
         except Conflict as conflict:
@@ -39,7 +39,7 @@ def main(dsn: str) -> None:
             assert_type(answer.state, State | None)
             assert_type(helix.retry(batch.batch_id, reason="more memory"), State)
             assert_type(helix.retry(queue=basecall, reason="more memory"), list[ActionResult])
-        print(one.receipt == two.receipt, one.decision, two.decision, three.decision)
+        print(submitted.receipt == two.receipt, submitted.decision, two.decision, three.decision)
 
 
 main(sys.argv[1])
