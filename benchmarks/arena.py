@@ -69,7 +69,8 @@ class Arena:
         """A database with the schema, its tenants and classes."""
         with self.admin("postgres") as connection:
             # Copied file by file: the copy writes no WAL, which would be counted as the engine's.
-            made = "create database {} template {} strategy file_copy"
+            # The migrator owns it like the template: `check` reports any other member of its role.
+            made = "create database {} owner helix_migrator template {} strategy file_copy"
             names = sql.Identifier(database), sql.Identifier(_TEMPLATE)
             connection.execute(sql.SQL(made).format(*names))
 
