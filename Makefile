@@ -102,7 +102,7 @@ bench: $(READY) ## Run the benchmarks and write docs/benchmarks.md
 
 proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full size
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/identity tests/engine/test_model.py tests/fence/test_fence_model.py \
-	  tests/worker/test_liveness.py tests/transport/test_crowd.py tests/service/test_replicas.py tests/service/test_fuzz.py \
+	  tests/worker/test_liveness.py tests/transport/test_many_clients.py tests/service/test_replicas.py tests/service/test_fuzz.py \
 	  tests/intake
 
 schema: $(READY) ## Regenerate tests/postgres/schema.sql and operate/expected_schema.json from the SQL files

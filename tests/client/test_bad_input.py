@@ -143,7 +143,7 @@ def made(client):
 
 
 @pytest.mark.parametrize("case", SUBMISSIONS)
-def test_a_bad_submission_is_refused_by_name_and_leaves_no_batch(client, case):
+def test_invalid_submission_is_refused_with_its_field_and_creates_no_batch(client, case):
     (queue, value), error, words = SUBMISSIONS[case]
     before = made(client)
     with pytest.raises(Refused) as refused:
@@ -155,7 +155,7 @@ def test_a_bad_submission_is_refused_by_name_and_leaves_no_batch(client, case):
     assert made(client) == before
 
 
-def test_in_a_crowd_each_bad_row_gets_the_same_answer_and_hinders_nobody(client):
+def test_invalid_rows_among_many_are_refused_alone_with_the_same_answer(client):
     for queue in (TYPED, PLAIN, LAB, NAMED):
         bad = {name: row for name, row in SUBMISSIONS.items() if row[0][0] is queue}
         good = [
@@ -181,13 +181,13 @@ def test_in_a_crowd_each_bad_row_gets_the_same_answer_and_hinders_nobody(client)
         ({"identity": "s", "payload": {}, "priorty": 1}, "unknown 'priorty'"),
     ],
 )
-def test_a_row_that_is_no_submission_is_refused_alone(client, row, words):
+def test_row_that_is_no_submission_is_refused_alone(client, row, words):
     bad, good = client.submit_many(PLAIN, [row, {"identity": "beside", "payload": {}}])
     assert (bad.decision, good.error) == ("refused", None)
     assert words in str(bad.error)
 
 
-def test_an_unknown_option_is_a_mistake_in_the_program(client):
+def test_unknown_option_raises_a_programming_error(client):
     with pytest.raises(TypeError, match="priorty"):
         client.submit(PLAIN, identity="s", payload={}, priorty=1)
 
@@ -203,7 +203,7 @@ QUEUES = {
 
 
 @pytest.mark.parametrize("case", QUEUES)
-def test_a_queue_that_is_not_there_or_cannot_be(client, case):
+def test_unknown_or_invalid_queue_is_refused(client, case):
     queue, error, words = QUEUES[case]
     with pytest.raises(Refused) as refused:
         client.submit(queue, identity="s", payload={})
@@ -228,7 +228,7 @@ DECLARATIONS = {
 
 
 @pytest.mark.parametrize("case", DECLARATIONS)
-def test_a_bad_declaration_is_refused_where_it_stands(case):
+def test_invalid_declaration_is_refused_at_its_definition(case):
     options, error, words = DECLARATIONS[case]
     with pytest.raises(Refused) as refused:
         Queue(**{"name": "fine", **options})
@@ -236,7 +236,7 @@ def test_a_bad_declaration_is_refused_where_it_stands(case):
     assert words in str(refused.value)
 
 
-def test_a_type_without_json_is_refused_when_it_is_first_used(client):
+def test_type_without_json_schema_is_refused_at_first_use(client):
     class NoJson:
         pass
 
@@ -244,7 +244,7 @@ def test_a_type_without_json_is_refused_when_it_is_first_used(client):
         client.submit(Queue("bad.nojson", payload=NoJson), identity="s", payload={})
 
 
-def test_a_second_handler_is_refused():
+def test_second_handler_of_a_queue_is_refused():
     queue = Queue("handled")
 
     @queue.handler
@@ -276,7 +276,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("case", CLIENTS)
-def test_a_client_that_makes_no_sense_is_refused_at_once(case):
+def test_invalid_client_settings_are_refused_at_once(case):
     options, error, words = CLIENTS[case]
     with pytest.raises(Refused) as refused:
         HelixQueue(**{"dsn": "postgresql://u@h/d", **options})
@@ -285,18 +285,18 @@ def test_a_client_that_makes_no_sense_is_refused_at_once(case):
     assert "hunter2" not in str(refused.value)
 
 
-def test_an_unknown_setting_is_a_mistake_in_the_program():
+def test_unknown_setting_raises_a_programming_error():
     with pytest.raises(TypeError, match="unknown setting 'patience'; known are actor"):
         HelixQueue("postgresql://u@h/d", patience=1)
 
 
-def test_an_unset_directory_is_not_the_working_directory():
+def test_empty_directory_setting_is_not_the_working_directory():
     with pytest.raises(Refused, match="got an empty name"):
         HelixQueue.embedded("")
 
 
 @pytest.mark.parametrize("worker", ["", "w" * 256, "a\nb", "a\0b", 7, None])
-def test_no_lease_goes_to_nobody(client, worker):
+def test_claim_without_a_worker_name_is_refused(client, worker):
     for act in (
         lambda: client.claim(worker, [PLAIN]),
         lambda: client.renew(worker, []),
@@ -307,20 +307,20 @@ def test_no_lease_goes_to_nobody(client, worker):
 
 
 @pytest.mark.parametrize("queues", [PLAIN, "bad.plain"])
-def test_one_queue_alone_is_not_taken_for_its_letters(client, queues):
+def test_single_queue_name_is_not_read_as_a_sequence_of_characters(client, queues):
     with pytest.raises(Refused, match="queues: expected several"):
         client.claim("w", queues)
 
 
 @pytest.mark.parametrize("free", [{"nope": 1}, {"gpus": -1}, {"gpus": 1.5}, 7])
-def test_what_a_worker_has_free_is_said_in_known_words(client, free):
+def test_free_resources_accept_only_known_names(client, free):
     with pytest.raises(Refused, match=r"^free: "):
         client.claim("w", [PLAIN], free=free)
     with pytest.raises(Refused, match=r"^free: "):
         WorkerOptions(free=free)  # as `work` reads them, and `helixq work`
 
 
-def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):
+def test_role_bound_to_another_tenant_is_not_permitted(database):
     with (
         HelixQueue(database.dsn("app_b"), tenant="a") as other,
         pytest.raises(NotPermitted, match="may not act for tenant 'a'"),
@@ -328,7 +328,7 @@ def test_a_role_that_is_bound_to_another_tenant_is_not_permitted(database):
         other.submit(Queue("bad.foreign"), identity="s", payload={})
 
 
-def test_no_server_is_said_at_once_and_without_the_password(tmp_path):
+def test_missing_server_is_reported_at_once_without_the_password(tmp_path):
     with HelixQueue(f"postgresql://u:hunter2@/d?host={tmp_path}") as away:
         before = datetime.now(UTC)
         with pytest.raises(Unavailable) as opened:
@@ -338,7 +338,7 @@ def test_no_server_is_said_at_once_and_without_the_password(tmp_path):
     assert opened.value.outcome_unknown is False
 
 
-def test_a_closed_client_says_so(database):
+def test_closed_client_refuses_calls(database):
     client = HelixQueue(database.dsn("pool"), tenant="a")
     client.close()
     client.close()
@@ -347,7 +347,7 @@ def test_a_closed_client_says_so(database):
 
 
 @pytest.mark.parametrize("within", [object(), "connection", 7, {}])
-def test_within_something_that_is_no_connection(client, within):
+def test_within_refuses_objects_that_are_no_connection(client, within):
     with pytest.raises(Refused, match=r"within: expected one of sqlalchemy.Session, .* got"):
         client.submit(PLAIN, identity="s", payload={}, within=within)
 
@@ -356,7 +356,7 @@ UNKNOWN_ID = uuid.UUID(int=8)
 
 
 @pytest.mark.parametrize("ask", ["state", "wait", "result", "history"])
-def test_a_batch_that_nobody_knows(client, ask):
+def test_unknown_batch_raises_not_found(client, ask):
     with pytest.raises(Refused, match="has no batch"):
         getattr(client, ask)(UNKNOWN_ID)
     with pytest.raises(Refused, match="expected a receipt or a batch's UUID"):
@@ -366,7 +366,7 @@ def test_a_batch_that_nobody_knows(client, ask):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry", "erase"])
-def test_deciding_about_nothing_or_without_a_reason(client, verb):
+def test_action_without_batches_or_reason_is_refused(client, verb):
     with pytest.raises(Refused, match="no such batch"):
         getattr(client, verb)(UNKNOWN_ID, reason="because")
     for reason in ("", "  ", None, "a\0b"):
@@ -374,13 +374,13 @@ def test_deciding_about_nothing_or_without_a_reason(client, verb):
             getattr(client, verb)(UNKNOWN_ID, reason=reason)
 
 
-def test_a_bound_of_the_database_is_told_in_words(client):
+def test_limit_of_the_database_is_reported_in_words(client):
     batch = client.submit(PLAIN, identity="reasoned", payload={}).receipt
     with pytest.raises(Refused, match="a text of at most 65536 bytes, got a longer one"):
         client.cancel(batch, reason="r" * 70_000)
 
 
-def test_what_the_state_does_not_allow(client):
+def test_action_that_the_state_forbids_is_refused(client):
     pending = client.submit(PLAIN, identity="pending", payload={}).receipt
     with pytest.raises(IllegalTransition, match="which is PENDING"):
         client.retry(pending, reason="because")
@@ -399,13 +399,13 @@ def test_what_the_state_does_not_allow(client):
         ({"state": "PENDING", "worker": "w"}, "no worker"),
     ],
 )
-def test_a_filter_that_makes_no_sense(client, filters, words):
+def test_invalid_filter_is_refused(client, filters, words):
     with pytest.raises(Refused) as refused:
         next(iter(client.batches(**filters)))
     assert words in str(refused.value)
 
 
-def test_a_closed_queue_takes_no_new_work_and_goes_on_answering(client, database):
+def test_closed_queue_refuses_new_work_and_answers_duplicates(client, database):
     queue = Queue("bad.closing")
     first = client.submit(queue, identity="first", payload={})
     with database.connect("pool") as connection:
@@ -432,5 +432,5 @@ def test_refused_identities_are_on_record_with_their_bytes(client, database):
     ]
 
 
-def test_the_table_is_as_long_as_it_should_be():
+def test_table_of_cases_is_complete():
     assert len(SUBMISSIONS) + len(QUEUES) + len(DECLARATIONS) + len(CLIENTS) >= 60

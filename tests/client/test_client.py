@@ -76,7 +76,7 @@ def finish(helix, name, *, result='{"reads":7}', outcome="completed", **more):
 # --- declarations --------------------------------------------------------------------------------
 
 
-def test_a_declared_queue_is_made_on_first_use_and_written_once(database, helix, name):
+def test_declared_queue_is_created_on_first_use_and_written_once(database, helix, name):
     queue = Queue(
         name, payload=Basecall, result=Reads, profile="lab-id-v1", lease=timedelta(minutes=1),
         max_attempts=7, backoff=0.1, backoff_max=9, key_limit=3, unknown="accept",
@@ -97,9 +97,7 @@ def test_a_declared_queue_is_made_on_first_use_and_written_once(database, helix,
     assert settings_written(database, name) == 1
 
 
-def test_what_a_declaration_names_wins_and_what_it_leaves_out_is_the_operators(
-    database, helix, name
-):
+def test_declared_settings_win_and_others_stay_as_the_operator_set_them(database, helix, name):
     helix.submit(Queue(name, lease=60), identity="s", payload={})
     with database.connect("pool") as operator:
         operator.execute(
@@ -113,7 +111,7 @@ def test_what_a_declaration_names_wins_and_what_it_leaves_out_is_the_operators(
     assert (row.lease_seconds, row.max_attempts) == (60, 9)
 
 
-def test_an_option_of_a_call_wins_for_its_batch_alone(helix, name):
+def test_option_of_a_call_overrides_the_queue_for_its_batch_only(helix, name):
     queue = Queue(name, requires={"gpus": 1})
     helix.submit(queue, identity="big", payload={}, requires={"gpus": 4}, priority=0)
     helix.submit(queue, identity="usual", payload={})
@@ -121,21 +119,21 @@ def test_an_option_of_a_call_wins_for_its_batch_alone(helix, name):
     assert lease.identity == "usual"
 
 
-def test_another_profile_than_the_stored_one_is_refused_and_changes_nothing(helix, name):
+def test_changed_profile_is_refused_and_changes_nothing(helix, name):
     helix.submit(Queue(name), identity="s", payload={})
     with pytest.raises(Refused, match="has batches of profile text-v1"):
         helix.submit(Queue(name, profile="lab-id-v1"), identity="s", payload={})
     assert stored(helix, name).profile == "text-v1"
 
 
-def test_a_name_alone_makes_no_queue_unless_asked(helix, name):
+def test_queue_passed_by_name_is_created_only_on_request(helix, name):
     with pytest.raises(Refused, match="create=True"):
         helix.submit(name, identity="s", payload={})
     assert helix.submit(name, identity="s", payload={}, create=True).decision == "new"
     assert helix.submit_many(name, [Submission("s", {})])[0].decision == "duplicate"
 
 
-def test_declarations_that_race_make_one_queue(database, name):
+def test_concurrent_declarations_create_one_queue(database, name):
     def declare(n):
         with HelixQueue(database.dsn("pool"), tenant="a") as client:
             queue = Queue(name, payload=Basecall, lease=33)
@@ -145,7 +143,7 @@ def test_declarations_that_race_make_one_queue(database, name):
         assert list(threads.map(declare, range(6))) == ["new"] * 6
 
 
-def test_a_schema_that_changes_is_written_and_known_by_name(helix, database, name):
+def test_changed_schema_is_stored_and_used_by_name(helix, database, name):
     class Wider(BaseModel):
         pod5: str
         flow: int = 0
@@ -158,7 +156,7 @@ def test_a_schema_that_changes_is_written_and_known_by_name(helix, database, nam
         assert refused.value.path == "/flow"
 
 
-def test_a_schema_too_large_to_store_is_refused(helix, name):
+def test_schema_too_large_to_store_is_refused(helix, name):
     fields = {f"field_{n}": (str, Field(description="x" * 200)) for n in range(400)}
     from pydantic import create_model  # noqa: PLC0415
 
@@ -179,7 +177,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_type_is_stored_whole_checked_by_name_and_read_back(database, helix, name, shape):
+def test_type_round_trips_through_its_stored_schema(database, helix, name, shape):
     kind, value, plain = SHAPES[shape]
     queue = Queue(name, payload=kind, result=kind)
     submitted = helix.submit(queue, identity="s", payload=value)
@@ -196,7 +194,7 @@ def test_a_type_is_stored_whole_checked_by_name_and_read_back(database, helix, n
         assert stranger.result(submitted.receipt.batch_id, queue) == value
 
 
-def test_typed_values_go_to_a_queue_that_is_only_named(helix, name):
+def test_typed_payload_is_accepted_by_a_queue_passed_by_name(helix, name):
     submitted = helix.submit(name, identity="s", payload=Trim("x"), create=True)
     two = helix.submit(name, identity="s", payload=SHAPES["dataclass"][2])
     three = helix.submit(name, identity="t", payload=Basecall(pod5="a"))
@@ -204,14 +202,14 @@ def test_typed_values_go_to_a_queue_that_is_only_named(helix, name):
     assert three.decision == "new"
 
 
-def test_a_model_that_was_broken_after_it_was_made_is_refused(helix, name):
+def test_model_made_invalid_after_construction_is_refused(helix, name):
     payload = Basecall(pod5="a")
     payload.pod5 = 5  # type: ignore[assignment]
     with pytest.raises(InvalidPayload):
         helix.submit(Queue(name, payload=Basecall), identity="s", payload=payload)
 
 
-def test_a_conflict_names_every_difference(helix, name):
+def test_conflict_lists_every_difference(helix, name):
     queue = Queue(name, payload=Basecall)
     first = helix.submit(queue, identity="Sämple", payload=Basecall(pod5="a", kits=[1]))
     with pytest.raises(Conflict, match="/kits/1, /pod5") as refused:
@@ -254,7 +252,7 @@ def test_answers_come_in_the_order_of_the_input(helix, name):
     assert helix.submit_many(queue, []) == []
 
 
-def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name):
+def test_submissions_are_read_one_chunk_ahead_at_most(helix, name):
     helix._operations.call_set = replace(helix._operations.call_set, chunk_rows=10)
     queue, value = Queue(name), []
 
@@ -269,7 +267,7 @@ def test_any_iterable_is_read_chunk_by_chunk_and_no_further_ahead(helix, name):
     assert value == [0] * 10 + [10] * 10 + [20] * 5
 
 
-def test_heavy_payloads_are_cut_by_weight(database, helix, name):
+def test_large_payloads_are_split_by_size(database, helix, name):
     heavy = "x" * 900_000
     answers = helix.submit_many(
         Queue(name), ({"identity": f"s{n}", "payload": [heavy, n]} for n in range(40))
@@ -283,7 +281,7 @@ def test_heavy_payloads_are_cut_by_weight(database, helix, name):
     assert moments > 1  # a call has one
 
 
-def test_rows_that_raise_while_they_are_made_are_the_callers_error(helix, name):
+def test_error_of_the_callers_iterable_is_raised_unchanged(helix, name):
     def rows():
         yield Submission("s", {})
         raise ZeroDivisionError
@@ -295,7 +293,7 @@ def test_rows_that_raise_while_they_are_made_are_the_callers_error(helix, name):
 # --- what becomes of work ------------------------------------------------------------------------
 
 
-def test_a_result_is_waited_for(helix, name):
+def test_wait_returns_at_the_end_of_the_batch(helix, name):
     queue = Queue(name, payload=Basecall, result=Reads)
     made = helix.submit(queue, identity="s", payload=Basecall(pod5="a"))
     with pytest.raises(InProgress, match="is PENDING"):
@@ -313,7 +311,7 @@ def test_a_result_is_waited_for(helix, name):
     ]  # fmt: skip
 
 
-def test_other_ends_have_no_result_and_say_why(helix, name):
+def test_failed_or_cancelled_batch_raises_no_result_with_the_reason(helix, name):
     queue = Queue(name, max_attempts=1)
     failed = helix.submit(queue, identity="failed", payload={}).receipt
     finish(helix, name, outcome="failed", result=None, failure="OutOfMemory", detail="24 GB")
@@ -390,7 +388,7 @@ def test_retry_of_an_unknown_batch_is_refused(helix):
         helix.retry(uuid.UUID(int=7), reason="x")
 
 
-def test_what_was_erased_or_retired_is_said(database, helix, name):
+def test_erased_or_retired_batch_is_reported_as_such(database, helix, name):
     receipt = helix.submit(Queue(name), identity="s", payload={"who": "ann"}).receipt
     finish(helix, name)
     assert helix.erase(receipt, reason="asked for") is State.COMPLETED
@@ -411,7 +409,7 @@ def test_what_was_erased_or_retired_is_said(database, helix, name):
     assert (again.decision, again.receipt) == ("duplicate", receipt)
 
 
-def test_a_typed_result_that_is_gone_is_no_result(helix, name):
+def test_erased_typed_result_raises_no_result(helix, name):
     receipt = helix.submit(Queue(name, result=Reads), identity="s", payload={}).receipt
     finish(helix, name)
     assert helix.result(receipt) == Reads(reads=7)
@@ -420,7 +418,7 @@ def test_a_typed_result_that_is_gone_is_no_result(helix, name):
         helix.result(receipt)
 
 
-def test_lists_are_filtered_by_what_people_know(helix, name):
+def test_lists_are_filtered_by_queue_state_identity_worker_and_time(helix, name):
     queue = Queue(name, profile="lab-id-v1")
     helix.submit_many(queue, [Submission(f"Sämple-{n}", {"n": n}) for n in range(5)])
     finish(helix, name)
@@ -435,7 +433,7 @@ def test_lists_are_filtered_by_what_people_know(helix, name):
     assert len(list(helix.batches(queue=name, until=now + timedelta(minutes=1)))) == 5
 
 
-def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
+def test_pages_of_a_list_neither_skip_nor_repeat_rows(helix, name, monkeypatch):
     monkeypatch.setattr("helixqueue.operations.batch_actions.PAGE_ROWS", 7)
     helix.submit_many(Queue(name), [Submission(f"s{n}", {}) for n in range(30)])
     found = [batch.identity for batch in helix.batches(queue=name)]
@@ -449,7 +447,7 @@ def test_a_lists_pages_join_without_a_seam(helix, name, monkeypatch):
     assert asyncio.run(pages()) == found
 
 
-def test_leases_are_started_renewed_given_back_and_settled(helix, name):
+def test_leases_are_started_renewed_released_and_settled(helix, name):
     queue = Queue(name)
     helix.submit_many(queue, [Submission(f"s{n}", {}) for n in range(3)])
     leases = helix.claim("w", [queue], 3)
@@ -485,13 +483,13 @@ def test_receipts_are_values(helix, name):
         Receipt(uuid.uuid4(), key, fingerprint)
 
 
-def test_who_submitted_is_on_record(database, name):
+def test_actor_of_a_submission_is_recorded(database, name):
     with HelixQueue(database.dsn("pool"), tenant="a", actor="intake@bench") as helix:
         receipt = helix.submit(Queue(name), identity="s", payload={}).receipt
         assert [event.actor for event in helix.history(receipt)] == ["intake@bench"]
 
 
-def test_a_role_that_must_name_its_tenant_has_it_named_and_sees_no_other(database, name):
+def test_role_bound_by_setting_sees_only_the_tenant_of_its_client(database, name):
     queue = Queue(name)
     with (
         HelixQueue(database.dsn("service"), tenant="a") as first,
@@ -508,7 +506,7 @@ def test_a_role_that_must_name_its_tenant_has_it_named_and_sees_no_other(databas
         assert lease.batch_id == other.batch_id
 
 
-def test_the_latest_declaration_reads_the_result(helix, name):
+def test_latest_declaration_decides_the_type_of_the_result(helix, name):
     class Counted(BaseModel):
         reads: float
 
@@ -518,7 +516,7 @@ def test_the_latest_declaration_reads_the_result(helix, name):
     assert helix.result(receipt) == Counted(reads=7.0)
 
 
-def test_a_schema_beyond_its_bound_is_refused_by_the_database_too(database, name):
+def test_schema_above_its_limit_is_refused_by_the_database_too(database, name):
     with (
         database.connect("pool") as connection,
         pytest.raises(psycopg.errors.CheckViolation, match="payload_schema"),

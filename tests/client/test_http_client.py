@@ -82,7 +82,7 @@ def answered(problem):
 
 
 @pytest.mark.parametrize("raised", RAISED, ids=lambda error: type(error).__name__)
-def test_an_error_comes_back_as_it_was(raised):
+def test_error_keeps_its_type_and_message_over_http(raised):
     back = answered(problem_of(raised, values=True))
     assert type(back) is type(raised)
     kept = {name: value for name, value in vars(raised).items() if value is not None}
@@ -101,7 +101,7 @@ def test_every_problem_becomes_an_error_that_says_what_to_do(kind):
 
 
 @pytest.mark.parametrize("kind", FENCE_PROBLEMS)
-def test_what_the_middleware_answers_is_an_error_of_ours_too(kind):
+def test_problems_of_the_middleware_become_our_errors(kind):
     status, headers, body = FenceProblem(kind, "so it is").response()
     names = {name.decode(): value.decode() for name, value in headers}
     expected = {
@@ -122,25 +122,25 @@ def test_what_the_middleware_answers_is_an_error_of_ours_too(kind):
         (404, b"", False),
     ],
 )
-def test_what_is_not_the_service_s_own_word_means_that_it_is_away(status, body, unknown):
+def test_response_of_another_server_counts_as_unavailable(status, body, unknown):
     away = error_of(status, {}, body)
     assert type(away) is Unavailable
     assert away.outcome_unknown is unknown
 
 
-def test_a_proxy_that_takes_smaller_bodies_is_not_asked_again():
+def test_request_refused_by_a_proxy_as_too_large_is_not_retried():
     with pytest.raises(Refused, match=r"proxy .* must take 1 MiB"):
         raise error_of(413, {}, b"<html>Request Entity Too Large</html>")
 
 
-def test_the_errors_that_can_be_raised_are_all_known():
+def test_every_kind_of_error_is_raised_over_http():
     assert {type(item) for item in RAISED} >= {Conflict, InvalidPayload, Retryable, SchemaMismatch}
 
 
 # Tokens.
 
 
-def test_a_token_to_submit_submits_and_learns_nothing_else(site, queue):
+def test_submit_token_can_submit_and_read_nothing(site, queue):
     with HelixClient(site.url, token=site.token("submit", queues=[queue])) as helix:
         submitted = helix.submit(Queue(queue), identity="s", payload={"n": 1})
         assert helix.submit(queue, identity="s", payload={"n": 1}).receipt == submitted.receipt
@@ -158,7 +158,7 @@ def test_a_token_to_submit_submits_and_learns_nothing_else(site, queue):
             helix.submit("elsewhere", identity="s", payload={})
 
 
-def test_who_may_not_read_results_is_told_so_and_not_that_there_is_none(site, lab):
+def test_result_without_payloads_scope_raises_not_permitted(site, lab):
     [row] = lab.submit("s")
     lab.complete(*lab.claim())
     with HelixClient(site.url, token=site.token("read")) as helix:
@@ -167,7 +167,7 @@ def test_who_may_not_read_results_is_told_so_and_not_that_there_is_none(site, la
             helix.result(row.receipt)
 
 
-def test_a_token_that_is_no_good_is_named_by_what_to_do_and_never_shown(site):
+def test_invalid_token_is_reported_with_the_remedy_and_never_shown(site):
     with HelixClient(site.url, token="hx_" + "s3cret" * 7) as helix:
         with pytest.raises(NotPermitted, match="helixq token create") as refused:
             helix.state(uuid.uuid4())
@@ -191,13 +191,13 @@ def test_a_token_that_is_no_good_is_named_by_what_to_do_and_never_shown(site):
         ("http://helix", "a\nb", "token: expected"),
     ],
 )
-def test_a_client_that_makes_no_sense_is_refused_at_once(url, token, words):
+def test_invalid_client_settings_are_refused_at_once(url, token, words):
     with pytest.raises(Refused, match=words) as refused:
         HelixClient(url, token)
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_setting_that_makes_no_sense_is_a_mistake_in_the_program():
+def test_invalid_setting_raises_a_programming_error():
     with pytest.raises(TypeError, match="unknown setting 'actor'"):
         HelixClient("http://helix", "hx_x", actor="me")
     with pytest.raises(Refused, match="answer_seconds: expected"):
@@ -207,7 +207,7 @@ def test_a_setting_that_makes_no_sense_is_a_mistake_in_the_program():
 # Keys.
 
 
-def test_a_service_that_demands_keys_gets_them(database, queue):
+def test_client_sends_keys_to_a_service_that_requires_them(database, queue):
     policy = Policy(routes=(Route(required=True, methods=frozenset({"POST", "PUT"})),))
     with (
         serving(settings_for(database, policy=policy)) as url,
@@ -218,7 +218,7 @@ def test_a_service_that_demands_keys_gets_them(database, queue):
         assert helix.cancel(submitted.receipt, reason="no") is State.CANCELLED
 
 
-def test_a_payload_that_fits_no_request_is_refused_alone(site, queue):
+def test_payload_above_the_request_limit_is_refused_alone(site, queue):
     with HelixClient(site.url, token=site.token()) as helix:
         rows = [Submission("big", "x" * 1_045_000), Submission("good", "y" * 1_000_000)]
         big, good = helix.submit_many(queue, rows)
@@ -231,7 +231,7 @@ def test_a_payload_that_fits_no_request_is_refused_alone(site, queue):
 # Connections.
 
 
-def test_a_forked_child_has_connections_of_its_own(site, queue):
+def test_forked_child_opens_its_own_connections(site, queue):
     with HelixClient(site.url, token=site.token()) as helix:
         helix.submit(queue, identity="parent", payload={})
         reader, writer = os.pipe()
@@ -280,7 +280,7 @@ def with_hidden_numbers(detail, lab):
     return replace(detail, events=tuple(events), attempts=tuple(attempts))
 
 
-def test_a_story_and_queues_are_read_as_the_store_reads_them(site, lab, name):
+def test_http_reads_equal_the_reads_of_the_database(site, lab, name):
     from helixqueue.engine import reads as direct  # noqa: PLC0415
     from helixqueue.transport.http import reads  # noqa: PLC0415
 

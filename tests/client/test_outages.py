@@ -38,7 +38,7 @@ def revive(own):
     own.start()
 
 
-def test_a_killed_server_costs_a_client_time_and_nothing_else(own, name):
+def test_killed_server_delays_a_client_but_loses_nothing(own, name):
     with HelixQueue(own.dsn, tenant="a") as helix:
         queue = Queue(name)
         first = helix.submit(queue, identity="first", payload={})
@@ -52,7 +52,7 @@ def test_a_killed_server_costs_a_client_time_and_nothing_else(own, name):
     assert again.receipt == first.receipt
 
 
-def test_an_async_client_recovers_too(own, name):
+def test_async_client_recovers_from_an_outage(own, name):
     async def story():
         async with AsyncHelixQueue(own.dsn, tenant="a") as helix:
             queue = Queue(name)
@@ -70,7 +70,7 @@ def test_an_async_client_recovers_too(own, name):
     assert asyncio.run(story()) == ["duplicate"] * 5 + ["new"] * 5
 
 
-def test_a_server_that_stays_away_is_said_within_the_clients_patience(own, name):
+def test_unreachable_server_is_reported_within_the_retry_seconds(own, name):
     with HelixQueue(own.dsn, tenant="a", retry_seconds=0.3) as helix:
         helix.submit(Queue(name), identity="s", payload={})
         [idle] = helix._backend.pool._states[os.getpid()].idle
@@ -96,7 +96,7 @@ def terminate_all(database):
     )
 
 
-def test_ended_sessions_are_replaced_without_a_word(database, helix, name):
+def test_terminated_sessions_are_replaced_silently(database, helix, name):
     queue = Queue(name)
     helix.submit(queue, identity="s0", payload={})
     for n in range(3):
@@ -150,7 +150,7 @@ def other_submit_waits(database):
     return pid
 
 
-def test_a_statement_that_takes_too_long_is_ended(database, name):
+def test_statement_past_its_time_limit_is_cancelled(database, name):
     with HelixQueue(
         database.dsn("pool"), tenant="a", statement_seconds=0.2, retry_seconds=0
     ) as helix:
@@ -162,7 +162,7 @@ def test_a_statement_that_takes_too_long_is_ended(database, name):
     assert away.value.outcome_unknown is False
 
 
-def test_a_standby_that_was_a_primary_is_left_for_the_new_one(database, name):
+def test_client_leaves_a_demoted_primary_for_the_new_one(database, name):
     """After a failover the old connections still work, and refuse writes."""
     with HelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
         queue = Queue(name)
@@ -173,7 +173,7 @@ def test_a_standby_that_was_a_primary_is_left_for_the_new_one(database, name):
         assert old.connection.closed
 
 
-def test_of_several_servers_the_one_that_writes_is_taken():
+def test_client_chooses_the_writable_of_several_servers():
     options = {"pooled": False, "timeout_seconds": 3, "statement_seconds": 5}
     many = connect_options("postgresql://u@one,two,three/d", **options)
     assert many["target_session_attrs"] == "read-write"
@@ -187,7 +187,7 @@ def test_of_several_servers_the_one_that_writes_is_taken():
     assert "options" not in pooled
 
 
-def test_the_first_of_several_servers_may_be_away(own, tmp_path, name):
+def test_client_connects_although_the_first_of_several_servers_is_down(own, tmp_path, name):
     parts = psycopg.conninfo.conninfo_to_dict(own.dsn)
     dsn = f"user={parts['user']} dbname={parts['dbname']} host={tmp_path},{parts['host']}"
     with HelixQueue(dsn, tenant="a") as helix:
@@ -214,7 +214,7 @@ def test_threads_share_a_client_and_its_few_connections(database, name):
     assert max(found) <= 3
 
 
-def test_a_client_that_is_out_of_connections_says_so(database, name):
+def test_client_without_free_connections_raises_unavailable(database, name):
     with HelixQueue(
         database.dsn("pool"), tenant="a", connections=1, wait_seconds=0.05, retry_seconds=0
     ) as helix:
@@ -226,7 +226,7 @@ def test_a_client_that_is_out_of_connections_says_so(database, name):
         assert helix.submit(Queue(name), identity="s", payload={}).decision == "new"
 
 
-def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(database, name):
+def test_tasks_without_a_free_connection_get_unavailable(database, name):
     async def story():
         queue = Queue(name)
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a", connections=2) as helix:
@@ -244,7 +244,7 @@ def test_many_tasks_share_few_connections_and_are_told_when_there_are_too_few(da
     assert sum(item.decision == "new" for item in asyncio.run(story())) == 5
 
 
-def test_a_cancelled_task_gives_its_connection_back_or_gives_it_up(database, name):
+def test_cancelled_task_returns_or_closes_its_connection(database, name):
     async def story():
         async with AsyncHelixQueue(database.dsn("pool"), tenant="a", connections=1) as helix:
             await helix.submit(Queue(name), identity="first", payload={})
@@ -260,7 +260,7 @@ def test_a_cancelled_task_gives_its_connection_back_or_gives_it_up(database, nam
     assert asyncio.run(story()).decision == "new"
 
 
-def test_an_async_client_serves_one_event_loop_after_another(database, name):
+def test_async_client_serves_several_event_loops_in_turn(database, name):
     helix = AsyncHelixQueue(database.dsn("pool"), tenant="a")
     queue = Queue(name)
     for n in range(3):
@@ -268,7 +268,7 @@ def test_an_async_client_serves_one_event_loop_after_another(database, name):
     asyncio.run(helix.close())
 
 
-def test_what_an_ended_loop_left_open_is_closed_with_the_client(database, name):
+def test_connections_of_an_ended_event_loop_are_closed_with_the_client(database, name):
     # By name: sessions of the test before this one may still be ending.
     def sessions():
         return database.value(
@@ -310,7 +310,7 @@ def backend(helix):
     return idle.connection.info.backend_pid
 
 
-def test_a_forked_child_has_connections_of_its_own(helix, name):
+def test_forked_child_opens_its_own_connections(helix, name):
     queue = Queue(name)
     helix.submit(queue, identity="parent", payload={})
     mine = backend(helix)
@@ -328,7 +328,7 @@ def test_a_forked_child_has_connections_of_its_own(helix, name):
     assert backend(helix) == mine
 
 
-def test_a_child_may_fork_while_another_thread_is_in_the_middle_of_a_call(helix, name):
+def test_fork_during_a_call_of_another_thread_is_safe(helix, name):
     """No lock of the parent's can be held for ever in the child."""
     queue = Queue(name)
     helix.submit(queue, identity="first", payload={})
@@ -355,7 +355,7 @@ def test_a_child_may_fork_while_another_thread_is_in_the_middle_of_a_call(helix,
 # --- embedded ------------------------------------------------------------------------------------
 
 
-def test_an_embedded_client_starts_joins_and_leaves(tmp_path, name):
+def test_embedded_clients_share_a_server_and_the_last_stops_it(tmp_path, name):
     queue = Queue(name)
     with HelixQueue.embedded(tmp_path / "data") as helix:
         submitted = helix.submit(queue, identity="s", payload={})
@@ -374,7 +374,7 @@ def test_an_embedded_client_starts_joins_and_leaves(tmp_path, name):
     assert Postgres(tmp_path / "data" / "postgres").pid is None
 
 
-def test_a_directory_that_cannot_be_one_is_said(tmp_path):
+def test_invalid_data_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="expected a directory"):
         HelixQueue.embedded(tmp_path / "file").submit("q", identity="s", payload={})

@@ -34,13 +34,13 @@ OUTPUT = {
 }
 
 
-def test_every_program_is_run():
+def test_every_example_program_has_a_case():
     assert {path.stem for path in PROGRAMS.glob("*.py")} == OUTPUT.keys()
     assert len(OUTPUT) == 10
 
 
 @pytest.mark.parametrize("program", OUTPUT)
-def test_a_program_runs_and_leaves_no_warning(database, program):
+def test_example_program_runs_without_warnings(database, program):
     done = subprocess.run(
         [sys.executable, "-W", "error", PROGRAMS / f"{program}.py", database.dsn("pool")],
         capture_output=True,
@@ -100,7 +100,7 @@ def refunds(helix: HelixQueue) -> None:
 WRONG_LINES = {number for number, line in enumerate(WRONG.splitlines(), 1) if "  # " in line}
 
 
-def test_mypy_agrees_with_the_programs_and_finds_what_is_wrong(tmp_path):
+def test_mypy_accepts_correct_programs_and_rejects_wrong_ones(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     # In the repository, for its warm cache: a cold one takes most of a minute.
     done = subprocess.run(
@@ -115,7 +115,7 @@ def test_mypy_agrees_with_the_programs_and_finds_what_is_wrong(tmp_path):
     assert places == {("wrong.py", line) for line in WRONG_LINES}, done.stdout + done.stderr
 
 
-def test_pyright_agrees_with_the_programs_and_finds_what_is_wrong(tmp_path):
+def test_pyright_accepts_correct_programs_and_rejects_wrong_ones(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "pyrightconfig.json").write_text(
         f'{{"include": ["{PROGRAMS}", "wrong.py"], "extraPaths": ["{ROOT / "src"}"],'

@@ -16,11 +16,11 @@ from tests.support.service import Site, serving, settings_for
 # What needs a database's client, or its event loop, or changes it from inside.
 OTHER = {"ahelix", "monkeypatch", "tmp_path"}
 LEFT_OUT = {
-    "test_within_something_that_is_no_connection",
+    "test_within_refuses_objects_that_are_no_connection",
     # A service has a bound of its own before the database's.
-    "test_a_bound_of_the_database_is_told_in_words",
+    "test_limit_of_the_database_is_reported_in_words",
     # A service also notes the reason, which is counted there.
-    "test_a_declared_queue_is_made_on_first_use_and_written_once",
+    "test_declared_queue_is_created_on_first_use_and_written_once",
 }
 
 for _module in (test_client, test_bad_input):
@@ -50,5 +50,5 @@ def client(site):
         yield client
 
 
-def test_there_are_many():
+def test_table_has_at_least_its_expected_number_of_cases():
     assert sum(name.startswith("test_") for name in globals()) >= 35

@@ -91,7 +91,7 @@ def pip(*words):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheel_has_everything_that_is_no_python(fresh):
+def test_wheel_contains_every_data_file(fresh):
     [path] = (fresh / "wheels").iterdir()
     with zipfile.ZipFile(path) as wheel:
         inside = {name for name in wheel.namelist() if name.startswith("helixqueue/")}
@@ -112,7 +112,7 @@ def test_the_wheel_has_everything_that_is_no_python(fresh):
     assert [re.match(r"Requires-Dist: (\w+)", item)[1] for item in extra] == ["httpx"]
 
 
-def test_what_is_installed_is_the_wheel_and_its_demands_alone(fresh):
+def test_core_install_contains_the_wheel_and_its_dependencies_only(fresh):
     code = (
         "import helixqueue, importlib.metadata as m, importlib.util as u\n"
         "print(helixqueue.__file__, m.version('helixqueue'),\n"
@@ -175,7 +175,7 @@ def test_importing_loads_nothing_heavy(fresh):
     assert not [name for name in ("pydantic", "jsonschema_rs", "alembic") if f"'{name}'" in loaded]
 
 
-def test_the_core_submits_and_says_what_embedded_needs(fresh, database):
+def test_core_install_submits_and_names_the_extra_for_embedded(fresh, database):
     code = f"""
 from dataclasses import dataclass
 from helixqueue import HelixQueue, NotInstalled, Queue
@@ -197,14 +197,14 @@ except NotInstalled as missing:
 
 
 @pytest.mark.parametrize("verb", ["migrate", "demo"])
-def test_a_verb_that_needs_more_than_the_core_says_what_to_install(fresh, verb):
+def test_command_without_its_extra_names_what_to_install(fresh, verb):
     done = run(fresh, "helixq", verb)
     assert done.returncode == Exit.FAILED
     assert "pip install 'helixqueue[" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_core_completes_every_verb(fresh):
+def test_core_install_completes_every_verb(fresh):
     found = {"_HELIXQ_COMPLETE": "complete_bash", "COMP_WORDS": "helixq ", "COMP_CWORD": "1"}
     assert set(run(fresh, "helixq", **found).stdout.split()) >= set(VERBS)
 
@@ -213,7 +213,7 @@ def test_the_core_completes_every_verb(fresh):
 NO_DRIVER = "import sys\nsys.modules['psycopg'] = sys.modules['sqlalchemy'] = None\n"
 
 
-def test_a_machine_without_a_driver_submits_and_works_with_a_token(fresh, database, name):
+def test_machine_without_a_database_driver_submits_and_works_with_a_token(fresh, database, name):
     with serving(settings_for(database)) as url:
         token = Site(database, url).token()
         code = f"""{NO_DRIVER}
@@ -233,7 +233,7 @@ with HelixClient({url!r}, token={token!r}) as helix:
     assert (done.stdout.split(), done.stderr) == (["new", "1", "2"], "")
 
 
-def test_without_httpx_a_client_says_what_to_install(fresh):
+def test_client_without_httpx_names_what_to_install(fresh):
     code = (
         "import sys\nsys.modules['httpx'] = None\n"
         "from helixqueue import HelixClient, NotInstalled\n"
@@ -250,7 +250,7 @@ NO_LIBPQ = {**os.environ, "PSYCOPG_IMPL": "c"}
 @pytest.mark.parametrize(
     "words", [("doctor",), ("batch", "list", "--dsn", "postgresql:///")], ids=["doctor", "batch"]
 )
-def test_without_libpq_a_command_says_what_to_install(words):
+def test_command_without_libpq_names_what_to_install(words):
     command = [sys.executable, "-m", "helixqueue", *words]
     done = subprocess.run(command, env=NO_LIBPQ, capture_output=True, text=True, check=False)
     assert done.returncode == Exit.FAILED
@@ -258,7 +258,7 @@ def test_without_libpq_a_command_says_what_to_install(words):
     assert "Traceback" not in done.stderr
 
 
-def test_without_libpq_a_client_says_what_to_install():
+def test_client_without_libpq_names_what_to_install():
     code = (
         "from helixqueue import NotInstalled\n"
         "try:\n    from helixqueue import HelixQueue\n"

@@ -57,7 +57,9 @@ async def opened(database, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_the_callers_transaction_decides(database, name, kind, end):
+def test_submission_commits_or_vanishes_with_the_transaction_of_the_caller(
+    database, name, kind, end
+):
     async def story():
         async with opened(database, kind) as (client, within, transaction):
             queue = Queue(name, requires={"gpus": 1})
@@ -90,7 +92,7 @@ def test_the_callers_transaction_decides(database, name, kind, end):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_conflict_leaves_the_callers_transaction_usable(database, name, kind):
+def test_conflict_leaves_the_transaction_of_the_caller_usable(database, name, kind):
     async def story():
         async with opened(database, kind) as (client, within, transaction):
             queue = Queue(name)
@@ -149,7 +151,7 @@ COMMITS_BY_ITSELF = {
 
 
 @pytest.mark.parametrize("kind", COMMITS_BY_ITSELF)
-def test_a_connection_that_commits_by_itself_is_refused(database, name, kind):
+def test_autocommit_connection_without_a_transaction_is_refused(database, name, kind):
     async def story():
         make = AsyncHelixQueue if kind in ASYNC else HelixQueue
         client = make(database.dsn("pool"), tenant="a")
@@ -169,7 +171,7 @@ def test_autocommit_with_an_explicit_block_is_a_transaction(database, helix, nam
         assert helix.submit(Queue(name), identity="s", payload={}).decision == "duplicate"
 
 
-def test_a_transaction_that_has_failed_is_refused(database, helix, name):
+def test_failed_transaction_of_the_caller_is_refused(database, helix, name):
     with psycopg.connect(database.dsn("pool")) as connection:
         with pytest.raises(psycopg.Error):
             connection.execute("select 1 / 0")
@@ -178,7 +180,7 @@ def test_a_transaction_that_has_failed_is_refused(database, helix, name):
         connection.rollback()
 
 
-def test_a_session_whose_flush_failed_is_refused(database, helix, name):
+def test_session_whose_flush_failed_is_refused(database, helix, name):
     engine = create_engine(url(database, "psycopg"), poolclass=NullPool)
     with Session(engine) as session:
         with pytest.raises(Exception, match="division by zero"):
@@ -187,7 +189,7 @@ def test_a_session_whose_flush_failed_is_refused(database, helix, name):
             helix.submit(Queue(name), identity="s", payload={}, within=session)
 
 
-def test_a_session_that_must_be_begun_by_hand_and_was_not_is_refused(database, helix, name):
+def test_session_without_a_begun_transaction_is_refused(database, helix, name):
     engine = create_engine(url(database, "psycopg"), poolclass=NullPool)
     with Session(engine, autobegin=False) as session:
         with pytest.raises(NotInTransaction, match="begin"):
@@ -200,7 +202,7 @@ def test_a_session_that_must_be_begun_by_hand_and_was_not_is_refused(database, h
 # --- the wrong connection ------------------------------------------------------------------------
 
 
-def test_an_async_connection_is_for_the_async_client_and_the_other_way_round(database, name):
+def test_connection_of_the_other_kind_is_refused_by_sync_and_async_clients(database, name):
     async def story():
         sync = HelixQueue(database.dsn("pool"), tenant="a")
         other = AsyncHelixQueue(database.dsn("pool"), tenant="a")
@@ -216,7 +218,7 @@ def test_an_async_connection_is_for_the_async_client_and_the_other_way_round(dat
     asyncio.run(story())
 
 
-def test_another_database_than_postgresql_is_refused(helix, name):
+def test_connection_of_another_database_system_is_refused(helix, name):
     engine = create_engine("sqlite://")
     with (
         Session(engine) as session,
@@ -226,7 +228,7 @@ def test_another_database_than_postgresql_is_refused(helix, name):
     engine.dispose()
 
 
-def test_a_database_without_the_schema_says_so(server, helix, name):
+def test_database_without_the_schema_is_reported(server, helix, name):
     with (
         psycopg.connect(server.bootstrap_dsn) as connection,
         pytest.raises(SchemaMismatch, match="helixq migrate"),
@@ -235,7 +237,7 @@ def test_a_database_without_the_schema_says_so(server, helix, name):
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "Session psycopg", "asyncpg", "AsyncSession asyncpg"])
-def test_a_callers_connection_that_dies_leaves_nothing_in_doubt(database, name, kind):
+def test_lost_connection_of_the_caller_leaves_nothing_in_doubt(database, name, kind):
     """Its transaction is gone with it, so nothing of it can have committed."""
 
     async def story():
@@ -276,7 +278,7 @@ def sessions(database):
     return sessionmaker(engine)
 
 
-def test_an_object_and_its_work_are_one_commit(database, helix, sessions, name):
+def test_orm_object_and_its_submission_are_one_commit(database, helix, sessions, name):
     queue = Queue(name)
     with sessions.begin() as session:
         session.add(Sample(name=f"{name}-kept"))
@@ -294,7 +296,7 @@ def test_an_object_and_its_work_are_one_commit(database, helix, sessions, name):
     assert [batch.identity for batch in helix.batches(queue=name)] == [("kept",)]
 
 
-def test_a_savepoint_decides_too(helix, sessions, name):
+def test_rolled_back_savepoint_removes_the_submission(helix, sessions, name):
     with sessions.begin() as session:
         with suppress(RuntimeError), session.begin_nested():
             helix.submit(Queue(name), identity="lost", payload={}, within=session)
@@ -322,7 +324,7 @@ def test_scoped_sessions_are_sessions(database, helix, sessions, name):
     assert {batch.identity for batch in helix.batches(queue=name)} == {("s",), ("t",)}
 
 
-def test_a_row_factory_and_a_cursor_factory_of_the_callers_do_no_harm(database, helix, name):
+def test_row_and_cursor_factories_of_the_caller_change_nothing(database, helix, name):
     with psycopg.connect(
         database.dsn("pool"),
         row_factory=psycopg.rows.dict_row,

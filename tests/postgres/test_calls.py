@@ -337,7 +337,7 @@ def test_value_the_driver_cannot_send_is_refused_and_not_retried(database):
         assert db.run(calls.reap(actor="r")) == 0
 
 
-def test_a_database_without_the_schema_says_so(server):
+def test_database_without_the_schema_is_reported(server):
     with (
         Store.connect(server.bootstrap_dsn) as db,
         pytest.raises(errors.SchemaMismatch, match="helixq migrate"),

@@ -91,7 +91,7 @@ def other(helix, lab):
     way.close()
 
 
-def test_a_claim_hands_over_all_that_a_handler_is_told(way, lab):
+def test_claim_returns_every_field_of_a_lease(way, lab):
     payload = {"pod5": "ä.pod5", "n": [1, 0.5, None, "\U0001f9ec"]}
     lab.submit(("Sämple-1", "lane 2"), payload=payload, revision="r2")
     [row] = lab.rows(
@@ -108,7 +108,7 @@ def test_a_claim_hands_over_all_that_a_handler_is_told(way, lab):
     assert lease.deadline.utcoffset() is not None
 
 
-def test_work_without_identity_and_with_a_null_payload_comes_as_it_is(way, lab):
+def test_batch_without_identity_and_with_null_payload_is_delivered_unchanged(way, lab):
     lab.queue(unknown="accept")
     lab.submit(None, payload=[])
     [lease] = way.claim()
@@ -131,7 +131,7 @@ def test_token_that_left_the_worker_cannot_write_to_a_sibling_of_its_claim(way, 
     assert words(way.settle(completed(own))) == [("ok", State.COMPLETED)]
 
 
-def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
+def test_repeated_claim_after_a_lost_answer_returns_the_same_leases(way, lab):
     lab.submit_many(3)
     ask = way.ask(2)
     first, second = (way.do(way.transport.claim(ask)) for _ in range(2))
@@ -140,7 +140,7 @@ def test_a_claim_whose_answer_was_lost_gives_the_same_leases(way, lab):
     assert len(way.claim(3)) == 1
 
 
-def test_large_payloads_come_in_portions_and_the_worker_knows(way, lab):
+def test_claim_cut_at_its_size_limit_reports_more(way, lab):
     lab.submit_many(20, payload={"reads": "A" * 1000 * 1024})
     first, second = (way.do(way.transport.claim(way.ask(150))) for _ in range(2))
     assert [(len(operation.leases), operation.more) for operation in (first, second)] == [
@@ -209,7 +209,7 @@ def test_worker_logs_a_repeated_settle_with_another_result(helix, lab, caplog):
     assert record.message.startswith(f"batch {row.batch_id}: worker {worker.worker} repeated")
 
 
-def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
+def test_settle_is_durable_and_a_second_one_is_a_repeat(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     assert words(way.settle(completed(lease))) == [("ok", State.COMPLETED)]
@@ -217,7 +217,7 @@ def test_settling_is_durable_once_and_a_repeat_afterwards(way, lab):
     assert [reason for _, reason in lab.history(lease.batch_id)].count("completed") == 1
 
 
-def test_one_round_settles_claims_and_starts_and_can_be_repeated(way, lab):
+def test_one_call_settles_claims_and_starts_and_can_be_repeated(way, lab):
     lab.submit("s1", "s2")
     [first] = way.claim()
     ask = way.ask(1, settle=[completed(first)])
@@ -229,7 +229,7 @@ def test_one_round_settles_claims_and_starts_and_can_be_repeated(way, lab):
     assert lab.location(first.batch_id)[0] == "COMPLETED"
 
 
-def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
+def test_missing_result_differs_from_a_null_result(way, lab, helix):
     queue = Queue(lab.q, result=int | None)
     backend_of(helix).declare(queue)
     item, two = (row.receipt for row in lab.submit("s1", "s2"))
@@ -247,7 +247,7 @@ def test_no_result_and_a_null_result_are_told_apart(way, lab, helix):
         helix.result(item, queue)
 
 
-def test_failures_keep_their_words_and_end_or_come_again(way, lab):
+def test_failure_keeps_its_message_and_is_final_or_retried(way, lab):
     lab.submit("s1", "s2")
     first, second = way.claim(2)
     answers = way.settle(
@@ -261,7 +261,7 @@ def test_failures_keep_their_words_and_end_or_come_again(way, lab):
     assert (again.batch, again.attempt) == (first.batch, 2)
 
 
-def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
+def test_failed_batch_is_claimable_after_its_requested_delay(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     way.settle(
@@ -275,7 +275,7 @@ def test_a_failure_comes_again_after_the_time_it_asked_for(way, lab):
     assert 3500 < due.total_seconds() <= 3600
 
 
-def test_releasing_costs_no_attempt_and_its_repeat_is_one(way, lab):
+def test_release_costs_no_attempt_and_a_second_one_is_a_repeat(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     assert words(way.release(lease)) == [("ok", State.PENDING)]
@@ -285,7 +285,7 @@ def test_releasing_costs_no_attempt_and_its_repeat_is_one(way, lab):
     assert again.token != lease.token
 
 
-def test_a_cancelled_batch_is_refused_whatever_its_worker_says(way, lab):
+def test_every_write_to_a_cancelled_batch_is_refused(way, lab):
     [row] = lab.submit("s")
     [lease] = way.claim()
     lab.decide("cancel", row.receipt.batch_id)
@@ -293,7 +293,7 @@ def test_a_cancelled_batch_is_refused_whatever_its_worker_says(way, lab):
         assert words(operation) == [("refused", State.CANCELLED)]
 
 
-def test_a_lost_lease_is_refused_with_the_name_of_who_has_it(way, other, lab):
+def test_stale_write_is_refused_with_the_name_of_the_current_worker(way, other, lab):
     lab.submit("s")
     [lease] = way.claim()
     assert words(way.renew(lease)) == [("ok", State.RUNNING)]
@@ -311,7 +311,7 @@ def test_a_lost_lease_is_refused_with_the_name_of_who_has_it(way, other, lab):
     assert named == [(way.worker, other.worker)]
 
 
-def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other, lab, caplog):
+def test_worker_logs_show_the_history_of_a_batch_by_its_id(way, other, lab, caplog):
     """Both names stand in the line of a refused write, whichever way it went."""
     [row] = lab.submit("s")
     with caplog.at_level(logging.INFO, telling.LOG.name):
@@ -338,7 +338,7 @@ def test_one_batchs_story_is_a_search_for_its_id_in_the_workers_logs(way, other,
     assert all("request" in line for line in lines if line["operation"] == "claim")
 
 
-def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):
+def test_late_write_of_an_unreaped_lease_is_accepted_and_marked_late(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     lab.pass_time(lab.batch_number(lease.batch_id))
@@ -346,7 +346,7 @@ def test_a_late_write_that_nobody_was_hurt_by_is_taken_and_marked(way, lab):
     assert (answer.answer, answer.late) == ("ok", True)
 
 
-def test_a_renewal_sets_the_deadline_later(way, lab):
+def test_renewal_extends_the_deadline(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     deadline = "select deadline from helix.work where batch = %s and state = 'RUNNING'"
@@ -355,7 +355,7 @@ def test_a_renewal_sets_the_deadline_later(way, lab):
     assert lab.value(deadline, lab.batch_number(lease.batch_id)) > before
 
 
-def test_more_than_one_request_can_carry_is_claimed_and_settled_all_the_same(way, lab):
+def test_work_above_the_limit_of_one_request_is_claimed_and_settled_in_several(way, lab):
     lab.submit_many(260)
     leases = way.claim(250)
     assert len({lease.batch for lease in leases}) == 250
@@ -366,14 +366,14 @@ def test_more_than_one_request_can_carry_is_claimed_and_settled_all_the_same(way
     assert len(claimed.leases) == 10
 
 
-def test_results_too_heavy_for_one_request_are_settled_in_several(way, lab):
+def test_results_above_the_limit_of_one_request_are_settled_in_several(way, lab):
     lab.submit_many(3)
     heavy = json.dumps("x" * 600_000)
     answers = way.settle(*[completed(lease, heavy) for lease in way.claim(3)])
     assert words(answers) == [("ok", State.COMPLETED)] * 3
 
 
-def test_a_claim_takes_what_fits_what_is_free(way, lab):
+def test_claim_returns_only_batches_that_fit_the_free_resources(way, lab):
     lab.submit("big", requires=json.dumps({"gpus": 2}))
     lab.submit("small", requires=json.dumps({"gpus": 1}))
     [lease] = way.claim(2, free={"gpus": 1, "labels": {"site": "a"}})
@@ -388,7 +388,7 @@ def test_claims_with_hints_lease_each_batch_once_in_order(way, lab):
     assert leased == ["s00000", "s00001", "s00002", "s00003"]
 
 
-def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
+def test_ledger_tells_whether_a_token_settled_its_attempt(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     assert way.do(way.transport.was_settled(lease)) is False
@@ -396,7 +396,7 @@ def test_whether_a_token_ended_its_attempt_is_known_from_the_ledger(way, lab):
     assert way.do(way.transport.was_settled(lease)) is True
 
 
-def test_a_queue_is_told_with_its_schemas(way, lab):
+def test_queue_is_returned_with_its_schemas(way, lab):
     lab.queue(result_schema={"type": "object"}, requires={"gpus": 1})
     row = way.do(way.transport.queue("a", lab.q))
     assert (row.name, row.result_schema, row.requires) == (
@@ -405,7 +405,7 @@ def test_a_queue_is_told_with_its_schemas(way, lab):
     assert way.do(way.transport.queue("a", "no-such-queue")) is None
 
 
-def test_a_worker_says_how_it_is(way, lab):
+def test_worker_reports_its_health(way, lab):
     found = {
         "gpus": 1,
         "health": {"busy": 2, "trouble": None},
@@ -421,7 +421,7 @@ def test_a_worker_says_how_it_is(way, lab):
 
 
 @pytest.mark.parametrize("identities", [["s"], ["s", "t"]], ids=["one", "many"])
-def test_whoever_expects_is_woken_by_a_submission(way, lab, identities):
+def test_submission_wakes_a_waiting_worker(way, lab, identities):
     async def wait():
         await way.transport.subscribe([lab.q], 60)
         await way.transport.wait_for_wakeup(0.3)  # what was told while the way was made
@@ -435,7 +435,7 @@ def test_whoever_expects_is_woken_by_a_submission(way, lab, identities):
     assert way.do(wait()) < 5
 
 
-def test_what_came_between_two_waits_wakes_too(way, lab):
+def test_submission_between_two_waits_ends_the_second(way, lab):
     async def wait():
         await way.transport.subscribe([lab.q], 60)
         await way.transport.wait_for_wakeup(0.3)
@@ -447,7 +447,7 @@ def test_what_came_between_two_waits_wakes_too(way, lab):
     assert way.do(wait()) < 5
 
 
-def test_nobody_is_woken_for_nothing_and_the_wait_ends(way, lab):
+def test_wait_without_new_work_ends_at_its_timeout(way, lab):
     async def wait():
         await way.transport.subscribe([lab.q], 60)
         await way.transport.wait_for_wakeup(0.3)
@@ -458,14 +458,14 @@ def test_nobody_is_woken_for_nothing_and_the_wait_ends(way, lab):
     assert 0.25 < way.do(wait()) < 5
 
 
-def test_a_busy_worker_is_not_waited_for(way, lab):
+def test_unsubscribed_worker_is_no_waiter(way, lab):
     way.do(way.transport.subscribe([lab.q], 60))
     assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 1
     way.do(way.transport.unsubscribe([lab.q]))
     assert lab.database.value("select count(*) from helix.waiter where queue = %s", lab.q) == 0
 
 
-def test_another_process_can_make_the_same_transport_and_renew_with_it(way, lab):
+def test_transport_recreated_in_another_process_renews_leases(way, lab):
     lab.submit("s")
     [lease] = way.claim()
     spec = json.loads(json.dumps(way.transport.spec()))
@@ -480,7 +480,7 @@ def test_another_process_can_make_the_same_transport_and_renew_with_it(way, lab)
     assert words(way.do(renewed())) == [("ok", State.RUNNING)]
 
 
-def test_a_closed_transport_says_so(way):
+def test_closed_transport_refuses_calls(way):
     way.do(way.transport.close())
     with pytest.raises(Unavailable, match="closed"):
         way.claim()
@@ -493,7 +493,7 @@ def work(helix, queue, **options):
     return helix.work(queue, until_idle=True, **options)
 
 
-def test_a_worker_does_the_work_and_handlers_submit_the_next_step(helix, lab):
+def test_handler_submits_the_next_batch(helix, lab):
     queue, then = Queue(lab.q), Queue(f"{lab.q}.then")
     backend_of(helix).declare(then)
 
@@ -514,7 +514,7 @@ def test_a_worker_does_the_work_and_handlers_submit_the_next_step(helix, lab):
     assert helix.result(next_one.receipt) == 2
 
 
-def test_a_transaction_needs_a_worker_beside_its_database(helix, lab):
+def test_transaction_over_http_is_refused_with_the_remedy(helix, lab):
     queue = Queue(lab.q, max_attempts=1)
 
     @queue.handler
@@ -531,7 +531,7 @@ def test_a_transaction_needs_a_worker_beside_its_database(helix, lab):
     assert "return the result instead" in failed.detail
 
 
-def test_an_idle_worker_starts_what_is_submitted_soon(helix, lab):
+def test_idle_worker_starts_new_work_soon(helix, lab):
     queue = Queue(lab.q)
     started = {}
 

@@ -82,7 +82,7 @@ def declare(helix, tmp_path, name, *, lease=30, run_in="thread"):
 
 
 @pytest.mark.parametrize("run_in", ["thread", "process"])
-def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, tmp_path, run_in):
+def test_command_works_one_queue_with_a_token_for_that_queue(helix, helixq, lab, tmp_path, run_in):
     declare(helix, tmp_path, lab.q, run_in=run_in)
     rows = [{"identity": f"s{n}", "payload": {"n": n}} for n in range(5)]
     answers = helix.submit_many(lab.q, rows)
@@ -92,7 +92,7 @@ def test_a_command_works_with_a_token_for_work_on_one_queue(helix, helixq, lab, 
     assert results == [{"n": n, "attempt": 1, "drivers": []} for n in range(5)]
 
 
-def test_a_command_tells_what_became_of_each_batch_and_not_of_each_request(helix, helixq, lab):
+def test_command_logs_one_line_per_batch_and_none_per_request(helix, helixq, lab):
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
     process = helixq(lab.q, "--exec", "true", "--until-idle", "--name", "gpu-7")
     _, output = process.communicate(timeout=60)
@@ -106,14 +106,14 @@ def test_a_command_tells_what_became_of_each_batch_and_not_of_each_request(helix
     assert "HTTP Request" not in output
 
 
-def test_any_program_does_the_work(helix, helixq, lab):
+def test_program_in_any_language_processes_batches(helix, helixq, lab):
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1}).receipt
     done = ended(helixq(lab.q, "--exec", "sh -c 'cp $HELIX_PAYLOAD $HELIX_RESULT'", "--until-idle"))
     assert done["completed"] == 1
     assert helix.result(receipt) == {"n": 1}
 
 
-def test_long_work_is_renewed_and_a_stop_gives_it_back(helix, helixq, lab, tmp_path):
+def test_long_work_is_renewed_and_released_by_a_stop(helix, helixq, lab, tmp_path):
     declare(helix, tmp_path, lab.q, lease=2)
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
     worker = helixq(lab.q, "--app", "lab", "--grace", "0")
@@ -134,7 +134,7 @@ def test_long_work_is_renewed_and_a_stop_gives_it_back(helix, helixq, lab, tmp_p
     assert helix.state(receipt) is State.PENDING
 
 
-def test_a_cancelled_batch_ends_its_worker_s_attempt(helix, helixq, lab, tmp_path):
+def test_cancelled_batch_ends_the_attempt_of_its_worker(helix, helixq, lab, tmp_path):
     declare(helix, tmp_path, lab.q, lease=2, run_in="process")
     receipt = helix.submit(lab.q, identity="s", payload={"n": 1, "seconds": 60}).receipt
     worker = helixq(lab.q, "--app", "lab", "--slots", "1")
@@ -147,7 +147,7 @@ def test_a_cancelled_batch_ends_its_worker_s_attempt(helix, helixq, lab, tmp_pat
     assert ended(worker) == {"completed": 1, "failed": 0, "lost": 1, "released": 0}
 
 
-def test_a_token_that_may_not_work_is_told_so_at_once(helixq, lab):
+def test_token_without_work_scope_is_refused_at_once(helixq, lab):
     worker = helixq(lab.q, "--exec", "true", "--until-idle", scopes=("read",))
     _, err = worker.communicate(timeout=60)
     assert worker.returncode == Exit.REFUSED

@@ -113,7 +113,7 @@ def without_numbers(text):
     return text
 
 
-def test_a_whole_life_with_every_answer_lost_once_is_the_same_life(cut_off, cutting, plain, lab):
+def test_batch_whose_every_answer_is_lost_once_takes_the_same_steps(cut_off, cutting, plain, lab):
     there = whole_life(plain, Queue(f"{lab.q}.plain", unknown="accept", max_attempts=3))
     local = whole_life(cut_off, Queue(f"{lab.q}.cut", unknown="accept", max_attempts=3))
     assert without_numbers(local) == without_numbers(there)
@@ -126,7 +126,7 @@ def test_a_whole_life_with_every_answer_lost_once_is_the_same_life(cut_off, cutt
     } <= ids  # fmt: skip
 
 
-def test_work_without_identity_is_made_once_though_its_answer_was_lost(cut_off, cutting, lab):
+def test_work_without_identity_is_created_once_despite_a_lost_answer(cut_off, cutting, lab):
     lab.queue(unknown="accept")
     rows = [Submission(None, {"n": n}) for n in range(5)]
     answers = cut_off.submit_many(lab.q, rows)
@@ -135,7 +135,7 @@ def test_work_without_identity_is_made_once_though_its_answer_was_lost(cut_off, 
     assert any("chunks" in line for line in cutting.lost)
 
 
-def test_a_retry_whose_answer_was_lost_does_not_undo_what_came_after(cut_off, cutting, lab):
+def test_repeated_retry_after_a_lost_answer_does_not_undo_later_steps(cut_off, cutting, lab):
     """Without its key the repeat would retry what failed again meanwhile."""
     [row] = lab.submit("s")
     lab.fail(*lab.claim(), permanent=True)
@@ -146,7 +146,7 @@ def test_a_retry_whose_answer_was_lost_does_not_undo_what_came_after(cut_off, cu
     assert any("retry" in line for line in cutting.lost)
 
 
-def test_a_worker_with_every_answer_lost_once_does_everything_once(cutting, site, lab):
+def test_worker_whose_every_answer_is_lost_once_completes_each_batch_once(cutting, site, lab):
     queue = Queue(lab.q)
     begun = []
 
@@ -198,14 +198,14 @@ OF_A_WORKER = {
 }
 
 
-def test_every_call_of_a_worker_is_tried_here():
+def test_every_call_of_the_transport_has_a_case():
     calls = {name for name, first in vars(Transport).items() if inspect.iscoroutinefunction(first)}
     # Who is not woken looks by himself, so that call fails with nothing; closing asks nobody.
     assert calls - {"wait_for_wakeup", "close"} == set(OF_A_WORKER)
 
 
 @pytest.mark.parametrize("name", OF_A_WORKER)
-def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, name):
+def test_worker_call_with_a_lost_answer_takes_effect_once(cutting, site, lab, name):
     ask, fits = OF_A_WORKER[name]
     [row] = lab.submit("s")
 
@@ -229,7 +229,7 @@ def test_a_workers_call_whose_answer_was_lost_is_done_once(cutting, site, lab, n
     assert steps == ["submitted", "claimed", "started", *ends.get(name, [])]
 
 
-def test_a_worker_that_cannot_be_told_looks_by_itself(cutting, site, lab):
+def test_worker_without_wake_ups_polls(cutting, site, lab):
     async def wait():
         way = HttpTransport(ServiceAddress(cutting.url, site.token()), "gpu-1")
         cutting.lose_each = False
@@ -242,7 +242,7 @@ def test_a_worker_that_cannot_be_told_looks_by_itself(cutting, site, lab):
     assert [line.split("/")[-1] for line in cutting.lost] == ["wait"]
 
 
-def test_the_async_twin_repeats_alike(cutting, site, lab):
+def test_async_client_retries_like_the_sync_client(cutting, site, lab):
     lab.queue(unknown="accept")
 
     async def ask():
@@ -260,7 +260,7 @@ def test_the_async_twin_repeats_alike(cutting, site, lab):
     assert len(cutting.lost) >= 12
 
 
-def test_patience_has_an_end(cutting, site, lab):
+def test_retries_end_after_their_time_limit(cutting, site, lab):
     with HelixClient(cutting.url, token=site.token(), retry_seconds=0) as helix:
         wait_for_service(helix, cutting)
         with pytest.raises(Exception, match="repeat the call") as trouble:

@@ -73,7 +73,7 @@ def behind(database, tmp_path_factory):
         yield faults, Site(database, url)
 
 
-def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind, lab):
+def test_client_retries_for_its_retry_seconds_during_an_outage(behind, lab):
     faults, site = behind
     with HelixClient(site.url, token=site.token(), retry_seconds=2) as helix:
         receipt = helix.submit(lab.q, identity="s1", payload={}).receipt
@@ -91,7 +91,7 @@ def test_while_the_database_is_away_a_client_waits_as_long_as_it_was_told(behind
         assert wait_until(lambda: _accepted(helix, lab.q)) in {"new", "duplicate"}
 
 
-def test_a_call_outlasts_a_database_that_comes_back(behind, lab):
+def test_call_succeeds_after_a_database_outage(behind, lab):
     faults, site = behind
     with HelixClient(site.url, token=site.token(), retry_seconds=60) as helix:
         backend_of(helix).declare(lab.q)

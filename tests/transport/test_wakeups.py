@@ -38,7 +38,9 @@ def heard(connection, seconds=0.5):
 
 
 @pytest.mark.skipif(POOLED, reason="behind a pooler a session cannot listen")
-def test_login_of_another_tenant_hears_nothing_on_any_channel_it_can_compute(database, shared):
+def test_login_of_another_tenant_receives_no_notification_on_any_computable_channel(
+    database, shared
+):
     with Lab(database, "app_a", worker="wa", q=shared) as a, Lab(database, "app_b", q=shared) as b:
         waits = [calls.wait(worker="wa", queues=[shared], seconds=60)]
         waits += [calls.wait(worker=name, queues=[shared], seconds=60) for name in ("wa", "wb")]

@@ -189,7 +189,7 @@ def judge(database, victims):
 
 
 @pytest.mark.parametrize("victims", ["kill"], indirect=True)
-def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database, shift, victims):
+def test_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database, shift, victims):
     struck(victims)
     rescued(helix, shift, victims)
     settled_down(victims)
@@ -202,7 +202,7 @@ def test_a_worker_killed_at_any_point_loses_and_doubles_nothing(helix, database,
 
 
 @pytest.mark.parametrize("victims", ["stop"], indirect=True)
-def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shift, victims):
+def test_worker_frozen_past_its_lease_cannot_write_after_it_wakes(helix, database, shift, victims):
     struck(victims)
     rescued(helix, shift, victims)
     for victim in victims:
@@ -214,7 +214,7 @@ def test_a_worker_frozen_past_its_lease_wakes_up_to_nothing(helix, database, shi
 
 
 @pytest.mark.parametrize("victims", ["raise"], indirect=True)
-def test_an_error_at_any_point_costs_an_attempt_at_most(helix, database, shift, victims):
+def test_error_at_any_point_costs_at_most_one_attempt(helix, database, shift, victims):
     struck(victims)
     rescued(helix, shift, victims)
     settled_down(victims)
@@ -222,7 +222,7 @@ def test_an_error_at_any_point_costs_an_attempt_at_most(helix, database, shift, 
 
 
 @pytest.mark.parametrize("victims", ["hold"], indirect=True)
-def test_a_link_cut_at_any_point_is_made_again(helix, database, shift, victims):
+def test_connection_cut_at_any_point_is_reopened(helix, database, shift, victims):
     for victim in victims:
         victim.provoke()
     held = list(victims)

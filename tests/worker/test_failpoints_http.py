@@ -15,10 +15,10 @@ from tests.support.service import Site, serving, settings_for
 from tests.worker.test_failpoints import (  # noqa: F401 - collected here, with the fixtures below
     Victim,
     pytestmark,
-    test_a_link_cut_at_any_point_is_made_again,
-    test_a_worker_frozen_past_its_lease_wakes_up_to_nothing,
-    test_a_worker_killed_at_any_point_loses_and_doubles_nothing,
-    test_an_error_at_any_point_costs_an_attempt_at_most,
+    test_connection_cut_at_any_point_is_reopened,
+    test_error_at_any_point_costs_at_most_one_attempt,
+    test_worker_frozen_past_its_lease_cannot_write_after_it_wakes,
+    test_worker_killed_at_any_point_loses_and_doubles_nothing,
 )
 
 # Those of transactions beside the engine cannot be reached.

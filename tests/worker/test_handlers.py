@@ -40,7 +40,7 @@ class Reads(BaseModel):
     reads: int
 
 
-def test_a_def_handler_completes_with_a_typed_result(helix, name):
+def test_sync_handler_completes_with_a_typed_result(helix, name):
     queue = Queue(name, payload=Basecall, result=Reads)
     found = []
 
@@ -60,7 +60,7 @@ def test_a_def_handler_completes_with_a_typed_result(helix, name):
     ]  # fmt: skip
 
 
-def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
+def test_progress_reported_by_a_handler_is_visible(helix, name, shift, caplog):
     queue = Queue(name)
     output, go = threading.Event(), threading.Event()
 
@@ -84,7 +84,7 @@ def test_what_a_handler_says_of_itself_is_told(helix, name, shift, caplog):
     assert (record.batch, record.attempt) == (str(submitted.batch_id), 1)
 
 
-def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, database, name, shift):
+def test_worker_claims_on_while_large_payloads_arrive_in_parts(helix, database, name, shift):
     """A claim that was cut short is not one that found little."""
     queue = Queue(name)
     go = threading.Event()
@@ -105,7 +105,7 @@ def test_a_worker_does_not_wait_behind_a_portion_of_large_payloads(helix, databa
         go.set()
 
 
-def test_an_async_handler_in_an_async_client(database, name):
+def test_async_client_runs_an_async_handler(database, name):
     queue = Queue(name)
 
     @queue.handler
@@ -132,7 +132,7 @@ def test_an_async_handler_in_an_async_client(database, name):
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
-def test_failures_are_told_apart(helix, name, kind):
+def test_failure_classes_are_distinguished(helix, name, kind):
     queue = Queue(name, max_attempts=2, backoff=0, result=int)
     calls = []
 
@@ -185,7 +185,7 @@ def test_failures_are_told_apart(helix, name, kind):
     assert "unable to parse string as an integer" in ends["misfits"][2]
 
 
-def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database, name):
+def test_retry_delay_depends_on_the_failure_class(helix, database, name):
     """A failure waits longer and longer, by chance; a handler may say how long, or never."""
     queue = Queue(name, max_attempts=3, backoff=1000, backoff_max=1000)
     raised = {
@@ -216,7 +216,7 @@ def test_how_long_a_try_waits_depends_on_how_the_last_one_ended(helix, database,
     assert helix.state(made["gives up"]) is State.FAILED
 
 
-def test_a_misfit_names_its_place(helix, name):
+def test_invalid_value_is_reported_with_its_path(helix, name):
     class Deep(BaseModel):
         samples: list[Reads]
 
@@ -232,7 +232,7 @@ def test_a_misfit_names_its_place(helix, name):
         helix.result(submitted.receipt)
 
 
-def test_rows_and_completion_are_one_commit(helix, database, name):
+def test_rows_of_the_handler_and_completion_are_one_commit(helix, database, name):
     queue = Queue(name, max_attempts=1)
 
     @queue.handler
@@ -252,7 +252,7 @@ def test_rows_and_completion_are_one_commit(helix, database, name):
     assert (helix.state(good), helix.state(bad)) == (State.COMPLETED, State.FAILED)
 
 
-def test_a_transaction_may_fail_the_attempt_and_keep_its_rows(helix, database, name):
+def test_transaction_can_fail_the_attempt_and_keep_its_rows(helix, database, name):
     queue = Queue(name)
 
     @queue.handler
@@ -321,7 +321,7 @@ def test_exception_in_a_transaction_is_the_one_that_is_raised(helix, database, n
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database, name, commits):
+def test_attempt_ends_when_the_session_of_its_handler_commits(helix, database, name, commits):
     queue = Queue(name, max_attempts=1)
     engine = sqlalchemy.create_engine(
         database.dsn("pool").replace("postgresql://", "postgresql+psycopg://")
@@ -350,7 +350,7 @@ def test_a_session_of_ones_own_ends_the_attempt_when_it_commits(helix, database,
 
 
 @pytest.mark.parametrize("way", ["transaction", "session", "stubborn session", "return"])
-def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, shift):
+def test_zombie_cannot_write_and_its_refusal_is_recorded(helix, database, name, way, shift):
     queue = Queue(name)
     engine = sqlalchemy.create_engine(
         database.dsn("pool").replace("postgresql://", "postgresql+psycopg://")
@@ -404,7 +404,7 @@ def test_a_zombie_writes_nothing_and_is_on_record(helix, database, name, way, sh
     proven(database)
 
 
-def test_a_cancelled_batch_stops_its_handler(helix, database, name, shift):
+def test_cancelled_batch_stops_its_handler(helix, database, name, shift):
     queue = Queue(name, lease=1)
     begun, stopped = threading.Event(), threading.Event()
 
@@ -426,7 +426,7 @@ def test_a_cancelled_batch_stops_its_handler(helix, database, name, shift):
     proven(database)
 
 
-def test_a_time_limit_ends_the_attempt(helix, name, shift):
+def test_time_limit_ends_the_attempt(helix, name, shift):
     queue = Queue(name, max_attempts=1, time_limit=0.2)
     answer = threading.Event()
 
@@ -444,7 +444,7 @@ def test_a_time_limit_ends_the_attempt(helix, name, shift):
     assert answer.wait(60)
 
 
-def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, shift):
+def test_failure_that_is_retried_at_once_is_no_lost_lease(helix, name, shift):
     """Its next lease arrives before the answer to its own settlement, on another connection."""
     queue = Queue(name, max_attempts=3, backoff=0)
     attempts = []
@@ -476,12 +476,12 @@ def test_a_failure_that_brings_its_batch_back_at_once_is_no_loss(helix, name, sh
     assert attempts == [1, 2, 3]
 
 
-def test_a_queue_without_a_handler_is_refused(helix, name):
+def test_queue_without_a_handler_is_refused(helix, name):
     with pytest.raises(Refused, match="has no handler"):
         helix.work(Queue(name), until_idle=True)
 
 
-def test_working_inside_a_running_loop_as_a_notebook_does(database, name):
+def test_work_runs_inside_a_running_event_loop_of_a_notebook(database, name):
     queue = Queue(name)
 
     @queue.handler
@@ -496,7 +496,7 @@ def test_working_inside_a_running_loop_as_a_notebook_does(database, name):
     assert asyncio.run(cell()).completed == 1
 
 
-def test_a_queue_by_name_checks_the_stored_schema(helix, name):
+def test_queue_passed_by_name_validates_the_stored_schema(helix, name):
     declared = Queue(name, result=Reads, max_attempts=1)
     submitted = helix.submit(declared, identity="s", payload={})
     untyped = Queue(name)
@@ -510,7 +510,7 @@ def test_a_queue_by_name_checks_the_stored_schema(helix, name):
         helix.result(submitted.receipt)
 
 
-def test_waiting_work_is_started_within_milliseconds(helix, name, shift):
+def test_idle_worker_starts_a_submission_within_milliseconds(helix, name, shift):
     """Not a benchmark: a worker that only polls would take half a second on average."""
     queue = Queue(name)
     started = {}

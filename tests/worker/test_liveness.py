@@ -28,7 +28,7 @@ def served(name, **settings):
     return queue
 
 
-def test_a_handler_that_holds_the_interpreter_keeps_its_lease(helix, database, name, process):
+def test_handler_that_holds_the_interpreter_lock_keeps_its_lease(helix, database, name, process):
     """For three leases no other thread of its process runs; the renewer is another process."""
     queue = served(name, lease=1.5, backoff=0)
     submitted = helix.submit(queue, identity="s", payload={"hold": 4.5})
@@ -41,7 +41,9 @@ def test_a_handler_that_holds_the_interpreter_keeps_its_lease(helix, database, n
     proven(database)
 
 
-def test_poison_that_kills_its_process_ends_and_others_progress(helix, database, name, process):
+def test_batch_that_kills_its_process_ends_failed_while_others_progress(
+    helix, database, name, process
+):
     queue = served(name, lease=1, max_attempts=2, backoff=0)
     bad = helix.submit(queue, identity="bad", payload={"poison": True}).receipt
     good = [helix.submit(queue, identity=f"g{n}", payload={}).receipt for n in range(10)]
@@ -59,7 +61,7 @@ def test_poison_that_kills_its_process_ends_and_others_progress(helix, database,
     proven(database)
 
 
-def test_poison_that_kills_its_worker_ends_by_its_attempts(helix, database, name, process):
+def test_batch_that_kills_its_worker_ends_failed_after_max_attempts(helix, database, name, process):
     """In a thread it takes the worker along; the crash counts, and so the batch ends."""
     queue = served(name, lease=1, max_attempts=2, backoff=0)
     bad = helix.submit(queue, identity="bad", payload={"poison": True}).receipt
@@ -105,7 +107,7 @@ def test_sigterm_under_load_loses_and_repeats_nothing(helix, database, name, pro
     proven(database)
 
 
-def test_a_second_sigterm_gives_back_at_once(helix, name, process):
+def test_second_sigterm_releases_leases_at_once(helix, name, process):
     queue = served(name, lease=60)
     submitted = helix.submit(queue, identity="s", payload={"seconds": 60}).receipt
     with process(name, options={"grace_seconds": 60}) as worker:
@@ -122,7 +124,7 @@ def test_a_second_sigterm_gives_back_at_once(helix, name, process):
 
 
 @pytest.mark.timeout(1800 if PROOF else 120)
-def test_random_kills_end_with_one_effect_each(helix, database, name, process):
+def test_workers_killed_at_random_leave_one_effect_per_batch(helix, database, name, process):
     """The count is the proof: as many effects as batches, whatever was killed, and when.
 
     HELIX_SEED chooses another course.
@@ -187,7 +189,7 @@ def lost_leases(database, name):
     )
 
 
-def test_a_link_that_is_silent_past_the_lease_fences_the_work(
+def test_worker_without_answers_abandons_its_work_before_the_lease_expires(
     helix, database, name, shift, tmp_path
 ):
     """Nobody says yes or no: the thread is told before its lease ends, and writes nothing.
@@ -228,7 +230,7 @@ def test_a_link_that_is_silent_past_the_lease_fences_the_work(
     proven(database)
 
 
-def test_a_worker_survives_its_connections(helix, database, name, shift):
+def test_worker_continues_after_its_connections_are_lost(helix, database, name, shift):
     """Every session of this database is ended again and again; the work ends all the same."""
     queue = Queue(name, lease=10, backoff=0)
 
@@ -250,7 +252,7 @@ def test_a_worker_survives_its_connections(helix, database, name, shift):
     proven(database)
 
 
-def test_an_idle_worker_asks_less_than_twice_a_second(helix, name, shift):
+def test_idle_worker_sends_fewer_than_two_statements_per_second(helix, name, shift):
     queue = Queue(name)
 
     @queue.handler
@@ -277,7 +279,7 @@ def test_an_idle_worker_asks_less_than_twice_a_second(helix, name, shift):
 
 
 @pytest.mark.parametrize("mode", ["thread", "process"])
-def test_the_processes_of_a_killed_worker_do_not_outlive_it(helix, name, process, tmp_path, mode):
+def test_handler_processes_exit_with_their_killed_worker(helix, name, process, tmp_path, mode):
     queue = served(name, lease=30)
     file = tmp_path / "outside"
     helix.submit(queue, identity="s", payload={"seconds": 60, "file": str(file)})
@@ -289,7 +291,7 @@ def test_the_processes_of_a_killed_worker_do_not_outlive_it(helix, name, process
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
 
 
-def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, shift):
+def test_leases_received_after_the_stop_are_released(helix, database, name, shift):
     """The claim was under way when the worker was stopped: its leases are nobody's else."""
     queue = Queue(name, lease=60)
 
@@ -322,7 +324,7 @@ def test_leases_that_come_after_the_stop_are_given_back(helix, database, name, s
     proven(database)
 
 
-def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, name, shift):
+def test_worker_without_heartbeat_process_releases_its_leases_and_exits(helix, name, shift):
     """One that went on would keep what nobody works on, or work on what nobody fences."""
     queue = Queue(name, lease=60)
     begun = threading.Event()
@@ -344,7 +346,7 @@ def test_a_worker_that_cannot_watch_its_leases_gives_them_back_and_ends(helix, n
     assert helix.history(submitted)[-1].reason == "released"
 
 
-def test_what_was_fetched_ahead_of_slow_work_is_given_back(helix, name, shift):
+def test_prefetched_leases_behind_slow_work_are_released(helix, name, shift):
     """A queue that seemed quick: what waits behind a slow batch is free for others."""
     queue = Queue(name, lease=60)
     go, slow = threading.Event(), threading.Event()

@@ -179,7 +179,7 @@ def test_handler_whose_first_commit_did_not_happen_settles_with_the_second(
     took_effect_once(far.helix, database, name, receipt)
 
 
-def test_commit_that_did_not_happen_fails_the_attempt(far, database, name, lines):
+def test_failed_commit_fails_the_attempt(far, database, name, lines):
     queue = Queue(name, max_attempts=1)
 
     @queue.handler
@@ -197,7 +197,7 @@ def test_commit_that_did_not_happen_fails_the_attempt(far, database, name, lines
     assert lines()[-1] == ("settle", "ok")
 
 
-def test_commit_that_is_still_under_way_is_waited_for(far, database, name, lines):
+def test_worker_waits_for_a_commit_in_progress(far, database, name, lines):
     """As one that waits for its standby; the worker has reconnected long before it is over."""
     queue = Queue(name, max_attempts=1)
     with database.connect("helix_bootstrap") as connection:
@@ -226,7 +226,9 @@ def test_commit_that_is_still_under_way_is_waited_for(far, database, name, lines
     took_effect_once(far.helix, database, name, receipt)
 
 
-def test_process_that_dies_after_its_commit_is_no_refused_failure(helix, database, name, process):
+def test_process_that_dies_after_its_commit_is_not_reported_as_failed(
+    helix, database, name, process
+):
     queue = Queue(name, max_attempts=1)
     receipt = helix.submit(queue, identity="s", payload={"die_after": True}).receipt
     options = {"slots": 1, "until_idle": True}
@@ -238,7 +240,7 @@ def test_process_that_dies_after_its_commit_is_no_refused_failure(helix, databas
 
 
 @pytest.mark.parametrize("way", ["transaction", "within"])
-def test_handler_that_goes_on_after_its_commit_is_not_renewed(helix, database, name, way, caplog):
+def test_lease_is_not_renewed_after_its_handler_committed(helix, database, name, way, caplog):
     """The renewal of a batch that has completed would be refused, and kept as a refusal."""
     queue = Queue(name, max_attempts=1, lease=1.5)
     engine = sqlalchemy.create_engine(

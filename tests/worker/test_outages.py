@@ -57,7 +57,7 @@ def pair(tmp_path_factory):
             yield primary, Database(standby, "helix")
 
 
-def test_a_restart_and_a_failover_cost_time_and_nothing_else(pair, shift):
+def test_restart_and_failover_delay_work_but_lose_and_double_none(pair, shift):
     primary, standby = pair
     hosts = ",".join(quote(str(item.server.socket_dir), safe="") for item in pair)
     queue = Queue("work", lease=10, backoff=0)
@@ -94,7 +94,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_worker_without_a_connection_is_deaf_says_so_and_goes_on(
+def test_worker_without_a_connection_reports_unreachable_and_continues(
     helix, database, name, shift, caplog
 ):
     queue = Queue(name, lease=30, backoff=0)
@@ -127,7 +127,7 @@ def test_a_worker_without_a_connection_is_deaf_says_so_and_goes_on(
 # What a worker repeats, and for how long.
 
 
-def test_repeats_are_bounded_and_end_with_the_error():
+def test_retries_are_bounded_and_end_with_the_last_error():
     tries = []
 
     async def ask():
@@ -142,7 +142,7 @@ def test_repeats_are_bounded_and_end_with_the_error():
     assert retry.TOTAL_SECONDS == 15 * 60
 
 
-def test_what_may_be_repeated_is_and_what_is_refused_is_not():
+def test_lost_calls_are_retried_and_refused_calls_are_not():
     lapsed = Unavailable("a certificate that is not trusted", retry_after=math.inf)
     errors = [Retryable("a deadlock"), Unavailable("away"), lapsed]
 

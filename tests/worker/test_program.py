@@ -55,9 +55,7 @@ def run(lease):
 """
 
 
-def test_a_module_with_queues_and_a_client_is_worked_from_the_command_line(
-    helix, database, name, tmp_path
-):
+def test_command_works_the_queues_and_client_of_a_module(helix, database, name, tmp_path):
     (tmp_path / "lab.py").write_text(LAB.format(name=name), encoding="utf-8")
     submitted = helix.submit(Queue(name), identity="s", payload={})
     done = subprocess.run(
@@ -76,7 +74,7 @@ def test_a_module_with_queues_and_a_client_is_worked_from_the_command_line(
     assert helix.result(submitted.receipt) == {"attempt": 1}
 
 
-def test_a_program_finds_its_payload_and_ids_and_never_the_token(helix, database, name):
+def test_program_receives_payload_and_ids_but_not_the_token(helix, database, name):
     queue = Queue(name, max_attempts=1)
     submitted = helix.submit(queue, identity="Sämple-1", payload={"pod5": "a.pod5"}, revision="2")
     code = (
@@ -106,7 +104,7 @@ ENDS = {
 }
 
 
-def test_how_a_program_ends_is_the_class_of_its_failure(helix, database, name):
+def test_exit_status_of_a_program_decides_its_failure_class(helix, database, name):
     queue = Queue(name, max_attempts=1)
     made = {
         script: helix.submit(queue, identity=f"s{n}", payload={"script": script}).receipt
@@ -128,14 +126,14 @@ def _quoted(text):
     return text.replace("'", "'\"'\"'")
 
 
-def test_data_that_cannot_be_read_is_not_tried_again(helix, database, name):
+def test_unreadable_payload_fails_permanently(helix, database, name):
     queue = Queue(name, max_attempts=5, backoff=0)
     submitted = helix.submit(queue, identity="s", payload={})
     assert ran(database, name, "sh -c 'exit 65'")["failed"] == 1
     assert helix.state(submitted.receipt) is State.FAILED
 
 
-def test_a_flood_of_output_keeps_its_head_and_tail(helix, database, name, tmp_path):
+def test_captured_output_above_its_limit_keeps_head_and_tail(helix, database, name, tmp_path):
     queue = Queue(name, max_attempts=1)
     submitted = helix.submit(queue, identity="s", payload={})
     script = "echo first; yes flood | head -c 3000000; echo last; exit 1"
@@ -146,7 +144,7 @@ def test_a_flood_of_output_keeps_its_head_and_tail(helix, database, name, tmp_pa
     assert 0 < sum(file.stat().st_size for file in kept) < 1_200_000
 
 
-def test_a_cancelled_batch_kills_the_whole_group(helix, database, name, tmp_path):
+def test_cancelled_batch_kills_its_whole_process_group(helix, database, name, tmp_path):
     queue = Queue(name, lease=1)
     submitted = helix.submit(queue, identity="s", payload={})
     file = tmp_path / "pids"
@@ -160,7 +158,7 @@ def test_a_cancelled_batch_kills_the_whole_group(helix, database, name, tmp_path
         process.communicate()
 
 
-def test_a_silent_link_kills_the_whole_group_before_the_lease_ends(
+def test_process_group_is_killed_before_the_lease_of_an_unreachable_worker_expires(
     helix, database, name, tmp_path_factory
 ):
     """Also a program that does not listen to polite signals."""
@@ -183,7 +181,7 @@ def test_a_silent_link_kills_the_whole_group_before_the_lease_ends(
         process.communicate()
 
 
-def test_the_program_of_a_killed_worker_does_not_outlive_it(helix, database, name, tmp_path):
+def test_program_exits_with_its_killed_worker(helix, database, name, tmp_path):
     queue = Queue(name)
     helix.submit(queue, identity="s", payload={})
     file = tmp_path / "pids"

@@ -99,7 +99,7 @@ def test_login_of_one_tenant_cannot_claim_for_another(database, queue, tenants):
     assert states(tenants[1], queue) == ["PENDING"] * 3
 
 
-def test_worker_over_http_cannot_ask_for_all_tenants():
+def test_worker_over_http_cannot_request_all_tenants():
     with (
         HelixClient("http://127.0.0.1:1", "hq_token") as client,
         pytest.raises(Refused, match="which has one tenant"),

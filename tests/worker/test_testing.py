@@ -22,7 +22,7 @@ def declared(name):
     return queue, run
 
 
-def test_drain_does_everything_in_this_process(helix, database, name):
+def test_drain_runs_all_work_in_the_test_process(helix, database, name):
     queue, _ = declared(name)
     for number in range(3):
         helix.submit(queue, identity=f"s{number}", payload={})
@@ -31,7 +31,7 @@ def test_drain_does_everything_in_this_process(helix, database, name):
     assert effects(database, name) == {"s": 3}
 
 
-def test_assert_submitted_knows_spellings_and_payloads(helix, name):
+def test_assert_submitted_compares_canonical_identities_and_payloads(helix, name):
     queue, _ = declared(name)
     helix.submit(queue, identity="Sämple", payload={"a": 1})
     found = testing.assert_submitted(helix, queue, identity="Sa\u0308mple", payload={"a": 1})
@@ -42,7 +42,7 @@ def test_assert_submitted_knows_spellings_and_payloads(helix, name):
         testing.assert_submitted(helix, queue, identity="other")
 
 
-def test_a_lease_by_hand_and_one_that_expired(helix, database, name):
+def test_expired_lease_of_an_application_test_cannot_write(helix, database, name):
     queue, run = declared(name)
     submitted = helix.submit(queue, identity="s", payload={})
     with testing.leased(helix, queue) as lease:
@@ -56,7 +56,7 @@ def test_a_lease_by_hand_and_one_that_expired(helix, database, name):
     assert effects(database, name) == {"s": 1}
 
 
-def test_a_frozen_holder_wakes_up_to_nothing(helix, database, name):
+def test_frozen_holder_cannot_write_after_it_wakes(helix, database, name):
     queue, run = declared(name)
     submitted = helix.submit(queue, identity="s", payload={})
     with testing.leased(helix, queue) as lease:
@@ -71,7 +71,7 @@ def test_a_frozen_holder_wakes_up_to_nothing(helix, database, name):
     assert effects(database, name) == {"s": 1}
 
 
-def test_the_plugin_gives_each_test_a_tenant_of_its_own(pytester):
+def test_pytest_plugin_gives_each_test_its_own_tenant(pytester):
     pytester.makeconftest('pytest_plugins = ["helixqueue.testing.plugin"]')
     pytester.makepyfile(
         """

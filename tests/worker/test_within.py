@@ -38,7 +38,7 @@ async def end_it(lease, then, made):
 
 
 @pytest.mark.parametrize("kind", [*SYNC, *ASYNC])
-def test_any_connection_ends_the_attempt_or_writes_nothing(helix, database, name, kind):
+def test_connection_of_any_driver_settles_with_its_rows_or_not_at_all(helix, database, name, kind):
     queue, then = Queue(name, lease=60), Queue(f"{name}.then")
     backend_of(helix).declare(then)
     owners = {}
