@@ -184,6 +184,21 @@ def test_queue_can_be_paused_and_resumed_over_http(over_http):
 
 
 @pytest.mark.parametrize("way", ["service", "database"])
+def test_command_deletes_an_empty_queue_and_keeps_a_used_one(over_http, way):
+    run, q = over_http if way == "service" else over_http.direct, over_http.q
+    delete = ("queue", "delete", q, "--reason", "a typing error")
+    absent = run(*delete)
+    assert (absent.code, f"tenant a has no queue {q}\n" in absent.err) == (Exit.NO, True)
+    run("queue", "set", q, "--reason", "x")
+    assert run(*delete).out == f"queue {q} of tenant a was deleted\n"
+    assert run("queue", "show", q).code == Exit.NO
+    run("submit", q, "S-1", "--create")
+    kept = run(*delete, "--json")
+    assert (kept.code, kept.json) == (Exit.NO, {"tenant": "a", "queue": q, "answer": "not_empty"})
+    assert f"helixq queue set {q} --closed" in run(*delete).err
+
+
+@pytest.mark.parametrize("way", ["service", "database"])
 def test_queue_changes_are_recorded_with_their_reason(over_http, database, way):
     run = over_http if way == "service" else over_http.direct
     q = over_http.q

@@ -255,12 +255,3 @@ def test_sheet_with_an_identity_column_puts_the_others_into_the_payload(helixq, 
     done = helixq("submit", lab.q, "--from", "-", *both[2:], "--json", stdin=lines)
     assert (done.json["new"], done.json["bad"]) == (1, 1)
     assert helixq("submit", lab.q, "S-9", "--identity-column", "x").code == Exit.USAGE
-
-
-def test_command_deletes_an_empty_queue_and_keeps_a_used_one(helixq, lab):
-    delete = ("queue", "delete", "--reason", "x", "--json")
-    helixq("queue", "set", f"{lab.q}-empty", "--reason", "x")
-    assert helixq(*delete, f"{lab.q}-empty").json["answer"] == "deleted"
-    lab.submit("s")
-    kept = helixq(*delete, lab.q)
-    assert (kept.code, kept.json["answer"]) == (Exit.NO, "not_empty")

@@ -526,3 +526,19 @@ def test_schema_above_its_limit_is_refused_by_the_database_too(database, name):
             "p_payload_schema => to_jsonb(repeat('x', 70000)))",
             (name,),
         )
+
+
+def test_unused_queue_is_deleted_and_a_used_one_stays(helix, name):
+    queue = Queue(name)
+    assert helix.delete_queue(name, reason="a typing error") is False
+    helix.submit(f"{name}-used", identity="S-1", payload={}, create=True)
+    with pytest.raises(Refused, match=r"has or had batches.*--closed"):
+        helix.delete_queue(f"{name}-used", reason="a typing error")
+    helix.submit_many(queue, [])
+    assert stored(helix, name).name == name
+    assert helix.delete_queue(queue, reason="a typing error") is True
+    assert stored(helix, name) is None
+    # The client does not remember the deleted queue.
+    assert helix.submit(queue, identity="S-1", payload={}).decision == "new"
+    with pytest.raises(Refused, match="expected a reason"):
+        helix.delete_queue(name, reason=" ")

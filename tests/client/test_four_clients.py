@@ -5,13 +5,21 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
 
 import helixqueue
 from helixqueue import AsyncHelixClient, AsyncHelixQueue, HelixClient, HelixQueue
-from helixqueue.client import async_client, asynchronous, sync, sync_client
+from helixqueue.client import (
+    async_client,
+    asynchronous,
+    letters,
+    queue_methods,
+    sync,
+    sync_client,
+)
 from helixqueue.errors import Refused
 from helixqueue.records.lease import Settlement, Token
 
@@ -23,7 +31,7 @@ FILES = [(sync, asynchronous), (sync_client, async_client)]
 DIFFERENT = {"batches", "fences"}
 EVERYWHERE = {
     *("submit", "submit_many", "state", "wait", "result", "history", "batches"),
-    *("letters", "letter", "redrive", "discard", "refused", "twins"),
+    *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),
 }
 NEEDS_DATABASE = {"embedded", "dsn", "fence", "fences", "ledger", "feed"}
@@ -80,6 +88,24 @@ def test_async_method_runs_the_same_operation(module, async_module):
     assert bodies.keys() == async_bodies.keys()
     for name in bodies.keys() - DIFFERENT:
         assert bodies[name] == async_bodies[name], name
+
+
+@pytest.mark.parametrize(
+    ("methods", "async_methods"),
+    [
+        (letters.LetterMethods, letters.AsyncLetterMethods),
+        (queue_methods.QueueMethods, queue_methods.AsyncQueueMethods),
+    ],
+)
+def test_async_method_of_a_base_class_runs_the_same_operation(methods, async_methods):
+    names = {name for name in vars(methods) if not name.startswith("_")}
+    assert names == {name for name in vars(async_methods) if not name.startswith("_")}
+    for name in names - {"letters"}:
+        source, async_source = (
+            textwrap.dedent(inspect.getsource(getattr(owner, name)))
+            for owner in (methods, async_methods)
+        )
+        assert source == async_source.replace("async def", "def").replace("await ", ""), name
 
 
 SETTLEMENT = Settlement(1, Token(1, 1, 1), "completed")

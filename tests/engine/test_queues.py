@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helixqueue.engine import calls
-from helixqueue.errors import NotPermitted, Refused
+from helixqueue.errors import NotPermitted, Refused, Retryable
 from helixqueue.states import State
 from tests.support.lab import WORK_LOCATION, Lab, wait_until
 
@@ -118,6 +118,23 @@ def test_submission_in_progress_keeps_its_queue(lab, database):
             wait_until(lambda: database.value(WAITING) == 1)
             other.commit()
             assert deletion.result() == "not_empty"
+
+
+def test_deletion_of_a_used_queue_does_not_wait_for_other_tenants(lab, database):
+    """It asks for no lock of the table, behind which every submission would wait."""
+    name = f"{lab.q}-long"
+    lab.queue(name)
+    with database.connect("pool", autocommit=False) as other:
+        other.execute(
+            "select helix.submit_v1('b', %s, 'x', 'text-v1', array['s'], array['{}'])", (lab.q,)
+        )
+        lab.submit("s")
+        delete = {"tenant": "a", "reason": "a typing error"}
+        assert lab.run(calls.delete_queue(queue=lab.q, **delete)) == "not_empty"
+        # An empty queue needs the lock, and gives up soon: others wait behind it.
+        with pytest.raises(Retryable):
+            lab.run(calls.delete_queue(queue=name, **delete))
+    assert lab.run(calls.delete_queue(queue=name, **delete)) == "deleted"
 
 
 def test_all_settings_at_once_for_a_new_queue(lab):

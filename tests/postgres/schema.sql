@@ -3986,6 +3986,17 @@ $$;
 
 ALTER FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) OWNER TO helix_engine;
 
+-- Name: is_empty(integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.is_empty(p_queue integer) RETURNS boolean
+    LANGUAGE sql
+    AS $$
+  select not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
+     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null)
+$$;
+
+ALTER FUNCTION helix.is_empty(p_queue integer) OWNER TO helix_engine;
+
 -- Name: is_plain(text, timestamp with time zone, boolean); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean) RETURNS boolean
@@ -4392,11 +4403,14 @@ ALTER FUNCTION helix.lock_ended(p_batch bigint[]) OWNER TO helix_engine;
 
 CREATE FUNCTION helix.lock_if_empty(p_queue integer) RETURNS boolean
     LANGUAGE plpgsql
+    SET lock_timeout TO '1s'
     AS $$
 begin
+  if not helix.is_empty(p_queue) then
+    return false;
+  end if;
   lock table helix.queue in access exclusive mode;
-  return not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
-     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null);
+  return helix.is_empty(p_queue);
 end
 $$;
 
@@ -13430,6 +13444,10 @@ REVOKE ALL ON FUNCTION helix.insert_work(p_queue helix.queue, p_actor text, p_no
 -- Name: FUNCTION is_doubled(p_batch bigint, p_number bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.is_doubled(p_batch bigint, p_number bigint) FROM PUBLIC;
+
+-- Name: FUNCTION is_empty(p_queue integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.is_empty(p_queue integer) FROM PUBLIC;
 
 -- Name: FUNCTION is_plain(p_limit_key text, p_expires_at timestamp with time zone, p_paused boolean); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -68,6 +68,24 @@ def test_erase_keeps_the_ledger(http, lab, batch_id):
     assert len(response["events"]) == 4
 
 
+def test_repeated_deletion_with_one_key_returns_the_first_response(site, lab):
+    name = f"{lab.q}-typo"
+    lab.queue(name)
+    reason = {"reason": "a typing error"}
+    with site.client("operate", "read") as operator:
+        path = f"/v1/queues/{name}/delete"
+        key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
+        first, again = (operator.post(path, json=reason, headers=key) for _ in range(2))
+        assert first.json() == again.json() == {"queue": name, "answer": "deleted"}
+        assert problem_kind(operator.post(path, json=reason)) == "no-such-queue"
+        lab.submit("s")
+        kept = operator.post(f"/v1/queues/{lab.q}/delete", json=reason)
+        assert (kept.status_code, problem_kind(kept)) == (409, "queue-not-empty")
+    with site.client("submit", "read") as reader:
+        denied = reader.post(f"/v1/queues/{lab.q}/delete", json=reason)
+        assert problem_kind(denied) == "forbidden"
+
+
 def test_queue_is_created_changed_paused_and_resumed_with_a_reason(site, lab):
     name = f"{lab.q}-new"
     with site.client("operate", "read", name=f"boss-{lab.q}") as operator:

@@ -323,7 +323,7 @@ def _resume(
 
 
 @command(app, "delete", example='helixq queue delete basecal --reason "a typing error"')
-@connection.without_service("queue delete needs the database")
+@connection.over_http
 def _delete(
     queue: Name,
     *,
@@ -341,7 +341,7 @@ def _delete(
     """
     check_name("queue", queue)
     with connection.open_target(dsn, data) as target:
-        owner = connection.tenant_to_change(target, tenant)
+        owner = connection.tenant_name(target, tenant)
         call = target.calls.delete_queue(tenant=owner, queue=queue, reason=reason, actor=actor)
         answer = target.run(call)
     texts = {

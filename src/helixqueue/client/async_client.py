@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
 from helixqueue.client.letters import AsyncLetterMethods
-from helixqueue.operations import batch_actions, identities, submit
+from helixqueue.client.queue_methods import AsyncQueueMethods
+from helixqueue.operations import batch_actions, submit
 from helixqueue.operations.steps import Steps, run_steps_async
 from helixqueue.records.submission import Submission
 
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
 
     from helixqueue.client.backend import AsyncBackend
     from helixqueue.client.run_worker import Queues
-    from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batch_actions import BatchFilters, BatchRef
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, BatchRow, EventRow
-    from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
     from helixqueue.records.submission import Accepted, Receipt, Source, Submitted
     from helixqueue.states import State
@@ -35,7 +34,7 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
-class AsyncClient(AsyncLetterMethods, Generic[W]):
+class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
     """Methods of every client: each builds the steps of an operation, and the backend runs them."""
 
     def __init__(self, backend: AsyncBackend) -> None:
@@ -226,16 +225,6 @@ class AsyncClient(AsyncLetterMethods, Generic[W]):
             after = page.next
             if after is None:
                 return
-
-    async def refused(
-        self, queue: Queue[Any, Any] | str, *, limit: int = 1_000
-    ) -> list[RefusedIdentityRow]:
-        """List the latest identities that the queue refused, with their raw bytes in hex."""
-        return await self._do(identities.refused(self._operations, queue, limit))
-
-    async def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
-        """List identities of the queue that people take for one another: case, look-alikes."""
-        return await self._do(identities.twins(self._operations, queue))
 
     @overload
     async def cancel(

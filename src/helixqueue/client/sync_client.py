@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, overload
 
 from helixqueue.client.letters import LetterMethods
-from helixqueue.operations import batch_actions, identities, submit
+from helixqueue.client.queue_methods import QueueMethods
+from helixqueue.operations import batch_actions, submit
 from helixqueue.operations.steps import Steps, run_steps
 from helixqueue.records.submission import Submission
 
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
 
     from helixqueue.client.backend import SyncBackend
     from helixqueue.client.run_worker import Queues
-    from helixqueue.identity.twins import TwinGroup
     from helixqueue.operations.batch_actions import BatchFilters, BatchRef
     from helixqueue.operations.batches import Which
     from helixqueue.queues import Queue
     from helixqueue.records.batch import ActionResult, BatchRow, EventRow
-    from helixqueue.records.identity import RefusedIdentityRow
     from helixqueue.records.lease import LeaseRef, LeaseRow, Settlement, WriteResult
     from helixqueue.records.submission import Accepted, Receipt, Source, Submitted
     from helixqueue.states import State
@@ -35,7 +34,7 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 
-class SyncClient(LetterMethods, Generic[W]):
+class SyncClient(LetterMethods, QueueMethods, Generic[W]):
     """Methods of every client: each builds the steps of an operation, and the backend runs them."""
 
     def __init__(self, backend: SyncBackend) -> None:
@@ -221,16 +220,6 @@ class SyncClient(LetterMethods, Generic[W]):
             after = page.next
             if after is None:
                 return
-
-    def refused(
-        self, queue: Queue[Any, Any] | str, *, limit: int = 1_000
-    ) -> list[RefusedIdentityRow]:
-        """List the latest identities that the queue refused, with their raw bytes in hex."""
-        return self._do(identities.refused(self._operations, queue, limit))
-
-    def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
-        """List identities of the queue that people take for one another: case, look-alikes."""
-        return self._do(identities.twins(self._operations, queue))
 
     @overload
     def cancel(

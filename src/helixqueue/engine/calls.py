@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 import orjson
 
@@ -20,7 +20,7 @@ from helixqueue.postgres.statements import sql_texts
 from helixqueue.records.batch import ActionResult
 from helixqueue.records.claim_hints import Hint
 from helixqueue.records.lease import ClaimResult, LeaseRef, LeaseRow, Settlement, Token, WriteResult
-from helixqueue.records.queue import QueueRow, QueueSettings
+from helixqueue.records.queue import QueueDeletion, QueueRow, QueueSettings
 from helixqueue.records.submission import Receipt, SubmissionRow, SubmittedRow
 from helixqueue.states import State
 
@@ -321,7 +321,7 @@ def set_queue(
 
 def delete_queue(
     *, tenant: str, queue: str, reason: str, actor: str | None = None
-) -> Call[Literal["deleted", "absent", "not_empty"]]:
+) -> Call[QueueDeletion]:
     """Delete a queue that never had a batch."""
     return Call(_SQL["delete_queue"], (tenant, queue, actor, reason), lambda rows: rows[0][0])
 

@@ -73,7 +73,7 @@ def act_on_batch(
     operations: Operations, verb: str, batch: object, reason: str, **options: bool
 ) -> Steps[State]:
     """Cancel, retry or erase one batch and return its state; raise if that is not possible."""
-    _demand_reason(verb, reason)
+    demand_reason(verb, reason)
     batch_id = batch_id_of(batch)
     [result] = yield from operations.ask(_call(operations, verb, [batch_id], reason, **options))
     if result.answer in {"ok", "repeat"} and result.state is not None:
@@ -97,7 +97,7 @@ def act_on_batches(
         raise Refused(f"{verb}: expected receipts or ids, or else filters; got {got}")
     if isinstance(batches, Receipt | uuid.UUID | BatchRow | str):
         return (yield from act_on_batch(operations, verb, batches, reason, dry_run=dry_run))
-    _demand_reason(verb, reason)
+    demand_reason(verb, reason)
     results: list[ActionResult] = []
     if batches is not None:
         for ids in _pages(verb, batches):
@@ -188,7 +188,7 @@ def _pages(verb: str, batches: object) -> Iterator[list[uuid.UUID]]:
         yield page
 
 
-def _demand_reason(verb: str, reason: object) -> None:
+def demand_reason(verb: str, reason: object) -> None:
     if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
         raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")
 

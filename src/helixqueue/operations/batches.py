@@ -19,7 +19,7 @@ from helixqueue.errors import (
     Refused,
 )
 from helixqueue.identity import PROFILES, check_name
-from helixqueue.operations.batch_actions import batch_id_of
+from helixqueue.operations.batch_actions import batch_id_of, demand_reason
 from helixqueue.operations.identity_log import IdentityLog
 from helixqueue.operations.prepare import KnownQueue
 from helixqueue.operations.steps import Execute, Sleep, Steps, retried
@@ -124,6 +124,21 @@ class Operations:
         return self.ask(
             self.calls.set_queue(tenant=self.tenant, queue=name, actor=self.actor, **settings)
         )
+
+    def delete_queue(self, queue: Queue[Any, Any] | str, reason: str) -> Steps[bool]:
+        """Delete a queue that never had a batch; False if there is none."""
+        demand_reason("delete_queue", reason)
+        name = queue.name if isinstance(queue, Queue) else check_name("queue", queue)
+        answer = yield from self.ask(
+            self.calls.delete_queue(tenant=self.tenant, queue=name, reason=reason, actor=self.actor)
+        )
+        self.forget(name)
+        if answer == "not_empty":
+            raise Refused(
+                f"queue {name} has or had batches, so it stays; close it with `helixq queue set "
+                f"{name} --closed --reason ...`"
+            )
+        return answer == "deleted"
 
     def forget(self, name: str) -> None:
         """Read the queue again at its next use."""

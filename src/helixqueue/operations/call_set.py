@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from helixqueue.records.batch import ActionResult, BatchPage, EventRow, OutcomeRow
     from helixqueue.records.identity import IdentityPage, RefusedPage
     from helixqueue.records.lease import ClaimResult, LeaseRef, Settlement, WriteResult
-    from helixqueue.records.queue import QueueRow, QueueSettings
+    from helixqueue.records.queue import QueueDeletion, QueueRow, QueueSettings
     from helixqueue.records.submission import SubmissionRow, SubmittedRow
     from helixqueue.states import State
 
@@ -54,6 +54,10 @@ class WriteCalls(Protocol):
         actor: str | None = None,
         **settings: Unpack[QueueSettings],
     ) -> AnyCall[QueueRow]: ...
+
+    def delete_queue(
+        self, *, tenant: str, queue: str, reason: str, actor: str | None = None
+    ) -> AnyCall[QueueDeletion]: ...
 
     def cancel(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from helixqueue.errors import Conflict, Refused
+from helixqueue.operations.batch_actions import demand_reason
 from helixqueue.operations.message import Poison, decode_fields, read_message
 from helixqueue.operations.prepare import prepare
 from helixqueue.records.submission import Accepted
@@ -60,7 +61,7 @@ def redrive(
     revision: str | None = None,
 ) -> Steps[Accepted[Any]]:
     """Submit the message of a letter again, with corrections; the letter closes with it."""
-    _demand_reason("redrive", reason)
+    demand_reason("redrive", reason)
     calls = operations.call_set.letters
     if hasattr(calls, "redrive"):  # the service does it
         answer = yield from operations.ask(
@@ -106,7 +107,7 @@ def redrive(
 
 def discard(operations: Operations, letters: Sequence[int], reason: str) -> Steps[dict[int, str]]:
     """Discard letters: their bytes are deleted. The answer of each is ok, repeat or refused."""
-    _demand_reason("discard", reason)
+    demand_reason("discard", reason)
     return operations.ask(
         operations.call_set.letters.discard_letters(
             letters=[_number(letter) for letter in letters], reason=reason, actor=operations.actor
@@ -133,8 +134,3 @@ def _number(letter: object) -> int:
     if not isinstance(letter, int) or isinstance(letter, bool) or not 0 < letter < 2**63:
         raise Refused(f"expected the number of a dead letter, got {ascii(letter)[:80]}")
     return letter
-
-
-def _demand_reason(verb: str, reason: object) -> None:
-    if not isinstance(reason, str) or not reason.strip() or "\0" in reason:
-        raise Refused(f"{verb}: expected a reason for the record, got {reason!r}")

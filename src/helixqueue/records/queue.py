@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+# Answer to the deletion of a queue: a queue that has or had batches stays.
+QueueDeletion = Literal["deleted", "absent", "not_empty"]
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:

@@ -60,6 +60,7 @@ class _CoalescingCalls:
     note_refused = staticmethod(calls.note_refused)
     queue = staticmethod(calls.queue)
     set_queue = staticmethod(calls.set_queue)
+    delete_queue = staticmethod(calls.delete_queue)
     cancel = staticmethod(calls.cancel)
     retry = staticmethod(calls.retry)
     erase = staticmethod(calls.erase)

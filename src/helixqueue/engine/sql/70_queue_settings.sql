@@ -1,14 +1,24 @@
 -- Queues and bindings: what operators and programs set.
 
--- Whether a queue has never had a batch, tombstones included. Every transaction that has read helix.queue
+-- Whether a queue has no batch and no tombstone: each partial index is asked by itself.
+create function helix.is_empty(p_queue integer) returns boolean
+language sql volatile as $$
+  select not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
+     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null)
+$$;
+
+-- Whether a queue has never had a batch, with a lock under which that stays true. Every transaction that has read helix.queue
 -- holds its lock on the table until it ends, so with this lock no submission is in progress that read the
--- queue before. Others wait, at most for the lock_timeout of the caller.
+-- queue before. Everything else waits behind this lock, so it is asked for only if the queue looks empty,
+-- and given up after a second: no tenant may stop the others by repeating the call.
 create function helix.lock_if_empty(p_queue integer) returns boolean
-language plpgsql as $$
+language plpgsql set lock_timeout = '1s' as $$
 begin
+  if not helix.is_empty(p_queue) then
+    return false;
+  end if;
   lock table helix.queue in access exclusive mode;
-  return not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is null)
-     and not exists (select from helix.batch b where b.queue = p_queue and b.retired_at is not null);
+  return helix.is_empty(p_queue);
 end
 $$;
 

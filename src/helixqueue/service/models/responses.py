@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import orjson
@@ -85,6 +85,11 @@ class QueueResponse(QueueRow):
 class QueuePageResponse(BaseModel):
     queues: list[QueueResponse]
     next: str | None
+
+
+class QueueDeletedResponse(BaseModel):
+    queue: str
+    answer: Literal["deleted"]
 
 
 class WorkerPageResponse(BaseModel):

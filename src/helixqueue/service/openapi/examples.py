@@ -230,6 +230,9 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "pause_queue": Example({**_QUEUE, "paused": True}, request={"reason": "flow cell exchange"}),
     "resume_queue": Example(_QUEUE, request={"reason": "flow cell exchanged"}),
+    "delete_queue": Example(
+        {"queue": "basecal", "answer": "deleted"}, request={"reason": "a typing error"}
+    ),
     "list_refused": Example(
         {
             "refused": [

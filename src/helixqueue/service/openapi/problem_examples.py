@@ -46,6 +46,7 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     },
     "illegal-transition": {"detail": f"retry: batch {BATCH} is COMPLETED"},
     "queue-closed": {"detail": "queue basecall is closed; an operator opens it"},
+    "queue-not-empty": {"detail": "queue basecall has or had batches, so it stays"},
     "not-in-doubt": {
         "detail": "the fence is SEALED, version 3; nothing was changed",
         "expected": "IN_DOUBT, version 2",

@@ -12,7 +12,7 @@ from helixqueue.queues.schema_bounds import check_bounds
 from helixqueue.schemas import Schema
 from helixqueue.service.models import responses
 from helixqueue.service.models.requests import QueueRequest, ReasonRequest, Time, Worker
-from helixqueue.service.problems import no_such_queue
+from helixqueue.service.problems import Problem, no_such_queue
 from helixqueue.service.routing import (
     PrincipalDep,
     QueueName,
@@ -110,7 +110,7 @@ async def set_queue(
 ) -> responses.QueueResponse:
     """Settings that are left out stay unchanged.
 
-    A profile cannot be changed: another profile would make known identities look new.
+    The profile of a queue that had a batch cannot be changed: known identities would look new.
     """
     settings = body.model_dump(exclude={"reason"}, exclude_none=True)
     if "requires" in settings:
@@ -147,6 +147,33 @@ async def resume_queue(
 ) -> responses.QueueResponse:
     """Pending batches keep their order."""
     return await _set_paused(queue, body, principal, request_log, paused=False)
+
+
+@routes.post(
+    "/v1/queues/{queue}/delete",
+    response_model=responses.QueueDeletedResponse,
+    name="delete_queue",
+    summary="Delete a queue that never had a batch",
+    **operation("operate", "no-such-queue", "queue-not-empty", fenced=True),
+)
+async def delete_queue(
+    queue: QueueName, body: ReasonRequest, principal: PrincipalDep, request_log: RequestLogDep
+) -> responses.QueueDeletedResponse:
+    """A queue that had a batch can only be closed: the keys of its batches contain its name."""
+    request_log.add(queue=queue, reason=body.reason)
+    answer = await principal.run(
+        calls.delete_queue(
+            tenant=principal.tenant, queue=queue, actor=principal.grant.name, reason=body.reason
+        )
+    )
+    principal.operations.forget(queue)
+    if answer == "absent":
+        raise no_such_queue(queue)
+    if answer == "not_empty":
+        raise Problem(
+            "queue-not-empty", f"queue {queue} has or had batches, so it stays", got=queue
+        )
+    return responses.QueueDeletedResponse(queue=queue, answer=answer)
 
 
 @routes.get(

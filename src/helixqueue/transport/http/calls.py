@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from helixqueue.records.lease import LeaseRef, Settlement
-    from helixqueue.records.queue import QueueSettings
+    from helixqueue.records.queue import QueueDeletion, QueueSettings
     from helixqueue.records.submission import SubmissionRow
 
 T = TypeVar("T")
@@ -136,6 +136,20 @@ def set_queue(
         )
     verb = "pause" if paused else "resume"
     return post(at("queues", queue, verb), {"reason": reason}, read_queue, needs_key=True)
+
+
+def delete_queue(
+    *,
+    tenant: str,  # noqa: ARG001
+    queue: str,
+    reason: str,
+    actor: str | None = None,  # noqa: ARG001
+) -> HttpCall[QueueDeletion]:
+    call: HttpCall[QueueDeletion] = post(
+        at("queues", queue, "delete"), {"reason": reason}, lambda _: "deleted", needs_key=True
+    )
+    call = unless("no-such-queue", call, lambda _: "absent")
+    return unless("queue-not-empty", call, lambda _: "not_empty")
 
 
 def read_queue(document: dict[str, Any]) -> QueueRow:
