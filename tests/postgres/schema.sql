@@ -5123,10 +5123,11 @@ ALTER FUNCTION helix.queue_requires_v1(p_tenant text, p_queue text) OWNER TO hel
 
 -- Name: read_batch_states_v1(bigint, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) RETURNS TABLE(reached bigint, retired boolean, working boolean, state text, batch bigint[], queue integer[], version integer[], attempt smallint[], entry bigint[], number bigint[], epoch integer[])
+CREATE FUNCTION helix.read_batch_states_v1(p_after bigint, p_limit integer) RETURNS TABLE(reached bigint, retired boolean, working boolean, state text, entry bigint, version integer, attempt smallint, queue integer, number bigint, epoch integer, batch bigint[])
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'off'
     SET enable_nestloop TO 'off'
     SET enable_mergejoin TO 'off'
     SET enable_sort TO 'off'
@@ -5140,9 +5141,8 @@ declare
   v_every boolean := helix.session_tenants() is null;
 begin
   return query
-    select v_last, s.retired, s.working, s.state::text, array_agg(s.id),
-           array_agg(s.queue), array_agg(s.version), array_agg(s.attempt), array_agg(s.entry),
-           array_agg(s.number), array_agg(s.epoch)
+    select v_last, s.retired, s.working, s.state::text, s.entry, s.version, s.attempt, s.queue, s.number,
+           s.epoch, array_agg(s.id)
     from (select b.id, b.retired_at is not null as retired, w.batch is not null as working,
                  coalesce(w.state, b.state) as state,
                  coalesce(w.queue, b.queue) as queue, coalesce(w.version, b.version, 0) as version,
@@ -5158,7 +5158,7 @@ begin
             union all
             select w.batch, w.state, w.queue, w.version, w.attempt, w.entry, w.number, w.epoch
             from helix.work w where not v_every and w.batch = any (v_batch)) w on w.batch = b.id) s
-    group by s.retired, s.working, s.state;
+    group by s.retired, s.working, s.state, s.entry, s.version, s.attempt, s.queue, s.number, s.epoch;
 end
 $$;
 
@@ -7369,6 +7369,7 @@ ALTER FUNCTION helix.read_newest(p_tenant text, p_queue text, p_since timestamp 
 CREATE FUNCTION helix.read_next_batches(p_after bigint, p_limit integer) RETURNS bigint[]
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
+    SET enable_indexscan TO 'on'
     SET enable_bitmapscan TO 'off'
     SET enable_nestloop TO 'on'
     SET enable_sort TO 'on'

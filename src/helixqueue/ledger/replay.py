@@ -18,51 +18,63 @@ from __future__ import annotations
 
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryLoader
 
-from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, integers, moment
+from helixqueue.ledger.chain import INT8, LedgerEntry, integers, moment
 from helixqueue.ledger.fold import Fold, Head, Kind, Step, Violation
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from psycopg import Connection, Cursor
     from psycopg.abc import Buffer
 
-STEPS_PER_PAGE = 50_000  # about 4 MB of arrays; two pages are in memory
+# About 200 KB of arrays: what the socket holds, so that the server does not wait for the reader.
+STEPS_PER_PAGE = 5_000
 ENTRIES_MAX = 10_000  # of a page; the SQL function returns no more
 FIRST_PAGE = 100
 STATE_BATCHES = 10_000
 CHAIN_BATCHES = 1_000
 _ARRAY_OIDS = {"int8[]": 1016, "int4[]": 1007, "int2[]": 1005, "bytea[]": 1001}
 
-
 _Row = TypeVar("_Row")
-_Position = TypeVar("_Position")
 
 
 class StoredState(NamedTuple):
-    """Batches of one state, as parallel arrays."""
+    """The stored state of one or more batches."""
 
     reached: int  # the last batch of this page
     retired: bool
     has_work: bool  # they have a row in helix.work
     state: str | None
+    entry: int
+    version: int
+    attempt: int
+    queue: int
+    number: int
+    epoch: int
     batch: bytes
-    queue: bytes
-    version: bytes
-    attempt: bytes
-    entry: bytes
-    number: bytes
-    epoch: bytes
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """As in `Head.position`; a tombstone has no token."""
+        return self[4:8] if self.retired else self[4:10]
+
+
+# A statement of replay.sql, and what its rows are.
+Query = tuple[str, Callable[..., _Row]]
+ENTRIES: Query[LedgerEntry] = ("entries", LedgerEntry)
+CHAINS: Query[LedgerEntry] = ("chains", LedgerEntry)
+STATES: Query[StoredState] = ("stored_states", StoredState)
 
 
 @dataclass(slots=True)
@@ -135,19 +147,16 @@ def replay_within(
 ) -> None:
     """Replay the whole ledger inside the transaction of the connection."""
     folded = Fold()
-    for page in _ledger(connection):
-        for entry in page:
-            folded.add(entry)
-        result.add(folded.violations, limit)
-        result.events = folded.events
-        if progress is not None:
-            progress(folded.events)
-    for states in _read_ahead(
-        lambda after: _stored_states(connection, after, STATE_BATCHES),
-        0,
-        lambda states: states[0].reached,
-    ):
-        result.add(_compare(folded, states, result), limit)
+    with connection.pipeline():
+        for page in _ledger(connection):
+            for entry in page:
+                folded.add(entry)
+            result.add(folded.violations, limit)
+            result.events = folded.events
+            if progress is not None:
+                progress(folded.events)
+        for states in _states(connection):
+            result.add(_compare(folded, states, result), limit)
     result.add([_no_work_row(batch, head) for batch, head in folded.heads.items()], limit)
 
 
@@ -161,12 +170,13 @@ def _replay_pages(
     after, left, deadline = batch_range
     while left > 0:
         size = int(min(left, CHAIN_BATCHES))
-        states = _stored_states(connection, after, size)
+        page = {"after": after, "limit": size}
+        states = _read(connection, STATES, page)
         if not states:
             result.stopped_at = None
             return
         folded = Fold()
-        for entry in _chains(connection, after, size):
+        for entry in _read(connection, CHAINS, page):
             folded.add(entry)
         result.add(folded.violations, limit)
         result.add(_compare(folded, states, result), limit)
@@ -189,39 +199,42 @@ def _ledger(connection: Connection[Any]) -> Iterator[list[LedgerEntry]]:
         return {"id": page[-1].id, "part": page[-1].part, "limit": size}
 
     first = {"id": 0, "part": 0, "limit": FIRST_PAGE}
-    return _read_ahead(lambda position: _entries(connection, "entries", position), first, after)
+    return _read_ahead(connection, ENTRIES, first, after)
+
+
+def _states(connection: Connection[Any]) -> Iterator[list[StoredState]]:
+    """Read the stored states of all batches in pages of STATE_BATCHES."""
+
+    def after(page: list[StoredState]) -> dict[str, int]:
+        return {"after": page[0].reached, "limit": STATE_BATCHES}
+
+    return _read_ahead(connection, STATES, {"after": 0, "limit": STATE_BATCHES}, after)
 
 
 def _read_ahead(
-    read: Callable[[_Position], list[_Row]],
-    first: _Position,
-    after: Callable[[list[_Row]], _Position],
+    connection: Connection[Any],
+    query: Query[_Row],
+    first: dict[str, int],
+    after: Callable[[list[_Row]], dict[str, int]],
 ) -> Iterator[list[_Row]]:
-    """Read pages until one is empty; a thread reads the next page while the caller uses this one.
+    """Read pages until one is empty; the server makes the next one while the caller uses this one.
 
-    The server and Python then work at the same time, and two pages are in memory.
+    Needs a pipeline. A thread that reads ahead would wait for the interpreter lock whenever data
+    arrive, up to 5 ms each time.
     """
-    with ThreadPoolExecutor(1, "replay") as reader:
-        page = read(first)
-        while page:
-            following = reader.submit(read, after(page))
+    statement, row_type = query
+    with _raw_cursor(connection) as cursor:
+        cursor.execute(_sql(statement), first, binary=True)
+        while page := [row_type(*row) for row in cursor.fetchall()]:
+            cursor.execute(_sql(statement), after(page), binary=True)
             yield page
-            page = following.result()
 
 
-def _chains(connection: Connection[Any], after: int, size: int) -> list[LedgerEntry]:
-    return _entries(connection, "chains", {"after": after, "limit": size})
-
-
-def _entries(connection: Connection[Any], name: str, args: dict[str, int]) -> list[LedgerEntry]:
+def _read(connection: Connection[Any], query: Query[_Row], args: dict[str, int]) -> list[_Row]:
+    statement, row_type = query
     with _raw_cursor(connection) as cursor:
-        return list(map(LedgerEntry._make, cursor.execute(_sql(name), args, binary=True)))
-
-
-def _stored_states(connection: Connection[Any], after: int, size: int) -> list[StoredState]:
-    with _raw_cursor(connection) as cursor:
-        rows = cursor.execute(_sql("stored_states"), {"after": after, "limit": size}, binary=True)
-        return list(map(StoredState._make, rows))
+        rows = cursor.execute(_sql(statement), args, binary=True).fetchall()
+        return [row_type(*row) for row in rows]
 
 
 class _RawLoader(Loader):
@@ -254,52 +267,42 @@ def _sql(name: str) -> bytes:
 def _compare(folded: Fold, page: list[StoredState], result: ReplayResult) -> list[Violation]:
     """Compare heads with the stored states of their batches, and drop the heads."""
     violations: list[Violation] = []
-    for rows in page:
-        batches = integers(INT8, rows.batch)
-        if rows.retired:
+    for stored in page:
+        batches = integers(INT8, stored.batch)
+        if stored.retired:
             result.retired += len(batches)
         else:
             result.batches += len(batches)
-        positions = zip(
-            integers(INT8, rows.entry),
-            integers(INT4, rows.version),
-            integers(INT2, rows.attempt),
-            integers(INT4, rows.queue),
-            integers(INT8, rows.number),
-            integers(INT4, rows.epoch),
-            strict=True,
-        )
-        pop = folded.heads.pop
-        is_consistent = rows.has_work != rows.retired
-        known = _known(rows)
-        for batch, position in zip(batches, positions, strict=True):
-            head = pop(batch, None)
-            if (
-                is_consistent
-                and head is not None
-                and head.position[:known] == position[:known]
-                and head.state == rows.state
-                and (rows.retired or not head.archived)
-            ):
-                continue
-            violations += _examine(folded, batch, head, rows, position)
+        heads = list(map(folded.heads.pop, batches, repeat(None)))
+        if not all(_agrees(head, stored) for head in set(heads)):
+            for batch, head in zip(batches, heads, strict=True):
+                violations += _examine(folded, batch, head, stored)
     return violations
 
 
+def _agrees(head: Head | None, stored: StoredState) -> bool:
+    return (
+        head is not None
+        and stored.has_work != stored.retired
+        and head.state == stored.state
+        and head.position[: len(stored.position)] == stored.position
+        and (stored.retired or not head.archived)
+    )
+
+
 def _examine(
-    folded: Fold, batch: int, head: Head | None, rows: StoredState, position: tuple[int, ...]
+    folded: Fold, batch: int, head: Head | None, stored: StoredState
 ) -> Iterator[Violation]:
     """Yield everything that is wrong with the stored state of one batch."""
-    entry, version, attempt, *_ = position
-    if rows.retired:
-        if rows.has_work:
+    if stored.retired:
+        if stored.has_work:
             yield Violation(
                 Kind.RETIRED_WORK, batch, f"batch {batch}: was retired but still has a row of work"
             )
             return
-        if entry in folded.archived and (head is None or head.position[0] < entry):
+        if stored.entry in folded.archived and (head is None or head.position[0] < stored.entry):
             return
-    elif not rows.has_work:
+    elif not stored.has_work:
         if head is not None:
             yield _no_work_row(batch, head)
         else:
@@ -307,34 +310,27 @@ def _examine(
                 Kind.NO_WORK_ROW, batch, f"batch {batch}: has no row of work and no step"
             )
         return
-    stored = "was retired" if rows.retired else "is stored"
+    verb = "was retired" if stored.retired else "is stored"
+    where = f"batch {batch}: {verb} as {stored.state}, version {stored.version}"
     if head is None:
-        yield Violation(
-            Kind.NO_STEPS,
-            batch,
-            f"batch {batch}: {stored} as {rows.state}, version {version}, but has no step in the "
-            "ledger",
-        )
+        message = f"{where}, but has no step in the ledger"
+        yield Violation(Kind.NO_STEPS, batch, message)
         return
-    known = _known(rows)
-    if (head.state, head.position[:known]) != (rows.state, position[:known]):
+    position = stored.position
+    known = len(position)
+    if (head.state, head.position[:known]) != (stored.state, position):
         yield Violation(
             Kind.STATE,
             batch,
-            f"batch {batch}: {stored} as {rows.state}, version {version}, attempt {attempt}; its "
+            f"{where}, attempt {stored.attempt}; its "
             f"steps lead to {head.state}, version {head.version}, attempt {head.attempt}"
-            + ("" if head.position[3] == position[3] else ", in another queue")
-            + ("" if head.position[4:known] == position[4:known] else ", under another token"),
+            + ("" if head.queue == stored.queue else ", in another queue")
+            + ("" if head.position[4:known] == position[4:] else ", under another token"),
         )
-    if head.archived and not rows.retired:
+    if head.archived and not stored.retired:
         yield Violation(
             Kind.ARCHIVED, batch, f"batch {batch}: is not retired, but a step of it is archived"
         )
-
-
-def _known(rows: StoredState) -> int:
-    """Return how many numbers of `Head.position` these rows have; a tombstone has no token."""
-    return 4 if rows.retired else 6
 
 
 def _no_work_row(batch: int, head: Head) -> Violation:

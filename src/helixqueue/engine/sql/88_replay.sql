@@ -63,8 +63,8 @@ $$;
 create function helix.read_next_batches(p_after bigint, p_limit integer) returns bigint[]
 language plpgsql stable
 -- Its own plan, whatever the functions that call it have set for theirs.
-set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = on set enable_sort = on
-set jit = off as $$
+set enable_seqscan = off set enable_indexscan = on set enable_bitmapscan = off set enable_nestloop = on
+set enable_sort = on set jit = off as $$
 declare
   v_queues integer[] := helix.session_queues();
   v_after  record;
@@ -144,15 +144,16 @@ begin
 end
 $$;
 
--- The stored states of the next batches, as parallel arrays, one row for each state; 0 stands for a number
--- or an epoch that is null. A batch without a row of work is retired, or its row was deleted.
+-- The stored states of the next batches: one row for all batches that stand equally; 0 stands for a number or
+-- an epoch that is null. A batch without a row of work is retired, or its row was deleted.
 create function helix.read_batch_states_v1(p_after bigint, p_limit integer)
-returns table (reached bigint, retired boolean, working boolean, state text, batch bigint[],
-               queue integer[], version integer[], attempt smallint[], entry bigint[], number bigint[],
-               epoch integer[])
+returns table (reached bigint, retired boolean, working boolean, state text, entry bigint, version integer,
+               attempt smallint, queue integer, number bigint, epoch integer, batch bigint[])
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
-set enable_seqscan = off set enable_nestloop = off set enable_mergejoin = off set enable_sort = off
-set jit = off
+-- Bitmaps read each page of a table once. Ids of neighbours are apart in it, so an index scan would visit
+-- a page for each batch.
+set enable_seqscan = off set enable_indexscan = off set enable_nestloop = off set enable_mergejoin = off
+set enable_sort = off set jit = off
 -- With the values known, PostgreSQL plans only the half of the query that applies.
 set plan_cache_mode = force_custom_plan as $$
 declare
@@ -162,9 +163,8 @@ declare
   v_every boolean := helix.session_tenants() is null;
 begin
   return query
-    select v_last, s.retired, s.working, s.state::text, array_agg(s.id),
-           array_agg(s.queue), array_agg(s.version), array_agg(s.attempt), array_agg(s.entry),
-           array_agg(s.number), array_agg(s.epoch)
+    select v_last, s.retired, s.working, s.state::text, s.entry, s.version, s.attempt, s.queue, s.number,
+           s.epoch, array_agg(s.id)
     from (select b.id, b.retired_at is not null as retired, w.batch is not null as working,
                  coalesce(w.state, b.state) as state,
                  coalesce(w.queue, b.queue) as queue, coalesce(w.version, b.version, 0) as version,
@@ -180,6 +180,6 @@ begin
             union all
             select w.batch, w.state, w.queue, w.version, w.attempt, w.entry, w.number, w.epoch
             from helix.work w where not v_every and w.batch = any (v_batch)) w on w.batch = b.id) s
-    group by s.retired, s.working, s.state;
+    group by s.retired, s.working, s.state, s.entry, s.version, s.attempt, s.queue, s.number, s.epoch;
 end
 $$;
