@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONCURRENT_CALLS = 2
-CONCURRENT_CALLS_MAX = 32
+CONCURRENT_CALLS_MAX = 2
 
 
 class WorkOptions(TypedDict, total=False):
