@@ -1,7 +1,8 @@
 """One worker process of HelixQueue: `python -m benchmarks.worker_process MODE DSN`.
 
-Modes: `drain` (with prefetch), `one` (one by one, 16 slots), `tell` (prints the seconds from
-submission to start of each batch), `hang` (prints that it began and keeps running).
+Modes: `drain` (with prefetch), `one` (one by one: 16 slots, nothing claimed ahead of a free slot),
+`single` (the same with one batch per call), `tell` (prints the seconds from submission to start of
+each batch), `hang` (prints that it began and keeps running).
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ async def main() -> None:
             await helix.work(bench, slots=16, until_idle=True)
         elif mode == "one":
             await helix.work(bench, slots=16, prefetch=1, until_idle=True)
+        elif mode == "single":
+            await helix.work(bench, slots=16, free={}, until_idle=True)
         else:
             await helix.work(brief if mode == "hang" else bench, slots=4)
     told["end"] = time.monotonic()

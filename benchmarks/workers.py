@@ -73,6 +73,7 @@ ROWS = {
     "pgqueuer": Row("drain, 1 process, vs. pgqueuer", ">=", 2.0, None),
     "graphile 2": Row("drain, 2 processes, vs. graphile-worker, batched acks, 2", ">=", 0.75, 1.0),
     "procrastinate": Row("one by one, 16 slots, vs. procrastinate, 16", ">=", 3.0, 5.0),
+    "single": Row("the same, one batch per call, vs. procrastinate, 16", ">=", 3.0, 5.0),
     "p50": Row(f"submit to start, idle worker, median, {_BETTER}", "<=", 1.2, 1.0),
     "p99": Row(f"submit to start, idle worker, 99th of 100, {_BETTER}", "<=", 1.6, 1.0),
     "recovery": Row("start of a killed worker's batch elsewhere, in leases", "<=", 1.5, 1.2),
@@ -101,6 +102,9 @@ class Bench:
         self._drains("drain", self.size.jobs, 2, {"graphile 2": peers.GRAPHILE}, ours_first=first)
         slow = {"procrastinate": peers.PROCRASTINATE}
         self._drains("one", self.size.jobs // 10, 1, slow, ours_first=first)
+        single = self._ours("single", self.size.jobs // 10, 1)
+        if procrastinate := self.rates.get(f"{peers.PROCRASTINATE.name}, 1"):
+            self.found["single"].append(single / procrastinate[-1])
         self._latency()
         self._recovery()
 

@@ -105,6 +105,29 @@ def test_worker_claims_on_while_large_payloads_arrive_in_parts(helix, database, 
         go.set()
 
 
+def test_worker_without_prefetch_holds_one_lease_per_slot(helix, database, name, shift):
+    """Nothing is claimed ahead of a free slot, and slots that are free together share a call."""
+    queue = Queue(name)
+    go = threading.Event()
+
+    @queue.handler
+    async def run(_: AsyncLease):
+        await asyncio.to_thread(go.wait, 60)
+
+    helix.submit_many(queue, [{"identity": f"s{n}", "payload": {}} for n in range(40)])
+    with shift(helix, queue, slots=8, prefetch=1) as worker:
+        wait_until(lambda: len(worker.worker._in_flight.running) == 8)
+        query = (
+            "select count(*), count(distinct w.number) from helix.work w "
+            "join helix.queue q on q.id = w.queue where q.name = %s and w.state = 'RUNNING'"
+        )
+        [(held, claims)] = database.rows(query, name)
+        assert held == 8
+        assert claims < 8
+        go.set()
+        wait_until(lambda: worker.worker.health.counts.completed == 40)
+
+
 def test_async_client_runs_an_async_handler(database, name):
     queue = Queue(name)
 

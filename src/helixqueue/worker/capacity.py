@@ -25,7 +25,7 @@ class Capacity:
         self._in_flight = in_flight
         self._recorded = 0
         self.handler_seconds = 1.0  # moving average
-        self.call_max = 1 if self._one_by_one else options.prefetch or CLAIM_MAX
+        self.call_max = 1 if self._one_by_one else CLAIM_MAX
 
     def record(self, seconds: float) -> None:
         """Count the duration of one attempt: in the metrics, and into the average."""

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONCURRENT_CALLS = 2
-CONCURRENT_CALLS_MAX = 2
+CONCURRENT_CALLS_MAX = 32
 
 
 class WorkOptions(TypedDict, total=False):
     slots: int  # concurrent handlers; 4
     until_idle: bool  # end when nothing is left to claim
-    prefetch: int | None  # maximum of one claim, 1 for one by one; default: by handler duration
+    prefetch: int | None  # 1: claim for free slots only, N: N - 1 ahead; default: by duration
     free: Mapping[str, Any] | None  # resources of each slot: {"gpus": 1, "gpu_vram_gb": 24}
     poll_seconds: float  # interval of claims without a wake-up; 1
     grace_seconds: float  # time to finish after stop; 30
@@ -77,6 +77,5 @@ class WorkerOptions:
 
     @property
     def concurrent_calls(self) -> int:
-        """Few, unless every slot claims for itself."""
-        one_by_one = self.prefetch == 1 or self.free is not None
-        return min(self.slots, CONCURRENT_CALLS_MAX if one_by_one else CONCURRENT_CALLS)
+        """Few, so that slots which finish together share a call; `free` claims slot by slot."""
+        return min(self.slots, CONCURRENT_CALLS if self.free is None else CONCURRENT_CALLS_MAX)
