@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.doc_reader import blocks
+from tests.support.service import Site, serving, settings_for
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -20,18 +22,19 @@ DOCUMENTS = [
 ]
 
 
-# DSNs for documents: of a program, of the service, of an operator.
-DSNS = {"HELIX_DSN": "pool", "HELIX_SERVICE_DSN": "service", "HELIX_OPERATOR_DSN": "operator"}
+# Set for documents: the DSN of a program, and the URL and a token of a service.
+VARIABLES = ("HELIX_DSN", "HELIX_URL", "HELIX_TOKEN")
 FENCE = re.compile(r"^\s*```\s*(?:py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
 
 
-def run_document(document, directory, **dsns):
+def run_document(document, directory, **environment):
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.support.doc_reader", document],
         cwd=directory,
         env={
             **os.environ,
-            **{name: dsns.get(name, "") for name in DSNS},
+            **dict.fromkeys(VARIABLES, ""),
+            **environment,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
         },
         capture_output=True,
@@ -43,9 +46,12 @@ def run_document(document, directory, **dsns):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_document_runs_and_prints_its_output(document, database, tmp_path):
-    done = run_document(
-        document, tmp_path, **{name: database.dsn(role) for name, role in DSNS.items()}
-    )
+    with ExitStack() as stack:
+        environment = {"HELIX_DSN": database.dsn("pool")}
+        if "HELIX_URL" in document.read_text(encoding="utf-8"):
+            site = Site(database, stack.enter_context(serving(settings_for(database))))
+            environment |= {"HELIX_URL": site.url, "HELIX_TOKEN": site.token(tenant="lab")}
+        done = run_document(document, tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

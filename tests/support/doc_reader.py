@@ -3,8 +3,8 @@
     python -m tests.support.doc_reader DOCUMENT
 
 A block of language `text` right after a `python` block is its expected output. Errors have the line
-numbers of the document. A document finds a database in HELIX_DSN (for the HTTP service in
-HELIX_SERVICE_DSN) and may start embedded servers in its working directory.
+numbers of the document. A document finds a database in HELIX_DSN, a service in HELIX_URL with
+HELIX_TOKEN, and may start embedded servers in its working directory.
 """
 
 from __future__ import annotations
