@@ -28,6 +28,7 @@ $(MADE):
 	@touch $@
 
 $(USABLE): pyproject.toml | $(MADE)
+	@echo "installing HelixQueue and its dependencies into $(VENV): once, about a minute"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
 	@touch $@
 
