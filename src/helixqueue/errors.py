@@ -5,7 +5,7 @@ HelixError
   Refused                    the answer is no; asking again changes nothing
     InvalidIdentity          the identifier breaks its profile (.code_point, .offset, .suggestion)
     InvalidPayload           not strict JSON, or too large (.path)
-    Conflict                 this key already stands for another payload (.diff)
+    Conflict                 the identity was submitted with another payload (.diff)
     LeaseLost                the token is no longer the owner's (.owner)
     IllegalTransition        no such arrow from the state the batch is in
     NotPermitted             this role may not touch that tenant, queue or function

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from types import SimpleNamespace
 
@@ -134,6 +136,17 @@ def test_batch_show_json_has_stable_members(helixq, lab):
     assert "result" not in story
     full = helixq("batch", "show", story["key"], "--payload", "--json").json
     assert (full["payload"], full["result"]) == ({"pod5": "a"}, {"reads": 7})
+
+
+def test_show_list_and_export_agree_on_the_identity(helixq, lab):
+    batch_id = zombie(lab)
+    shown = helixq("batch", "show", batch_id, "--json").json
+    text = helixq("batch", "show", batch_id).out
+    [listed] = helixq("batch", "list", "--queue", lab.q, "--json").json["batches"]
+    [exported] = map(json.loads, helixq("batch", "export", "--queue", lab.q).out.splitlines())
+    assert re.search(rf"^identity +{NFC}$", text, re.MULTILINE)
+    assert shown["identity"] == listed["identity"] == exported["identity"] == NFC
+    assert shown["raw"] == exported["raw"] == NFD
 
 
 @pytest.mark.parametrize("name", ["nobody", str(uuid.UUID(int=7)), "v1:" + "0" * 64])

@@ -355,3 +355,36 @@ def test_escape_sequences_of_workers_are_sanitized(helixq, lab):
     assert "\\u{1b}[2Jgone \\u{202e}back\\u{7}" in output
     assert not {"\x1b", "\u202e", "\x07"} & set(output + helixq("batch", "list").out)
     assert "\x1b[2J" not in on_a_terminal(helixq, "batch", "show", str(submitted.receipt.batch_id))
+
+
+@pytest.mark.parametrize("noun", [noun for noun, (_, text) in VERBS.items() if ": " in text])
+def test_help_of_a_noun_shows_whole_summaries_at_80_columns(helixq, noun):
+    shown = helixq(noun, "--help", COLUMNS="80", TERMINAL_WIDTH="80").out
+    commands = shown.partition("Commands:")[2].splitlines()[1:]
+    assert commands
+    assert not [line for line in commands if line.endswith("...") or len(line) > 80]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("quue list", "no such command 'quue'. Did you mean 'queue'?"),
+        ("queue list --jsno", "no such option: --jsno"),
+        ("queue set q", "missing option '--reason'"),
+        ("batch list --state done", "--state: 'done' is not one of 'pending', 'assigned'"),
+        ("batch list --since yesterday", "expected a time such as 2026-03-01T08:00, 2h"),
+        ("submit q S-1 {pod5}", "PAYLOAD: payload: expected JSON; got a syntax error at offset 1"),
+    ],
+)
+def test_wrong_command_line_gets_one_line_and_the_command_for_help(helixq, arguments, expected):
+    done = helixq(*arguments.split())
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    error, help_line = done.err.splitlines()[-2:]
+    assert error.startswith(f"helixq: {expected}")
+    assert re.fullmatch(r"help: helixq( \w+)* --help", help_line)
+
+
+def test_unreachable_database_is_named_in_one_sentence(helixq):
+    done = helixq("queue", "list", "--dsn", "postgresql://nobody@127.0.0.1:1/x")
+    assert done.code == Exit.UNAVAILABLE
+    assert done.err.endswith("Connection refused; check that it runs and the DSN is right\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -55,6 +56,10 @@ def test_sigterm_finishes_the_chunk_in_hand(stream, tmp_path):
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "acknowledged 2" in out
+    # The log has nothing but JSON lines with a level, the first included.
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
+    assert lines[0]["message"].startswith("database: ")
     assert stream.is_drained()
 
 

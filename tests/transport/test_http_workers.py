@@ -73,7 +73,10 @@ def helixq(site, tmp_path):
 def ended(process):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    return json.loads(out)
+    summary = json.loads(out)
+    assert (summary.pop("level"), summary.pop("at") is not None) == ("info", True)
+    assert summary.pop("message").startswith(f"{summary['completed']} completed")
+    return summary
 
 
 def declare(helix, tmp_path, name, *, lease=30, run_in="thread"):

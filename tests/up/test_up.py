@@ -68,6 +68,13 @@ def started(tmp_path, *arguments, **options):
     )
 
 
+def messages_of(log):
+    """The messages of a log; with `--json` every line is JSON and has a level."""
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert {line["level"] for line in lines} <= {"info", "warning", "error"}
+    return "".join(f"{line['message']}\n" for line in lines if "message" in line)
+
+
 class Up:
     def __init__(self, process, facts):
         self.process = process
@@ -86,7 +93,8 @@ class Up:
 
     def stopped(self, how=signal.SIGINT):
         self.process.send_signal(how)
-        _, output = self.process.communicate(timeout=60)
+        out, log = self.process.communicate(timeout=60)
+        output = messages_of(out + log)
         assert "Traceback" not in output
         return self.process.returncode, output
 
@@ -176,7 +184,7 @@ def test_up_reports_the_restart_of_a_killed_server(tmp_path, prepared):
                 os.kill(first, signal.SIGKILL)
                 found = []
                 while not found or not found[-1].endswith(" is running again\n"):
-                    found.append(running.process.stderr.readline())
+                    found.append(messages_of(running.process.stderr.readline()))
                 title = {"postgres": "PostgreSQL", "valkey": "Valkey"}[server]
                 expected = [f"{title} died; restarting it\n", f"{title} is running again\n"]
                 assert found[-2:] == expected
@@ -256,7 +264,7 @@ def alive(pid):
 
 
 def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
-    """README's ten lines run in ./helix-data while `make run` runs in the same directory."""
+    """README's ten lines and the quickstart run while `make run` runs in the same directory."""
     with subprocess.Popen(
         ["env", "--default-signal=INT", HELIXQ, "up", "--demo", "--port", "0", "--json"],
         env=environment(tmp_path),
@@ -266,9 +274,11 @@ def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
         text=True,
     ) as process:
         facts = json.loads(process.stdout.readline())
+        assert facts["level"] == "info"
         assert (facts["data"], facts["tenant"]) == (str(tmp_path / "helix-demo"), "demo")
+        reader = f"{sys.executable} -W error -m tests.support.doc_reader {ROOT}"
         readme = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.doc_reader", ROOT / "README.md"],
+            ["sh", "-c", f"{reader}/README.md && {reader}/docs/quickstart.md"],
             cwd=tmp_path,
             env=environment(tmp_path) | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
             stdout=subprocess.DEVNULL,
@@ -288,7 +298,7 @@ def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
     assert process.returncode == Exit.OK, errors
     assert "Traceback" not in errors
     assert "NOT ONCE" not in errors
-    assert errors.splitlines()[-1].endswith("replay ok")
+    assert messages_of(errors).endswith("replay ok\n")
 
 
 def test_make_run_starts_up_with_the_demo():

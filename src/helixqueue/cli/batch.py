@@ -36,9 +36,6 @@ app = typer.Typer(
 )
 
 
-batch_export.register(app)
-
-
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="batch")
 
@@ -310,3 +307,6 @@ def _erase(
         ids = [_find(target, ref, tenant, queue) for ref in batches]
         results = act_on_each(target, "erase", ids, reason=reason, actor=actor, identity=identity)
     show_results(results, as_json=as_json)
+
+
+batch_export.register(app)

@@ -6,6 +6,7 @@ its metavar, its help text and its default, and the help of each command ends wi
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 class HelpCommand(TyperCommand):
     """A command whose help lists arguments and options without their types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's own type
+        """Required arguments without the braces of newer versions of Typer."""
+        return [
+            re.sub(r"^\{(.*)\}(\.\.\.)?$", r"\1\2", piece)
+            for piece in super().collect_usage_pieces(ctx)
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - click's own types
         arguments: list[tuple[str, str]] = []

@@ -236,7 +236,7 @@ def database_target(
     if not create and not _exists(directory / "postgres"):
         raise typer.BadParameter(
             f"no database: expected --dsn, HELIX_DSN or embedded servers in {directory}/, found "
-            "none; select a database, or create that directory with `helixq migrate`"
+            "none; select a database, or create that directory with `helixq up` or `helixq migrate`"
         )
     show.progress(f"database: embedded, in {directory.resolve()}")
     from helixqueue.embedded import Servers  # noqa: PLC0415 - not in every installation

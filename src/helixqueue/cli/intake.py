@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helixqueue.cli import connection, options, shapes, show
+from helixqueue.cli import connection, messages, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import letters
+from helixqueue.json_log import JsonFormatter
 
 if TYPE_CHECKING:
     from helixqueue.records.letter import IntakeRow
@@ -143,9 +144,10 @@ def _run(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Submit the entries of a stream until SIGTERM, which finishes the chunk in hand.
+    """Submit the entries of a stream until SIGTERM.
 
-    Entries are acknowledged after the commit. Messages that cannot become batches are dead letters.
+    SIGTERM finishes the current chunk. Entries are acknowledged after the commit. Messages that
+    cannot become batches are dead letters.
     """
     from helixqueue.intake.loop import Intake  # noqa: PLC0415 - not in every installation
     from helixqueue.intake.settings import read_settings  # noqa: PLC0415
@@ -162,28 +164,31 @@ def _run(
         "trim": trim or None,
         "tenant": tenant,
     }
+    json_log = messages.select_log_mode()
     settings = read_settings(config, named)
     stop = threading.Event()
     with connection.database_target(dsn, data) as target:
-        _log_to_standard_error()
+        _log_to_standard_error(as_json=json_log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         intake = Intake(settings, lambda: target.dsn, stop)
         show.progress(f"intake: stream {settings.stream}, group {settings.group}")
         intake.run()
+    counters = intake.counters
+    summary = (
+        f"read {counters.read}, new {counters.new}, duplicate {counters.duplicate}, "
+        f"dead letters {counters.letters}, acknowledged {counters.acknowledged}"
+    )
     if as_json:
-        show.as_json(asdict(intake.counters))
+        show.json_line(summary, **asdict(counters))
     else:
-        counters = intake.counters
-        show.line(
-            f"read {counters.read}, new {counters.new}, duplicate {counters.duplicate}, "
-            f"dead letters {counters.letters}, acknowledged {counters.acknowledged}"
-        )
+        show.line(summary)
 
 
-def _log_to_standard_error() -> None:
+def _log_to_standard_error(*, as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else text)
     logger = logging.getLogger("helixqueue")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

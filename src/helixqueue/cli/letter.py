@@ -62,7 +62,7 @@ def _list(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List messages of intakes that could not become batches, newest first."""
+    """List messages that could not become batches, newest first."""
     with connection.open_target(dsn, data) as target:
         read = partial(
             target.letters.letters,
@@ -93,7 +93,10 @@ def _show(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show a letter with the fields of its message; other bytes than UTF-8 as escapes."""
+    """Show a letter with the fields of its message.
+
+    Bytes that are not UTF-8 are shown as escapes.
+    """
     with connection.open_target(dsn, data) as target:
         found = _run(target, tenant, None, partial(letters.show, letter=letter, body=True))
     fields = None if found.body is None else shown_fields(found.body)
@@ -137,7 +140,10 @@ def _redrive(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Submit the message of a letter; the batch keeps the source, and the letter closes."""
+    """Submit the message of a letter, with corrections.
+
+    The batch keeps the source of the message, and the letter closes.
+    """
     with connection.open_target(dsn, data) as target:
         redrive = partial(
             letters.redrive, letter=letter, reason=reason, queue=queue, identity=identity,

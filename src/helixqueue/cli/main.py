@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import re
 import signal
 import sys
 import threading
-import traceback
 from contextvars import copy_context
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from helixqueue import __version__
-from helixqueue.cli import leave_quietly
+from helixqueue.cli import leave_quietly, messages
 from helixqueue.cli.exits import Exit, exit_for
-from helixqueue.cli.sanitize import plain
 from helixqueue.errors import HelixError, NotInstalled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
+
+# Typer exports only this subclass of the errors in a command line.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # Verb: the module that registers it, and the first line of its help.
 VERBS: dict[str, tuple[str, str]] = {
@@ -115,14 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # Characters that the terminal cannot encode are printed as escapes.
             stream.reconfigure(errors="backslashreplace")
     _require_utf_8(args)
-    # In a context of its own: a command may change how its messages are printed.
+    # In a context of its own, which has the service of the command.
     sys.exit(_flush(copy_context().run(_run, args)))
 
 
 def _run(args: Sequence[str]) -> int:
     """Run the command and return its exit code; errors become one line on standard error."""
+    messages.reset_log_mode()
     try:
-        _handle_interrupts()
         _execute(args)
     except SystemExit as ended:
         return int(ended.code or 0)
@@ -133,26 +137,52 @@ def _run(args: Sequence[str]) -> int:
         return exit_for(error)
     except OSError as error:
         # Such as a full disk or an unreadable file.
-        sys.stderr.write(f"helixq: {plain(str(error))}\n")
+        messages.write(f"helixq: {error}", logging.ERROR)
         return Exit.FAILED
     except Exception:  # noqa: BLE001 - the last handler of the process
-        traceback.print_exc()
-        sys.stderr.write("helixq: unexpected error; please report it with the lines above\n")
+        messages.write_traceback()
+        messages.write(
+            "helixq: unexpected error; please report it with the lines above", logging.ERROR
+        )
         return Exit.BUG
     return Exit.OK
 
 
 def _execute(args: Sequence[str]) -> None:
     try:
-        build(_verb(args))(args, prog_name="helixq")
+        command = get_command(build(_verb(args)))
+        _handle_interrupts()
+        code = command.main(list(args), prog_name="helixq", standalone_mode=False)
     except ImportError as error:
         if not isinstance(error, ModuleNotFoundError):
             import_module("helixqueue.postgres.database")  # says so if libpq is missing
         raise
+    except UsageError as error:
+        _report_usage(error)
+        raise SystemExit(Exit.USAGE) from None
+    raise SystemExit(code if isinstance(code, int) else Exit.OK)
+
+
+def _report_usage(error: Any) -> None:  # noqa: ANN401 - Typer does not export its type
+    """Print what was wrong with the command line, and where its help is."""
+    text = error.format_message()
+    if error.ctx is None or text.startswith("Usage: "):  # a group without a command: its help
+        error.show()
+        return
+    text = re.sub(r"^Invalid value: ", "", text).replace(": Value error, ", ": ", 1)
+    text = re.sub(r"^Invalid value for '?(.+?)'?: ", r"\1: ", text, count=1)
+    text = text.replace(": Input should be ", ": expected a value ", 1).removesuffix(".")
+    if text[1:2].islower():
+        text = f"{text[0].lower()}{text[1:]}"
+    messages.write(f"helixq: {text}", logging.ERROR)
+    messages.write(f"help: {error.ctx.command_path} --help")
 
 
 def _handle_interrupts() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt, so that a command can clean up (see `cli/__init__`)."""
+    """Make Ctrl-C raise KeyboardInterrupt from now on, so that a command can clean up.
+
+    Not before the modules of the command are loaded (see `cli/__init__`).
+    """
     if (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is leave_quietly
@@ -198,7 +228,7 @@ def _report(error: HelixError, *, as_json: bool) -> None:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
         document = {"kind": type(error).__name__, "message": str(error), **facts}
         sys.stdout.write(json.dumps({"error": document}, ensure_ascii=False, default=str) + "\n")
-    sys.stderr.write(f"helixq: {plain(str(error))}\n")
+    messages.write(f"helixq: {error}", logging.ERROR)
 
 
 def _version(requested: bool) -> None:  # noqa: FBT001 - Typer calls it with the flag

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from helixqueue.cli import connection, options, show
+from helixqueue.cli import connection, messages, options, show
 from helixqueue.cli.command import command
 from helixqueue.errors import NotInstalled
 from helixqueue.fence.key_file import find_keys
@@ -165,6 +165,7 @@ def _serve(
     The login must be bound with `helix.bind_v1(login, '*', true)`, so that each request sees only
     the tenant of its token. With a key file, the service signs receipts and publishes its keys.
     """
+    messages.select_log_mode()
     if dsn is None:
         raise typer.BadParameter(
             "expected --dsn or HELIX_DSN with the service's login, got neither; "
@@ -178,8 +179,8 @@ def _serve(
         raise NotInstalled(error.name, "service") from error
 
     def listening(url: str) -> None:
-        if as_json:
-            show.as_json({"url": url})
+        if as_json or not sys.stdout.isatty():  # a journal has both streams
+            show.json_line(f"serving {url}", url=url)
         else:
             show.line(f"serving {url}")
         sys.stdout.flush()
@@ -200,4 +201,4 @@ def _serve(
         seal_to=seal_to,
         seal_seconds=seal_every,
     )
-    serve(settings, host=host, port=port, listening=listening, warn=show.progress)
+    serve(settings, host=host, port=port, listening=listening, warn=show.warning)

@@ -7,7 +7,6 @@ import logging
 import sys
 import textwrap
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from helixqueue.cli import times
+from helixqueue.cli import messages, times
 from helixqueue.cli.sanitize import plain
 from helixqueue.json_log import message_line
 
@@ -40,18 +39,19 @@ STYLES = {
 }
 
 
-_json_lines: ContextVar[bool] = ContextVar("json_lines", default=False)
-
-
-def write_json_lines() -> None:
-    """Print messages as JSON lines from now on: standard error is a log."""
-    _json_lines.set(True)
-
-
 def progress(message: str) -> None:
     """Print to standard error, so that standard output can be piped."""
-    text = message_line(logging.INFO, message) if _json_lines.get() else plain(message)
-    sys.stderr.write(f"{text}\n")
+    messages.write(message)
+
+
+def warning(message: str) -> None:
+    """As `progress`; a log has it as a warning."""
+    messages.write(message, logging.WARNING)
+
+
+def json_line(message: str, **fields: object) -> None:
+    """Print what a long-running command reports as a line of its log: with time and level."""
+    sys.stdout.write(f"{message_line(logging.INFO, message, **fields)}\n")
 
 
 def as_json(value: object) -> None:

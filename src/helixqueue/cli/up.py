@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from helixqueue.cli import connection, options, show
+from helixqueue.cli import connection, messages, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.demo.sample_sheet import TENANT as DEMO_TENANT
@@ -191,6 +191,7 @@ def _up(
     Without --dsn, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
     all data again. Exit code 9: another `helixq up` runs in that directory.
     """
+    json_log = messages.select_log_mode(by_default=as_json)
     if dsn is not None and data is not None:
         raise typer.BadParameter("expected --dsn or --data, got both")
     if dsn is None and data is None and not demo:
@@ -219,7 +220,7 @@ def _up(
         tenant=check_name("tenant", tenant or (DEMO_TENANT if demo else options.DEFAULT_TENANT)),
         demo=demo,
         seconds=seconds,
-        as_json=as_json,
+        as_json=as_json or json_log,
     )
     # Until the event loop installs its handlers, SIGTERM acts like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -247,9 +248,12 @@ def _run(up_options: UpOptions) -> Exit:
         found = stack.enter_context(_databases(up_options))
         settings = ServiceSettings(found.dsn, keys=find_keys())
         # An unreachable database is reported below, when the login link is created.
-        check_database(settings, warn=show.progress, unreachable=lambda _: None)
+        check_database(settings, warn=show.warning, unreachable=lambda _: None)
         _configure_logs(found)
         children = _children(up_options, found)
+        if up_options.as_json:
+            for child in children:
+                child.environment = {**child.environment, **messages.JSON_LOG}
         facts = _facts(up_options, found, address_of(listener))
         asyncio.run(
             run(
@@ -300,7 +304,8 @@ class _ProgressHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        show.progress(record.getMessage() + ("" if error is None else f": {error}"))
+        text = record.getMessage() + ("" if error is None else f": {error}")
+        messages.write(text, record.levelno)
 
 
 def _listener(up_options: UpOptions) -> socket.socket:
@@ -368,18 +373,14 @@ def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json:
     if lock is not None:
         lock.publish(facts["url"])
     if as_json:
-        show.as_json(facts)
+        show.json_line(f"HelixQueue is up at {facts['url']}", **facts)
     else:
         show.line(f"\nHelixQueue is up at {facts['url']}", "bold green")
-        show.line(f"  log in    {facts['login']}")
-        show.line(f"            (tenant {facts['tenant']}; valid once, for 15 minutes)")
-        if facts["data"] is not None:
-            show.line(f"  data      {facts['data']}")
-        if facts["dsn"] is not None:
-            show.line(f"  dsn       {facts['dsn']}")
-        if facts["redis"] is not None:
-            show.line(f"  redis     {facts['redis']}")
-        if facts["workers"]:
-            show.line(f"  workers   {facts['workers']}")
+        show.line(f"Log in as tenant {facts['tenant']}, once and within 15 minutes:")
+        # A line of its own, which fits 80 columns and can be copied.
+        show.line(facts["login"])
+        for name in ("data", "dsn", "redis", "workers"):
+            if facts[name]:
+                show.line(f"{name}: {facts[name]}")
         show.line("Ctrl-C stops it; all data is kept.\n")
     sys.stdout.flush()

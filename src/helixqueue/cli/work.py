@@ -199,7 +199,7 @@ def _work(
             jobs = handlers_of(helix, declared)
         summary = work(helix, jobs, work_options)
     if as_json:
-        show.as_json(asdict(summary))
+        show.json_line(_summary_text(summary), **asdict(summary))
     else:
         show.line(_summary_text(summary))
 

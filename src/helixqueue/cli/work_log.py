@@ -1,4 +1,4 @@
-"""What `helixq work` writes to standard error: lines for people on a terminal, else JSON lines."""
+"""What `helixq work` writes to standard error: lines for people, or JSON lines (messages.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any, Final
 
-from helixqueue.cli import show
+from helixqueue.cli import messages
 from helixqueue.cli.sanitize import plain
 from helixqueue.json_log import JsonFormatter
 from helixqueue.transport import operation_log
@@ -29,10 +29,10 @@ _STYLES: Final = {"completed": "32", "failed": "1;31", "failed, retries": "33", 
 def logging_to(file: Path | None) -> Iterator[None]:
     """Log to standard error; the operation log goes to `file`, if given."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-    on_terminal = sys.stderr.isatty()
-    messages = TerminalLog() if on_terminal else logging.StreamHandler(sys.stderr)
-    messages.setFormatter(JsonFormatter())
-    handlers: list[tuple[logging.Logger, logging.Handler]] = [(logging.getLogger(), messages)]
+    on_terminal = not messages.select_log_mode()
+    log = TerminalLog() if on_terminal else logging.StreamHandler(sys.stderr)
+    log.setFormatter(JsonFormatter())
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(logging.getLogger(), log)]
     operations = operation_log.LOG
     if file is not None:
         rotating = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
@@ -40,8 +40,6 @@ def logging_to(file: Path | None) -> Iterator[None]:
         handlers.append((operations, rotating))
         # On a terminal people see the same operations as lines of their own.
         operations.propagate = on_terminal
-    if not on_terminal:
-        show.write_json_lines()
     for logger, handler in handlers:
         logger.addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)

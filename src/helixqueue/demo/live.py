@@ -6,10 +6,13 @@ not at all. Tenant and queue belong to the demo; it judges nothing else in the d
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from helixqueue.client.sync import HelixQueue
 from helixqueue.demo.sample_sheet import BASECALL, INVALID, QUEUE, TENANT
 from helixqueue.engine import calls
 from helixqueue.errors import HelixError
+from helixqueue.json_log import message_line
 from helixqueue.ledger.replay import replay
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
@@ -49,6 +53,12 @@ class DemoCounts:
     duplicates: int = 0
     refused: int = 0
     killed: int = 0
+    refused_writes: int = 0
+    stored_refusals: int = 0  # at the last report; retention deletes them
+
+    def add_refusals(self, stored: int) -> None:
+        self.refused_writes += max(0, stored - self.stored_refusals)
+        self.stored_refusals = stored
 
 
 class DemoStatus(NamedTuple):
@@ -64,7 +74,7 @@ class DemoStatus(NamedTuple):
         return (
             f"submitted {counts.submitted}, duplicates {counts.duplicates}, invalid "
             f"{counts.refused} | completed {self.completed + self.retired}, {effects} | "
-            f"workers killed {counts.killed}, late writes refused {self.refused_writes} | "
+            f"workers killed {counts.killed}, late writes refused {counts.refused_writes} | "
             f"replay {'ok' if replay_ok else 'FAILED'}"
         )
 
@@ -246,12 +256,20 @@ def _report(dsn: str, counts: DemoCounts) -> bool:
         row = connection.execute(_sql("status"), MINE).fetchone()
         mine = connection.execute(_sql("own_batches"), MINE | {"batches": batches}).fetchall()
     status = DemoStatus(*(row or ()))
+    counts.add_refusals(status.refused_writes)
     _print(status.line(counts, replay_ok=not mine))
     return not mine and not status.wrong
 
 
 def _print(message: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {message}\n")
+    if os.environ.get("HELIX_LOG") == "json":
+        text = message_line(logging.INFO, message)
+    else:
+        text = f"{time.strftime('%H:%M:%S')}  {message}"
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            text = textwrap.fill(text, width, subsequent_indent=" " * 10)
+    sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 

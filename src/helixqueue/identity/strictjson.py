@@ -76,7 +76,7 @@ def loads(data: bytes | str) -> Json:
     try:
         value: Json = _decode(text)
     except json.JSONDecodeError as error:
-        _refuse("syntax", (), f"JSON text; got {error.msg} at offset {error.pos}")
+        _refuse("syntax", (), f"JSON; got a syntax error at offset {error.pos}: {error.msg}")
     except RecursionError:
         _refuse("depth", (), f"at most {MAX_DEPTH} arrays and objects inside one another; got more")
     # Without escapes in well-formed text there is no way to a NUL or a lone surrogate.
@@ -348,8 +348,8 @@ def _shown(text: str) -> str:
 
 def _refuse(code: str, path: _Path, expected_and_got: str) -> NoReturn:
     place = pointer(path)
-    where = f"at '{_shown(place)}'" if place else "in the whole document"
-    raise InvalidPayload(f"payload {where}: expected {expected_and_got}", code=code, path=place)
+    where = f" at '{_shown(place)}'" if place else ""
+    raise InvalidPayload(f"payload{where}: expected {expected_and_got}", code=code, path=place)
 
 
 def _refuse_size(got: str) -> NoReturn:

@@ -229,7 +229,7 @@ class ChunkWriter:
 
 def _poison(answer: SubmittedRow, queue: str) -> Poison:
     if answer.decision == "conflict":
-        return Poison("conflict", "the identity stands for another payload", queue)
+        return Poison("conflict", "the identity was submitted with another payload", queue)
     if answer.differs == ("source",):
         return Poison("reused", "this entry id stood for other content before", queue)
     note = answer.note or "refused"

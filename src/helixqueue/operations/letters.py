@@ -123,7 +123,7 @@ def _accepted(answer: SubmittedRow, letter: int) -> Accepted[Any]:
         raise answer.error
     if answer.decision == "conflict":
         raise Conflict(
-            f"redrive: the identity of dead letter {letter} stands for another payload already; "
+            f"redrive: the identity of dead letter {letter} was submitted with another payload; "
             "pass a revision to make new work of it, or discard it",
             diff=[],
         )

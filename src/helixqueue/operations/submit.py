@@ -240,8 +240,8 @@ def _with_error(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Su
 
 
 def _conflict(answer: SubmittedRow, row: SubmissionRow, queue: QueueRow) -> Refused:
-    stored = f"{_shown(row.identity)} of queue {queue.name} stands for another payload already"
-    remedy = "send the same payload, or give this one a revision of its own"
+    stored = f"{_shown(row.identity)} was submitted to queue {queue.name} with another payload"
+    remedy = "send the same payload, or use a new revision"
     if answer.stored_payload is None and answer.note is not None:
         return Conflict(f"{stored}; {answer.note}", diff=[])
     if answer.stored_payload is None:

@@ -6,6 +6,7 @@ recognised by class name and attributes: the libraries may not be installed.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -142,5 +143,7 @@ def _text(error: BaseException) -> str:
         return f"expected {_BOUNDS[domain]}, got a longer one"
     if message is None:
         # libpq reports each host it tried on a line of its own; our errors are one line.
-        return " ".join(str(error).split())
-    return "; ".join(part for part in (message, hint) if part)
+        return re.sub(r" Is the server running [^?]*\?", "", " ".join(str(error).split()))
+    if not hint:
+        return str(message)
+    return f"{message}; {hint[0].lower()}{hint[1:].removesuffix('.')}"

@@ -40,8 +40,8 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     },
     "too-slow": {"detail": "expected the body within 15 s"},
     "conflict": {
-        "detail": "'S-1' of queue basecall stands for another payload already; they differ at "
-        "/pod5; send the same payload, or give this one a revision of its own",
+        "detail": "'S-1' was submitted to queue basecall with another payload; they differ at "
+        "/pod5; send the same payload, or use a new revision",
         "diff": [{"op": "replace", "path": "/pod5", "value": "b.pod5", "was": "a.pod5"}],
     },
     "illegal-transition": {"detail": f"retry: batch {BATCH} is COMPLETED"},
