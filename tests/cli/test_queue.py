@@ -22,7 +22,10 @@ def test_queue_can_be_created_changed_and_shown(helixq):
     [shown] = helixq("queue", "show", name, "--json").json["queues"]
     assert (shown["lease_seconds"], shown["max_attempts"]) == (30, 2)
     assert shown["requires"] == {"gpus": 1}
-    assert ["max_attempts", "2"] in helixq("queue", "show", name).lines
+    lines = helixq("queue", "show", name).lines
+    assert ["max_attempts", "2"] in lines
+    assert ["lease_seconds", "30"] in lines
+    assert ["keep_completed_seconds", "forever"] in lines
 
 
 def test_queue_show_and_list_count_batches_by_state(helixq, lab):

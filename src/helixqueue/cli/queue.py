@@ -217,13 +217,8 @@ def _print(summary: QueueSummary) -> None:
     facts = shapes.settings(summary.settings) | {
         name: str(getattr(summary, name)) for name in shapes.COUNTS
     }
-    show.table(("setting", "value"), [(name, _value(value)) for name, value in facts.items()])
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
+    rows = [(name, shapes.setting_text(name, value)) for name, value in facts.items()]
+    show.table(("setting", "value"), rows)
 
 
 @command(app, "set", example='helixq queue set basecall --lease 120 --reason "a new assay"')
@@ -396,5 +391,10 @@ def _change(
         }
         show.line(
             f"queue {row.name} of tenant {row.tenant}: "
-            + (", ".join(f"{name} {_value(value)}" for name, value in changed.items()) or "created")
+            + (
+                ", ".join(
+                    f"{name} {shapes.setting_text(name, value)}" for name, value in changed.items()
+                )
+                or "created"
+            )
         )

@@ -81,3 +81,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any member of a record
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def setting_text(name: str, value: object) -> str:
+    """A setting of a queue for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.startswith("keep_") and not value:
+        return "forever"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value)
