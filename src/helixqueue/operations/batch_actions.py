@@ -160,7 +160,7 @@ def read_state(word: State | str) -> State:
 def batch_id_of(batch: object) -> uuid.UUID:
     batch_id = batch.batch_id if isinstance(batch, Receipt | BatchRow) else batch
     if not isinstance(batch_id, uuid.UUID):
-        hint = "; give its .receipt" if hasattr(batch, "receipt") else ""
+        hint = "; pass its .receipt" if hasattr(batch, "receipt") else ""
         raise Refused(f"expected a receipt or a batch's UUID, got {ascii(batch)[:80]}{hint}")
     return batch_id
 

@@ -61,7 +61,7 @@ class ServiceAddress:
         except (httpx.InvalidURL, TypeError):
             url = httpx.URL("")
         if url.scheme not in {"http", "https"} or not url.host or url.query or url.userinfo:
-            raise Refused(f"url: expected such as https://helix.example.org, got {shown}")
+            raise Refused(f"url: expected a URL such as https://helix.example.org, got {shown}")
         token = self.token
         if not isinstance(token, str) or not token.isascii() or not token.strip().isprintable():
             raise Refused("token: expected a token of `helixq token create`, such as hx_...")
