@@ -32,7 +32,7 @@ NOISE = [
     (re.compile(r'"fingerprint": "[0-9a-f]{64}"'), '"fingerprint": "..."'),
     (re.compile(r"scanner-[0-9a-f]{6}"), "scanner-7b1d34"),
     (re.compile(r"\b\d+ (s|min) ago"), "2 s ago"),
-    (re.compile(r"\b20\d\d-\d\d-\d\d\b"), "2026-03-01"),
+    (re.compile(r"\b20\d\d-\d\d-\d\d(?=T|\b)"), "2026-03-01"),
 ]
 
 

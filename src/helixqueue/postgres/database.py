@@ -71,8 +71,8 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
     except (psycopg.ProgrammingError, TypeError, AttributeError):
         raise Refused(
             "expected a DSN such as postgresql://user@host/database, got one that libpq cannot "
-            "parse (not shown: it may contain a password); in a"
-            " SQLAlchemy URL, remove the driver (+psycopg)"
+            "parse (not shown: it may contain a password); in a "
+            "SQLAlchemy URL, remove the driver (+psycopg)"
         ) from None
     if not dsn.strip():
         raise Refused(
