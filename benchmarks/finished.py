@@ -33,21 +33,24 @@ begin
       array(select format('{{"genome":"GRCh38","lane":%s,"reads":"s3://lab/%s.fastq"}}', i % 8, i)
             from generate_series(v_first, v_first + {rows} - 1) i));
     commit;
-    select array_agg(c.batch) filter (where c.batch is not null),
-           (max(c.payload) filter (where c.batch is null))::json
-    into v_batch, v_header
-    from helix.claim_v1('filler', gen_random_uuid(), array['{queue}'], {rows}, p_start => true) c;
-    select count(*) filter (where s.answer = 'ok') into v_settled
-    from helix.settle_v1(
-      'filler', v_batch,
-      array_fill((v_header ->> 'epoch')::integer, array[{rows}]),
-      array_fill((v_header ->> 'nonce')::bigint, array[{rows}]),
-      array_fill((v_header ->> 'number')::bigint, array[{rows}]),
-      array_fill('completed'::text, array[{rows}])) s;
-    if v_settled is distinct from {rows} then
-      raise exception 'expected {rows} settled batches, got %', v_settled;
-    end if;
-    commit;
+    for m in 1 .. {rows} / {claimed} loop
+      select array_agg(c.batch) filter (where c.batch is not null),
+             (max(c.payload) filter (where c.batch is null))::json
+      into v_batch, v_header
+      from helix.claim_v1(
+        'filler', gen_random_uuid(), array['{queue}'], {claimed}, p_start => true) c;
+      select count(*) filter (where s.answer = 'ok') into v_settled
+      from helix.settle_v1(
+        'filler', v_batch,
+        array_fill((v_header ->> 'epoch')::integer, array[{claimed}]),
+        array_fill((v_header ->> 'nonce')::bigint, array[{claimed}]),
+        array_fill((v_header ->> 'number')::bigint, array[{claimed}]),
+        array_fill('completed'::text, array[{claimed}]), p_result => {result}) s;
+      if v_settled is distinct from {claimed} then
+        raise exception 'expected {claimed} settled batches, got %', v_settled;
+      end if;
+      commit;
+    end loop;
   end loop;
 end
 $$
@@ -55,23 +58,40 @@ $$
 _IDENTITIES = 10**11  # apart from those of other measurements
 
 
-def fill(arena: Arena, database: str, batches: int, tick: Callable[[int], None]) -> int:
-    """Submit and complete at least this many batches; returns how many."""
+def fill(
+    arena: Arena,
+    database: str,
+    batches: int,
+    tick: Callable[[int], None],
+    *,
+    earlier: int = 0,
+    claimed: int = ROWS,
+    results: bool = False,
+) -> int:
+    """Submit and complete at least this many batches; returns how many.
+
+    `earlier` is what earlier calls returned together, `claimed` the batches of one claim and
+    settle; with `results`, each has a small result.
+    """
     calls = -(-batches // ROWS)
+    before = earlier // ROWS
+    result = f"""array_fill('{{"reads":7}}'::text, array[{claimed}])""" if results else "null"
     with psycopg.connect(arena.dsn(database), autocommit=True) as connection:
         for first in range(0, calls, CALLS):
             last = min(first + CALLS, calls) - 1
             statement = FINISH.format(
-                first=first,
-                last=last,
+                first=before + first,
+                last=before + last,
                 tenants=TENANTS,
                 identities=_IDENTITIES,
                 rows=ROWS,
+                claimed=claimed,
+                result=result,
                 queue=QUEUE,
             )
             connection.execute(statement.encode())
             tick((last - first + 1) * ROWS)
-            if first == 0:
+            if before + first == 0:
                 arena.analyze(database)  # what autovacuum does for a queue within a minute
     arena.analyze(database)
     return calls * ROWS

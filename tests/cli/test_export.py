@@ -12,6 +12,7 @@ import pytest
 from helixqueue.cli import pages
 from helixqueue.cli.batch_export import COLUMNS
 from helixqueue.cli.exits import Exit
+from helixqueue.fence.key_file import create, read_keys
 from tests.support.lab import completion, failure
 from tests.support.service import Site, serving, settings_for
 
@@ -49,7 +50,7 @@ def test_csv_export_is_complete_and_holds_no_formulas(helixq, lab, tmp_path):
     work_through(lab)
     file = tmp_path / "out.csv"
     done = helixq("batch", "export", "--queue", lab.q, "--out", file, "--json")
-    assert done.json == {"rows": 3, "out": str(file)}
+    assert done.json == {"rows": 3, "out": str(file), "keys": None}
     assert file.stat().st_mode & 0o777 == 0o600
     rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
     assert {row["identity"] for row in rows} == {NFC, '["=cmd()", "x"]', "pending"}
@@ -78,6 +79,25 @@ def test_export_over_http_equals_that_of_the_database(helixq, lab, database):
         environment = {"HELIX_URL": url, "HELIX_TOKEN": Site(database, url).token()}
         over_http = helixq(*words, HELIX_DSN="", HELIX_TENANT="", **environment)
     assert over_http.out == helixq(*words).out
+
+
+def test_public_keys_are_published_beside_an_export(helixq, lab, database, tmp_path):
+    """Of the key file, or of the service that was asked; never the private part."""
+    work_through(lab)
+    key = tmp_path / "key"
+    helixq("key", "create", "--key", key)
+    words = ("batch", "export", "--queue", lab.q, "--json", "--out")
+    done = helixq(*words, tmp_path / "own.csv", HELIX_KEY=str(key))
+    published = tmp_path / "own.csv.keys.json"
+    assert done.json == {"rows": 3, "out": str(tmp_path / "own.csv"), "keys": str(published)}
+    assert json.loads(published.read_text()) == helixq("key", "public", "--key", key).json
+    assert "private" not in published.read_text()
+    with serving(settings_for(database, keys=tuple(create(tmp_path / "services")))) as url:
+        environment = {"HELIX_URL": url, "HELIX_TOKEN": Site(database, url).token()}
+        environment |= {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_KEY": str(key)}
+        done = helixq(*words, tmp_path / "theirs.jsonl", **environment)
+    [theirs] = json.loads((tmp_path / "theirs.jsonl.keys.json").read_text())["keys"]
+    assert theirs["id"] == read_keys(tmp_path / "services")[0].signer.key_id
 
 
 def test_export_of_many_large_payloads_keeps_its_memory(helixq, lab, tmp_path):

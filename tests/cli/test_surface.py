@@ -29,6 +29,7 @@ NOUNS = {
     "fence": {"list", "show", "explain", "rehearse", "resolve"},
     "receipt": {"verify"},
     "key": {"create", "list", "public", "rotate"},
+    "secret": {"rotate"},
     "token": {"create", "list", "rotate", "revoke", "link"},
     "generate": {"systemd", "kubernetes", "alerts", "grafana"},
 }

@@ -51,6 +51,7 @@ WORDS = {
     "key list": [],
     "key public": [],
     "key rotate": [],
+    "secret rotate": [],
     "token create": ["t", "--scope", "read"],
     "token list": [],
     "token rotate": ["t"],

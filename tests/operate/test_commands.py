@@ -101,3 +101,20 @@ def test_recover_is_not_for_clients(busy):
     assert done.code == Exit.REFUSED
     assert "permission denied" in done.err
     assert "helix_operator (administration)" in done.err
+
+
+def test_rotated_secret_still_compares_old_fingerprints(database):
+    """A new secret is for new work: repeats of old work are neither new nor conflicts."""
+    helixq_for_a = Helixq(database)
+    submit = ("submit", "q", "S-1", "--create", "--json")
+    before = helixq_for_a(*submit, '{"n": 1}').json
+    done = helixq(database, "secret", "rotate", "--json", role="operator")
+    assert (done.code, done.json) == (Exit.OK, {"secret": 2})
+    again = helixq_for_a(*submit, '{"n": 1}').json
+    assert (again["decision"], again["fingerprint"]) == ("duplicate", before["fingerprint"])
+    assert helixq_for_a(*submit, '{"n": 2}').code == Exit.REFUSED
+    other = helixq_for_a("submit", "q", "S-2", "--json", '{"n": 1}').json
+    assert other["fingerprint"] != before["fingerprint"]
+    assert database.rows("select secret from helix.batch order by id") == [(1,), (2,)]
+    assert helixq(database, "check").code == Exit.OK
+    assert helixq(database, "secret", "rotate", role="pool").code == Exit.REFUSED

@@ -130,12 +130,42 @@ def test_every_edit_of_an_export_is_found(busy, tmp_path):
         assert any(r.count for r in check_export(changed, [sealed], [KEY]).results)
 
 
+def test_interrupted_export_is_completed_by_the_next_run(busy, tmp_path):
+    """A run that was killed has appended some entries, and half a line, but written no seal."""
+    file = tmp_path / "ledger.jsonl"
+    first = seal(busy)
+    with busy.connect("operator") as connection:
+        write_export(connection, first, file)
+    with sql_client(busy) as client:
+        client.submit("after-1")
+        client.submit("after-2")
+    second = seal(busy, head_of(first))
+    complete = file.read_text()
+    with busy.connect("operator") as connection:
+        write_export(connection, second, file)
+        whole = file.read_text()
+        for length in range(len(complete), len(whole), 97):
+            file.write_text(whole[:length])
+            assert write_export(connection, second, file) == 2
+            assert file.read_text() == whole
+        edited = whole.replace('"attempt":[0]', '"attempt":[7]')
+        assert edited != whole
+        file.write_text(edited)
+        with pytest.raises(Refused, match="expected entry"):
+            write_export(connection, second, file)
+    file.write_text(whole)
+    assert not any(r.count for r in check_export(file, [first, second], [KEY]).results)
+
+
 def test_commands_seal_and_check_against_it(busy, tmp_path):
     helixq = Helixq(busy, "helix_migrator")
     key = {"HELIX_KEY": str(tmp_path / "key"), "HELIX_TENANT": ""}
     assert helixq("seal", "--to", tmp_path / "s", **key).code == Exit.REFUSED
     helixq("key", "create", **key)
-    assert helixq("seal", "--to", tmp_path / "s", "--json", **key).json["number"] == 1
+    words = ("seal", "--to", tmp_path / "s", "--export", tmp_path / "x", "--json")
+    assert helixq(*words, **key).json["number"] == 1
+    published = json.loads((tmp_path / "x.keys.json").read_text())
+    assert published == helixq("key", "public", **key).json
     assert helixq("check", "--against", tmp_path / "s", "--json", **key).json["ok"]
     other = {"HELIX_KEY": str(tmp_path / "other"), "HELIX_TENANT": ""}
     helixq("key", "create", **other)

@@ -6061,6 +6061,7 @@ CREATE FUNCTION helix.read_check_results() RETURNS SETOF helix.violation
     LANGUAGE sql STABLE
     SET work_mem TO '128MB'
     SET enable_nestloop TO 'off'
+    SET enable_memoize TO 'off'
     SET jit TO 'off'
     AS $$
   with said as (
@@ -6145,6 +6146,7 @@ CREATE FUNCTION helix.read_check_steps() RETURNS SETOF helix.violation
     LANGUAGE sql STABLE
     SET work_mem TO '128MB'
     SET enable_nestloop TO 'off'
+    SET enable_memoize TO 'off'
     SET jit TO 'off'
     AS $$
   with step as (

@@ -19,7 +19,9 @@ import typer
 
 from helixqueue.cli import batch_options, connection, options, pages, shapes, show, times
 from helixqueue.cli.command import command
+from helixqueue.fence import key_file
 from helixqueue.records.batch import BatchContent
+from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,12 +83,14 @@ def _export(
     Each row has the receipt (batch_id, key, fingerprint), both spellings of the identity, state,
     times and failure. In CSV an identity of several parts, the payload and the result are JSON, and
     a cell that a spreadsheet would evaluate begins with an apostrophe; JSON lines are exact. With
-    --out, --json prints the number of rows.
+    --out, --json prints the number of rows, and the public keys of the key file or of the service,
+    if there are any, are written beside the file, as FILE.keys.json.
     """
     kind = _format(file_format, out)
     if as_json and out is None:
         raise typer.BadParameter("--json: expected --out FILE; the rows go to standard output")
     with connection.open_target(dsn, data) as target:
+        keys = None if out is None else public_keys(target)
         read = partial(
             target.reads.batches,
             tenant=connection.tenant_to_read(target, tenant),
@@ -105,10 +109,22 @@ def _export(
             for number, content in enumerate(contents(target, read), start=1):
                 write(shapes.batch_content(content))
                 update(number, number)
+    beside = None if out is None or keys is None else key_file.publish_beside(out, keys)
     if as_json:
-        show.as_json({"rows": number, "out": str(out)})
+        published = None if beside is None else str(beside)
+        show.as_json({"rows": number, "out": str(out), "keys": published})
     else:
         show.progress(f"exported {number:,} batches" + ("" if out is None else f" to {out}"))
+        if beside is not None:
+            show.progress(f"public keys in {beside}")
+
+
+def public_keys(target: Target) -> dict[str, Any]:
+    """The public keys of the service, or of the key file of this machine."""
+    if target.is_service:
+        document: dict[str, Any] = target.run(checks.keys())
+        return document
+    return key_file.public_document(key_file.find_keys())
 
 
 def contents(target: Target, read: Callable[..., Any]) -> Iterator[BatchContent]:

@@ -57,6 +57,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive, discard."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "key": ("helixqueue.cli.key", "Signing keys: create, list, public, rotate."),
+    "secret": ("helixqueue.cli.secret", "Secret of fingerprints: rotate."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal."),
     "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (

@@ -9,7 +9,7 @@ import typer
 
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
-from helixqueue.fence.key_file import read_keys
+from helixqueue.fence.key_file import public_document, publish_beside, read_keys
 from helixqueue.operate.exported import write_export
 from helixqueue.operate.seal import add_seal, last_head, make_seal
 from helixqueue.transport.http import checks
@@ -39,7 +39,8 @@ def _seal(
         typer.Option(
             "--export",
             metavar="FILE",
-            help="Also append the sealed ledger entries to this JSONL file, for auditors.",
+            help="Also append the sealed ledger entries to this JSONL file, for auditors, with the "
+            "public keys in FILE.keys.json.",
             show_default=False,
         ),
     ] = None,
@@ -62,6 +63,7 @@ def _seal(
             raise typer.BadParameter("--export reads the database itself; select it with --dsn")
         with connection.open_database(dsn, data, as_owner=True) as database:
             write_export(database.connection, seal, export)
+        publish_beside(export, public_document(read_keys(key)))
     file = add_seal(to, seal)
     if as_json:
         shown = {name: value for name, value in seal.items() if name != "pages"}

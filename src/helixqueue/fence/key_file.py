@@ -118,6 +118,19 @@ def public_document(keys: Sequence[SigningKey]) -> dict[str, Any]:
     return {"keys": [key.public() for key in keys]}
 
 
+def publish_beside(file: Path, document: dict[str, Any]) -> Path | None:
+    """Write a public document beside an export, as FILE.keys.json; None if it has no keys.
+
+    It shows which keys verify the seals and receipts of that export. An edited export can come with
+    other keys, so an auditor compares them with keys that were received another way.
+    """
+    if not document["keys"]:
+        return None
+    beside = file.with_name(f"{file.name}.keys.json")
+    beside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return beside
+
+
 def read_public(path: Path) -> list[Ed25519Signer]:
     """Public keys from a file: the JSON of `helixq key public`, or 32 bytes, raw or in hex."""
     data = path.read_bytes()

@@ -7,12 +7,15 @@ that the database had; the fold shows that every step follows from the one befor
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
+from helixqueue.errors import Refused
 from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_of
 from helixqueue.ledger.fold import Fold
 from helixqueue.operate.check_seals import INVARIANTS, SealFinding, forged, result_of
@@ -43,10 +46,14 @@ class ExportResult:
 
 
 def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) -> int:
-    """Append the entries that a seal covers to an export; returns their number."""
+    """Append the entries that a seal covers to an export; returns their number.
+
+    An interrupted run may have appended some of them already; those are not written twice.
+    """
     count = 0
     args = {"from_xid": seal["from_xid"], "to_xid": seal["to_xid"]}
     query = sql_texts("helixqueue.operate", "seal.sql")["entries"]
+    present = _appended(file, seal["from_xid"])
     with (
         snapshot(connection),
         connection.cursor("export") as cursor,
@@ -54,9 +61,34 @@ def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) 
     ):
         cursor.itersize = 5_000
         for (entry,) in cursor.execute(query.encode(), args):
-            lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
             count += 1
+            earlier = present.get((entry["id"], entry["part"]))
+            if earlier is None:
+                lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
+            elif earlier != entry:
+                raise Refused(
+                    f"{file}: expected entry {entry['id']} as the database has it, got another; "
+                    "compare both with helixq check --against, and export to a new file"
+                )
     return count
+
+
+def _appended(file: Path, from_xid: int) -> dict[tuple[int, int], Any]:
+    """The entries at the end of an export that no earlier seal covers; half a line is removed."""
+    if not file.exists() or file.stat().st_size == 0:
+        return {}
+    entries = {}
+    with file.open("r+b") as opened, mmap(opened.fileno(), 0) as text:
+        end = keep = text.rfind(b"\n") + 1
+        while end:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            entry = json.loads(text[start:end])
+            if entry["xid"] < from_xid:
+                break
+            entries[entry["id"], entry["part"]] = entry
+            end = start
+    os.truncate(file, keep)
+    return entries
 
 
 def check_export(

@@ -27,6 +27,11 @@ def seal(previous: SealHead | None) -> HttpCall[dict[str, Any]]:
     return replace(call, seconds=CHECK_SECONDS)
 
 
+def keys() -> HttpCall[dict[str, Any]]:
+    """The public keys of the service."""
+    return get(at("keys"), dict[str, Any], [])
+
+
 def replay(*, behind: int | None, limit: int) -> HttpCall[dict[str, Any]]:
     """One stretch; `next` is where the following one begins."""
     query = [("limit", str(min(limit, VIOLATIONS_MAX)))]
