@@ -188,7 +188,8 @@ def _lease_call(
     name: str, worker: str, leases: Sequence[LeaseRef], *more: str | None
 ) -> Call[list[WriteResult]]:
     _demand_at_most(name, len(leases), LEASES_MAX)
-    return Call(_SQL[name], (worker, *_token_columns(leases), *more), _read_results)
+    batch, token = zip(*leases, strict=True) if leases else ((), ())
+    return Call(_SQL[name], (worker, *_token_columns(batch, token), *more), _read_results)
 
 
 def settle(*, worker: str, settlements: Sequence[Settlement]) -> Call[list[WriteResult]]:
@@ -349,32 +350,23 @@ def _read_number(rows: list[Row]) -> int:
     return int(rows[0][0])
 
 
-def _token_columns(leases: Sequence[LeaseRef] | Sequence[Settlement]) -> tuple[str, ...]:
-    return (
-        numbers([lease.batch for lease in leases]),
-        numbers([lease.token.epoch for lease in leases]),
-        numbers([lease.token.nonce for lease in leases]),
-        numbers([lease.token.number for lease in leases]),
-    )
+def _token_columns(batch: Sequence[int], token: Sequence[Token]) -> tuple[str, ...]:
+    columns = zip(*token, strict=True) if token else [()] * len(Token._fields)
+    return (numbers(batch), *map(numbers, columns))
 
 
 def _settlement_columns(settlements: Sequence[Settlement]) -> tuple[str | None, ...]:
     columns = zip(*settlements, strict=True) if settlements else [()] * len(Settlement._fields)
-    _, _, outcome, result, failure, detail, permanent, after = columns
+    batch, token, outcome, *result_texts, permanent, after = columns
+    count = len(settlements)
     return (
-        *_token_columns(settlements),
+        *_token_columns(batch, token),
         plain(outcome),
         # Most settlements carry no failure and no result: one null for such a column.
-        texts(result) if _has_values(result) else None,
-        texts(failure) if _has_values(failure) else None,
-        texts(detail) if _has_values(detail) else None,
+        *[None if column.count(None) == count else texts(column) for column in result_texts],
         plain(permanent) if any(permanent) else None,
-        plain(after) if _has_values(after) else None,
+        None if after.count(None) == count else plain(after),
     )
-
-
-def _has_values(column: Sequence[object]) -> bool:
-    return any(value is not None for value in column)
 
 
 def _hint_columns(hints: Sequence[Hint]) -> tuple[str, ...]:

@@ -95,12 +95,19 @@ def _has_unescaped_password(parts: dict[str, Any]) -> bool:
     return "@" in "".join([*hosts, str(parts.get("dbname", ""))]) or bool(ports.strip("0123456789"))
 
 
+def is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Return whether a connection is open and outside of a transaction."""
+    return not connection.closed and (
+        connection.pgconn.transaction_status == TransactionStatus.IDLE
+    )
+
+
 def is_usable(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     """Return whether an idle connection can be used, without a round trip.
 
     A server sends an idle session nothing but its termination, so a readable socket means broken.
     """
-    if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
+    if not is_idle(connection):
         return False
     poller = poll()
     poller.register(connection.pgconn.socket, POLLIN)

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from helixqueue.errors import HelixError, Unavailable
-from helixqueue.postgres.database import AsyncDatabase, Database, is_usable
+from helixqueue.postgres.database import AsyncDatabase, Database, is_idle, is_usable
 from helixqueue.postgres.fair_semaphore import FairSemaphore
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Pool:
                 database.close()
                 raise
             finally:
-                if self._closed or not is_usable(database.connection):
+                if self._closed or not is_idle(database.connection):
                     database.close()
                 else:
                     state.idle.append(database)
@@ -129,7 +129,7 @@ class AsyncPool:
                 await database.close()
                 raise
             finally:
-                if self._closed or not is_usable(database.connection):
+                if self._closed or not is_idle(database.connection):
                     await database.close()
                 else:
                     state.idle.append(database)

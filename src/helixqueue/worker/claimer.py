@@ -201,7 +201,9 @@ class Claimer:
             hints=self._hints.now(claimed_at) if self._supply is Supply.PLENTY else (),
         )
         try:
-            claimed = await with_retries(lambda: self._send(request))
+            claimed = await with_retries(
+                lambda: self._transport.claim(request), on_error=self._health.call_failed
+            )
         except (Unavailable, Retryable):
             raise
         except HelixError:
@@ -212,13 +214,6 @@ class Claimer:
         self._health.claim_answered(claimed_at)
         self._record_results(sent, claimed.settled)
         self._record_claim(request, claimed, claimed_at)
-
-    async def _send(self, request: ClaimRequest) -> ClaimResult:
-        try:
-            return await self._transport.claim(request)
-        except HelixError as error:
-            self._health.call_failed(error)
-            raise
 
     async def _settle(self, sent: Finished) -> None:
         failpoint("settle.before")

@@ -25,12 +25,20 @@ FIRST_DELAY_SECONDS = 0.05
 MAX_DELAY_SECONDS = 5.0
 
 
-async def with_retries(call: Callable[[], Awaitable[T]], *, seconds: float = TOTAL_SECONDS) -> T:
+async def with_retries(
+    call: Callable[[], Awaitable[T]],
+    *,
+    seconds: float = TOTAL_SECONDS,
+    on_error: Callable[[Exception], None] | None = None,
+) -> T:
+    """Call until it succeeds; `on_error` gets every error that can be retried."""
     deadline = time.monotonic() + seconds
     for retries in count():
         try:
             return await call()
         except (Retryable, Unavailable) as error:
+            if on_error is not None:
+                on_error(error)
             limit = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**retries)
             delay = random.uniform(0, limit)  # noqa: S311 - jitter
             if time.monotonic() + delay > deadline:
