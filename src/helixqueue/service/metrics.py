@@ -79,9 +79,9 @@ class Metrics(Collector):
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def count_decision(self, decision: str) -> None:
-        """Count a submission: new, duplicate, conflict or refused."""
-        self._decisions.labels(decision).inc()
+    def count_decision(self, decision: str, submissions: int = 1) -> None:
+        """Count submissions: new, duplicate, conflict or refused."""
+        self._decisions.labels(decision).inc(submissions)
 
     def count_worker_write(self, operation: str, answer: str) -> None:
         self._worker_writes.labels(operation, answer).inc()

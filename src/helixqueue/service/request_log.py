@@ -121,11 +121,21 @@ class RequestLog:
 
     def _step_lines(self, head: dict[str, Any]) -> list[bytes]:
         common = {name: self._fields[name] for name in _COMMON_FIELDS if name in self._fields}
-        prefix = orjson.dumps(head | _loggable(common))[:-1]
-        return [
-            b"%b,%b" % (prefix, orjson.dumps({"operation": operation} | _loggable(fields))[1:])
-            for operation, fields in self._steps
-        ]
+        prefix = orjson.dumps(head | _loggable(common))[:-1] + b","
+        # The steps of a request have few different texts: each is masked once.
+        texts: dict[str, Any] = {}
+        lines = []
+        for operation, fields in self._steps:
+            line: dict[str, Any] = {"operation": operation}
+            for name, value in fields.items():
+                if type(value) in _PLAIN_TYPES:
+                    line[name] = value
+                elif type(value) is str:
+                    line[name] = texts.get(value) or texts.setdefault(value, _bounded(value))
+                elif value is not None:
+                    line[name] = _bounded(value)
+            lines.append(prefix + orjson.dumps(line)[1:])
+        return lines
 
 
 class MaskingFormatter(JsonFormatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 from uuid import UUID
 
@@ -138,23 +139,24 @@ async def submit_many(
         submit_operation.submit_many(principal.operations, queue, rows, create=False, within=None),
         in_thread=await principal.needs_thread(queue, body_bytes),
     )
-    without_identity = 0
-    for row, result in zip(rows, results, strict=True):
-        service.metrics.count_decision(result.decision)
-        batch_id = None if result.receipt is None else result.receipt.batch_id
-        fields = {}
-        if isinstance(result.error, InvalidIdentity):
-            fields = refused_fields(*refused_identity(row.identity, result.error))
-        elif row.identity is None and result.decision == "new":
-            without_identity += 1
-        request_log.add_step(
-            "submit", queue=queue, batch=batch_id, decision=result.decision, **fields
-        )
-    if without_identity:
-        request_log.warn(without_identity=without_identity)
-    request_log.add(decision=sorted({result.decision for result in results}))
     values, request_id = principal.sees_payloads, request_log.request_id
     content = [responses.submitted(row, values=values, request_id=request_id) for row in results]
+    without_identity = 0
+    for row, result, item in zip(rows, results, content, strict=True):
+        fields = {"queue": queue, "decision": result.decision}
+        if item["receipt"] is not None:
+            fields["batch"] = item["receipt"]["batch_id"]
+        if isinstance(result.error, InvalidIdentity):
+            fields |= refused_fields(*refused_identity(row.identity, result.error))
+        elif row.identity is None and result.decision == "new":
+            without_identity += 1
+        request_log.add_step("submit", **fields)
+    if without_identity:
+        request_log.warn(without_identity=without_identity)
+    decisions = Counter(result.decision for result in results)
+    for decision, submissions in decisions.items():
+        service.metrics.count_decision(decision, submissions)
+    request_log.add(decision=sorted(decisions))
     return responses.json_response({"submitted": content})
 
 
