@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import re
 import sys
+import time
 
 import pytest
 from pydantic import ValidationError
 
-from helixqueue.errors import NotInstalled, Refused
+from helixqueue.errors import Conflict, NotInstalled, Refused
 from helixqueue.fence.http import IdempotencyMiddleware
-from helixqueue.fence.policy import Policy, Route
+from helixqueue.fence.http.problem import problem_of
+from helixqueue.fence.http.request import request_text
+from helixqueue.fence.policy import OnConflict, Policy, Route
 from helixqueue.fence.policy_file import InvalidPolicy, parse_policy, read_policy
 
+MAX_STALL_S = 0.1
 FULL = """\
 version: 1
 require_headers: [Idempotency-Key]
@@ -63,11 +71,79 @@ def test_tombstone_lasts_at_least_twice_as_long_as_the_answer():
 
 
 def test_path_matches_literally_except_for_its_parameters():
-    route = parse_policy("routes: [{path: '/a.b/{id}'}]").routes[0]
-    assert route.fits("POST", "/a.b/1")
-    assert not route.fits("POST", "/aXb/1")
-    assert not route.fits("POST", "/a.b/1/2")
-    assert not route.fits("POST", "/a.b/")
+    policy = parse_policy("routes: [{path: '/a.b/{id}'}]")
+    assert policy.route("POST", "/a.b/1")
+    assert not policy.route("POST", "/aXb/1")
+    assert not policy.route("POST", "/a.b/1/2")
+    assert not policy.route("POST", "/a.b/")
+
+
+@pytest.mark.parametrize(
+    "path", ["/{a}", "/x{a}", "/{a}x", "/{a}x{b}", "/{a}{b}", "/x{a}xx{b}x", "/{a}/{b}x", "/x/"]
+)
+def test_every_path_matches_as_its_regular_expression_says(path):
+    policy = Policy(routes=(Route(path=path),))
+    expected = re.compile("[^/]+".join(map(re.escape, re.split(r"\{\w+\}", path))))
+    for length in range(7):
+        for rest in itertools.product("xy/", repeat=length):
+            sent = "/" + "".join(rest)
+            assert (policy.route("POST", sent) is not None) == bool(expected.fullmatch(sent)), sent
+
+
+def processor_seconds(act):
+    began = time.process_time()
+    act()
+    return time.process_time() - began
+
+
+def test_crafted_path_cannot_stall_the_matching_of_a_policy():
+    """Any client chooses the path; with several parameters in a segment, a pattern backtracks."""
+    policy = Policy(routes=(Route(path="/{a}-{b}-{c}-{d}"),))
+    assert processor_seconds(lambda: policy.route("POST", "/" + "-" * 250 + "/x")) < MAX_STALL_S
+
+
+def test_large_policy_is_matched_within_the_bound():
+    paths = [f"/r{number}/{{a}}-{{b}}-{{c}}" for number in range(2_000)]
+    policy = Policy(routes=tuple(Route(path=path) for path in paths))
+    longest = ["/r1999/" + "-" * 8_000, "/" * 32_000, "/r1/" + "a-" * 8_000 + "/"]
+    for path in longest:
+        assert processor_seconds(lambda path=path: policy.route("POST", path)) < MAX_STALL_S
+    assert policy.route("POST", "/r1999/a-b-c") is policy.routes[1999]
+
+
+def test_many_ignored_and_masked_members_are_found_within_the_bound():
+    names = [f"n{number}" for number in range(3_000)]
+    pointers = tuple(f"/{name}" for name in names)
+    route = Route(ignore=pointers)
+    body = json.dumps(dict.fromkeys(names, 1) | {"kept": {"n1": 2}}).encode()
+    read = functools.partial(
+        request_text, route, method="POST", path="/x", query=b"", media="application/json",
+        encoding="", body=body,
+    )  # fmt: skip
+    assert processor_seconds(read) < MAX_STALL_S
+    assert json.loads(read())["body"] == {"kept": {"n1": 2}}
+    rules = OnConflict(include_diff="values", mask=pointers)
+    changes = [{"op": "replace", "path": f"/body/{name}/x", "value": 1} for name in names[-100:]]
+    conflict, policy = Conflict("x", diff=changes), Policy(on_conflict=rules)
+    assert processor_seconds(lambda: problem_of(conflict, policy)) < MAX_STALL_S
+    assert {op["value"] for op in problem_of(conflict, policy).more["diff"]} == {"(masked)"}
+
+
+@pytest.mark.parametrize(
+    ("ignore", "kept"),
+    [
+        (["/a/b"], {"a": {"c": 2}, "d": 3}),
+        (["/a/b", "/a"], {"d": 3}),
+        (["/a", "/a/b"], {"d": 3}),
+        (["/d/x", "/e"], {"a": {"b": 1, "c": 2}, "d": 3}),
+    ],
+)
+def test_ignored_members_hide_what_is_inside_them(ignore, kept):
+    text = request_text(
+        Route(ignore=tuple(ignore)), method="POST", path="/x", query=b"", encoding="",
+        media="application/json", body=b'{"a": {"b": 1, "c": 2}, "d": 3}',
+    )  # fmt: skip
+    assert json.loads(text)["body"] == kept
 
 
 def test_all_faults_are_reported_with_line_expected_and_got():

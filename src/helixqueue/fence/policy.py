@@ -152,19 +152,63 @@ class Route:
         """
         return f"{HTTP_PREFIX}{self.path}"
 
-    def fits(self, method: str, path: str) -> bool:
-        return method in self.methods and self._pattern.fullmatch(path) is not None
+    def fits(self, method: str, segments: list[str]) -> bool:
+        """Whether the route fences a request; `segments` are the parts of its path."""
+        return method in self.methods and self._matches(segments)
 
     def covers(self, other: Route) -> bool:
         """Whether every path of `other` is a path of this route."""
-        return self._pattern.fullmatch(_PARAMETER.sub("\ue000", other.path)) is not None
+        return self._matches(_PARAMETER.sub("\ue000", other.path).split("/"))
+
+    def _matches(self, segments: list[str]) -> bool:
+        # Not a regular expression: with several parameters in a segment its time would grow with a
+        # power of the length of the path, which any client chooses.
+        return self._template is None or (
+            len(segments) == len(self._template)
+            and all(map(_segment_matches, self._template, segments))
+        )
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str]:
+    def _template(self) -> list[list[str]] | None:
+        """For each segment of the path, the texts between its parameters. None: every path."""
         if self.path == "*":
-            return re.compile(".*", re.DOTALL)
-        literals = map(re.escape, _PARAMETER.split(self.path))
-        return re.compile("[^/]+".join(literals))
+            return None
+        return [_PARAMETER.split(segment) for segment in self.path.split("/")]
+
+    @cached_property
+    def ignored(self) -> dict[str, Any]:
+        """`ignore` as a tree of names; a name that is ignored has no tree below it."""
+        tree: dict[str, Any] = {}
+        for pointer in self.ignore:
+            *parents, name = pointer_names(pointer)
+            below: dict[str, Any] | None = tree
+            for parent in parents:
+                # An ignored name hides what is below it.
+                below = None if below is None else below.setdefault(parent, {})
+            if below is not None:
+                below[name] = None
+        return tree
+
+
+def _segment_matches(literals: list[str], text: str) -> bool:
+    """Whether the texts follow each other in `text`, with at least one character in between."""
+    if len(literals) == 1:
+        return text == literals[0]
+    first, *middle, last = literals
+    if not (text.startswith(first) and text.endswith(last)):
+        return False
+    place, end = len(first), len(text) - len(last)
+    for literal in middle:  # the leftmost place leaves the most for the others
+        place = text.find(literal, place + 1, end)
+        if place < 0:
+            return False
+        place += len(literal)
+    return place < end
+
+
+def pointer_names(pointer: str) -> list[str]:
+    """The names in a JSON Pointer."""
+    return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -178,6 +222,24 @@ class OnConflict:
         ),
     ] = "paths"
     mask: tuple[Pointer, ...] = ()  # members whose values are never shown
+
+    def hides(self, path: str) -> bool:
+        """Whether a member of the body at `path` is, contains or is inside a masked one."""
+        place = tuple(path.split("/"))
+        return place in self._around_masked or any(
+            place[:length] in self._masked for length in range(1, len(place) + 1)
+        )
+
+    @cached_property
+    def _masked(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(tuple(pointer.split("/")) for pointer in self.mask)
+
+    @cached_property
+    def _around_masked(self) -> frozenset[tuple[str, ...]]:
+        """The masked members and all that contain one."""
+        return frozenset(
+            place[:length] for place in self._masked for length in range(1, len(place) + 1)
+        )
 
 
 def unreachable(routes: tuple[Route, ...]) -> dict[int, str]:
@@ -218,4 +280,5 @@ class Policy:
 
     def route(self, method: str, path: str) -> Route | None:
         """The first route that matches; None: not fenced."""
-        return next((route for route in self.routes if route.fits(method, path)), None)
+        segments = path.split("/")
+        return next((route for route in self.routes if route.fits(method, segments)), None)

@@ -1,7 +1,8 @@
 """The steps of a fenced call, without I/O.
 
-Each function yields the steps of `operations/steps.py`, and two more: `RunProbe` calls the caller's
-probe, `Savepoint` surrounds a local effect. `runner.py` performs them in a thread or an event loop.
+Each function yields the steps of `operations/steps.py`, and three more: `RunProbe` calls the
+caller's probe, `CompareRequests` finds how two requests differ, `Savepoint` surrounds a local
+effect. `runner.py` performs them in a thread or an event loop.
 """
 
 from __future__ import annotations
@@ -46,13 +47,28 @@ class RunProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareRequests:
+    """Compare two requests, which takes long for large ones; the reply is a list of changes."""
+
+    first: str | None  # None: not kept
+    received: str
+
+    def changes(self) -> list[dict[str, Any]]:
+        received = loads(self.received)
+        if self.first is None:
+            # All that is known is that the two differ.
+            return [{"op": "replace", "path": "", "value": received}]
+        return diff(loads(self.first), received)
+
+
+@dataclass(frozen=True, slots=True)
 class Savepoint:
     """Around a local effect; the reply to "undo" is whether the transaction is still usable."""
 
     action: Literal["open", "keep", "undo"]
 
 
-Step = Execute | Sleep | RunProbe | Savepoint
+Step = Execute | Sleep | RunProbe | CompareRequests | Savepoint
 Steps = Generator[Step, Any, T]
 
 
@@ -98,7 +114,8 @@ def claim(
         if reply.decision in {"repeated", "expired", "sealed"}:
             return FenceClaim(reply, None, waited)
         if reply.decision == "mismatch":
-            raise _conflict(spec, reply, request)
+            changes = yield CompareRequests(reply.request, request)
+            raise _conflict(spec, reply, changes)
         if reply.decision == "in_doubt":
             raise _in_doubt(spec, reply)
         if reply.decision == "in_progress":
@@ -214,11 +231,7 @@ def _execute(spec: FenceSpec, call: Call[T], seconds: float) -> Steps[T]:
     return reply
 
 
-def _conflict(spec: FenceSpec, reply: FenceDecision, request: str) -> Conflict:
-    received = loads(request)
-    # Without the first request, all that is known is that the two differ.
-    whole = [{"op": "replace", "path": "", "value": received}]
-    changes = whole if reply.request is None else diff(loads(reply.request), received)
+def _conflict(spec: FenceSpec, reply: FenceDecision, changes: list[dict[str, Any]]) -> Conflict:
     paths = ", ".join(
         str(change["path"] or "the whole document") for change in changes[:PATHS_IN_MESSAGE]
     )

@@ -7,9 +7,9 @@ import inspect
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from helixqueue.fence.protocol import RunProbe, Savepoint, Step
+from helixqueue.fence.protocol import CompareRequests, RunProbe, Savepoint, Step
 from helixqueue.operations.steps import Execute, Sleep
 from helixqueue.postgres.caller_transaction import run_within, run_within_async, translating
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("helixqueue.fence")
+# Longer requests are compared in a thread: up to here it takes at most 30 ms.
+MAX_LOOP_CHARS: Final = 32 * 1024
 
 
 class Run(Protocol):
@@ -61,6 +63,8 @@ class StepRunner:
             return None
         if isinstance(step, RunProbe):
             return self._read_probe(self._run_probe())
+        if isinstance(step, CompareRequests):
+            return step.changes()
         return self._perform_savepoint(step)
 
     def _run_probe(self) -> object:
@@ -113,6 +117,10 @@ class AsyncStepRunner:
             return await asyncio.sleep(step.seconds)
         if isinstance(step, RunProbe):
             return self._read_probe(await self._run_probe())
+        if isinstance(step, CompareRequests):
+            if len(step.first or "") + len(step.received) <= MAX_LOOP_CHARS:
+                return step.changes()
+            return await asyncio.to_thread(step.changes)
         return await self._perform_savepoint(step)
 
     async def _run_probe(self) -> object:

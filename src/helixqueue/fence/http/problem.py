@@ -18,10 +18,12 @@ from helixqueue.errors import (
 )
 
 if TYPE_CHECKING:
-    from helixqueue.fence.policy import Policy
+    from helixqueue.fence.policy import OnConflict, Policy
 
 log = logging.getLogger("helixqueue.fence.http")
 PREFIX: Final = "urn:helixqueue:problem:"
+# Places of the compared document that contain the body.
+_WITH_BODY: Final = frozenset({"", "/body"})
 
 # Type: status and title. The guide describes each; a test compares.
 PROBLEMS: Final[dict[str, tuple[int, str]]] = {
@@ -178,9 +180,7 @@ def _key_reused(error: Conflict, policy: Policy) -> FenceProblem:
     rules = policy.on_conflict
     more: dict[str, Any] = {}
     if rules.include_diff != "none":
-        shown = [_shown(op, values=rules.include_diff == "values", mask=rules.mask)
-                 for op in error.diff]  # fmt: skip
-        more = {"diff": shown}
+        more = {"diff": [_shown(op, rules) for op in error.diff]}
     return FenceProblem(
         "key-reused",
         "send the first request again, or this request with a new key",
@@ -190,20 +190,16 @@ def _key_reused(error: Conflict, policy: Policy) -> FenceProblem:
     )
 
 
-def _shown(op: dict[str, Any], *, values: bool, mask: tuple[str, ...]) -> dict[str, Any]:
+def _shown(op: dict[str, Any], rules: OnConflict) -> dict[str, Any]:
     """An operation as far as the policy discloses it."""
-    if not values:
-        return {"op": op["op"], "path": op["path"]}
+    path: str = op["path"]
+    if rules.include_diff != "values":
+        return {"op": op["op"], "path": path}
     # Pointers of the policy refer to the body, which is under /body in the compared document.
-    hidden = any(_overlap(op["path"], f"/body{pointer}") for pointer in mask)
+    hidden = bool(rules.mask) and (
+        rules.hides(path.removeprefix("/body")) if path.startswith("/body/") else path in _WITH_BODY
+    )
     return {
         name: "(masked)" if hidden and name in {"value", "was"} else value
         for name, value in op.items()
     }
-
-
-def _overlap(path: str, pointer: str) -> bool:
-    """Whether one of the two places is, contains or is inside the other."""
-    left, right = path.split("/"), pointer.split("/")
-    shorter = min(len(left), len(right))
-    return left[:shorter] == right[:shorter]

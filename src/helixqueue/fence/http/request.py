@@ -8,12 +8,14 @@ tell apart make different ones. An ambiguous JSON body (duplicate names, NaN) is
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from email.message import Message
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from helixqueue.errors import InvalidPayload
+from helixqueue.fence.policy import pointer_names
 from helixqueue.identity import canonical_text, loads
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 _MAX_FIELDS: Final = 10_000
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
 _READABLE: Final = frozenset({"gzip", "x-gzip", "deflate"})
 # Bytes beyond ASCII that were sent raw (D8xx), and percent-encoded bytes that are not UTF-8 (DCxx,
 # as `surrogateescape` makes them), are written by their numbers. The mapping is one to one, so that
@@ -154,30 +157,27 @@ def _part(lines: list[bytes], data: bytes) -> dict[str, Any]:
 def _selected(value: Any, route: Route) -> Any:  # noqa: ANN401 - JSON
     if route.only:
         return [[pointer, *_at(value, pointer)] for pointer in route.only]
-    for pointer in route.ignore:
-        value = _without(value, _names(pointer))
-    return value
-
-
-def _names(pointer: str) -> list[str]:
-    return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
+    return _without(value, route.ignored)
 
 
 def _at(value: Any, pointer: str) -> list[Any]:  # noqa: ANN401 - JSON
     """The value at the pointer, in a list; an empty list is not null."""
-    for name in _names(pointer):
+    for name in pointer_names(pointer):
         if isinstance(value, dict) and name in value:
             value = value[name]
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             return []
     return [value]
 
 
-def _without(value: Any, names: list[str]) -> Any:  # noqa: ANN401 - JSON
-    if not isinstance(value, dict) or names[0] not in value:
+def _without(value: Any, ignored: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """The value without the ignored members, in one pass however many there are."""
+    if not isinstance(value, dict):
         return value
-    if len(names) == 1:
-        return {name: inner for name, inner in value.items() if name != names[0]}
-    return {**value, names[0]: _without(value[names[0]], names[1:])}
+    return {
+        name: _without(inner, ignored[name]) if name in ignored else inner
+        for name, inner in value.items()
+        if name not in ignored or ignored[name] is not None
+    }
