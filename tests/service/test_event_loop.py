@@ -23,6 +23,15 @@ def stalls(database):
 
 
 @pytest.fixture(scope="module")
+def policed(database):
+    """A service with thousands of rules in its idempotency policy."""
+    with stall_service(database.dsn("service"), "large-policy") as service:
+        site = Site(database, service.url)
+        site.service = service
+        yield site
+
+
+@pytest.fixture(scope="module")
 def operator(stalls):
     with stalls.client() as client:
         yield client
@@ -145,6 +154,36 @@ def test_large_request_does_not_stall_the_service(stalls, operator, submitter, n
     assert_no_stall(stalls)
 
 
+def test_repeated_and_conflicting_large_keyed_requests_do_not_stall_the_service(
+    stalls, operator, submitter
+):
+    path = queue(operator, "again")
+    body = json.dumps({"submissions": ROWS})
+    other = json.dumps({"submissions": [row | {"revision": "2"} for row in ROWS]})
+    headers = {"Idempotency-Key": "large-request-again"}
+    first = post(submitter, f"{path}/chunks", body, 200, **headers)
+    assert_no_stall(stalls)
+    assert post(submitter, f"{path}/chunks", body, 200, **headers).content == first.content
+    assert_no_stall(stalls)
+    response = post(submitter, f"{path}/chunks", other, 409, **headers)
+    assert response.json()["type"].endswith("key-reused")
+    assert_no_stall(stalls)
+
+
+def test_large_policy_does_not_stall_the_service(policed):
+    with policed.client() as client:
+        path = queue(client, "policed")
+        payload = {f"n{number}": "x" for number in range(1500)}
+        headers = {"Idempotency-Key": "a-request-of-a-large-policy"}
+        policed.service.longest_stall()
+        post(client, f"{path}/batches", single(json.dumps(payload)), 201, **headers)
+        assert_no_stall(policed)
+        changed = payload | {f"n{number}": "y" for number in range(90)}
+        response = post(client, f"{path}/batches", single(json.dumps(changed)), 409, **headers)
+        assert {op["value"] for op in response.json()["diff"]} == {"(masked)"}
+        assert_no_stall(policed)
+
+
 def test_large_stored_payloads_do_not_stall_the_service(stalls, operator):
     """Small requests whose responses are large: conflicts, claims, batches."""
     path = queue(operator, "stored")
@@ -176,6 +215,20 @@ def test_large_stored_payloads_do_not_stall_the_service(stalls, operator):
     assert operator.get(f"/v1/batches/{batch_id}?payload=true").json()["payload"][0] == 7
     health = f'{{"worker": "w", "health": {{"a": {WRONG_ITEMS}}}}}'
     post(operator, "/v1/work/hello", health, 422)
+    assert_no_stall(stalls)
+
+
+def test_result_of_a_worker_does_not_stall_the_service(stalls, operator):
+    path = queue(operator, "results", result_schema=SCHEMAS["any-of"][0])
+    post(operator, f"{path}/batches", single("1"), 201)
+    body = {"worker": "w", "request": str(uuid.uuid4()), "queues": ["results"], "count": 1}
+    [lease] = operator.post("/v1/work/claim", json=body | {"start": True}).json()["leases"]
+    done = {"batch": lease["batch"], "token": lease["token"], "outcome": "completed"}
+    stalls.service.longest_stall()
+    result = json.dumps(done)[:-1] + f', "result": {SCHEMAS["any-of"][1]}}}'
+    text = f'{{"worker": "w", "settlements": [{result}]}}'
+    [answer] = post(operator, "/v1/work/settle", text, 200).json()["answers"]
+    assert answer["state"] == "PENDING"
     assert_no_stall(stalls)
 
 

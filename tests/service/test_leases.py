@@ -52,6 +52,43 @@ def test_batch_is_claimed_and_completed(http, lab):
     assert (response["state"], response["result"]) == ("COMPLETED", {"reads": 3})
 
 
+COUNTED = {"type": "object", "properties": {"reads": {"type": "integer"}}, "required": ["reads"]}
+
+
+def test_http_worker_cannot_store_a_result_that_breaks_the_schema_of_its_queue(http, lab):
+    """Readers rely on the declared type of a result, whatever program computed it."""
+    http.put(f"/v1/queues/{lab.q}", json={"reason": "test", "result_schema": COUNTED})
+    lab.submit("a", "b", "c")
+    first, second, third = claimed(http, lab, start=True, count=3)["leases"]
+    [answer] = settled(http, "gpu-1", first, result={"reads": "many"})
+    assert (answer["answer"], answer["state"]) == ("ok", "PENDING")
+    [answer] = settled(http, "gpu-1", first, result={"reads": "many"})
+    assert (answer["answer"], answer["mismatch"]) == ("repeat", False)
+    [answer] = settled(http, "gpu-1", second)  # without a result
+    assert answer["state"] == "PENDING"
+    done = {**lease_of(third), "outcome": "completed", "result": {"reads": None}}
+    [answer] = claimed(http, lab, count=1, settle=[done])["settled"]
+    assert answer["state"] == "PENDING"
+    detail = http.get(f"/v1/batches/{first['batch_id']}").json()
+    [failed] = [event for event in detail["events"] if event["failure"] is not None]
+    assert failed["failure"] == "result"
+    assert "the result does not match the queue's result type: result at /reads" in failed["detail"]
+
+
+def test_valid_results_of_one_call_are_stored_beside_an_invalid_one(http, lab):
+    http.put(f"/v1/queues/{lab.q}", json={"reason": "test", "result_schema": COUNTED})
+    lab.submit("a", "b")
+    leases = claimed(http, lab, start=True, count=2)["leases"]
+    results = [{"reads": 3}, {"reads": "three"}]
+    settlements = [
+        {**lease_of(lease), "outcome": "completed", "result": result}
+        for lease, result in zip(leases, results, strict=True)
+    ]
+    body = {"worker": "gpu-1", "settlements": settlements}
+    answers = http.post("/v1/work/settle", json=body).json()["answers"]
+    assert [answer["state"] for answer in answers] == ["COMPLETED", "PENDING"]
+
+
 def test_one_call_settles_claims_and_starts(http, lab):
     lab.submit("a", "b")
     [first] = claimed(http, lab, start=True)["leases"]

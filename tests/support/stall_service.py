@@ -1,9 +1,9 @@
 """A service in a process of its own that measures how long its event loop stands still.
 
-`python -m tests.support.stall_service DSN`: prints its port; for each line on standard input it
-prints the longest stall since the last one, in milliseconds. A stall is the delay of a timer, but
-no more than the processor time that the process used meanwhile: on a busy machine other processes
-delay timers as well.
+`python -m tests.support.stall_service DSN [large-policy]`: prints its port; for each line on
+standard input it prints the longest stall since the last one, in milliseconds. A stall is the delay
+of a timer, but no more than the processor time that the process used meanwhile: on a busy machine
+other processes delay timers as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+from helixqueue.fence.policy import OnConflict, Policy, Route
 from helixqueue.service import ServiceSettings
 from helixqueue.service.run import HttpServer, config_of
 from tests.support.lab import POOLED
@@ -46,9 +47,25 @@ def _write(value):
     sys.stdout.flush()
 
 
-async def main(dsn):
+def large_policy():
+    """Rules of 6,000 members: most are about members that no request has."""
+    members = tuple(f"/payload/n{number}" for number in range(3000))
+    others = tuple(f"/payload/m{number}" for number in range(3000))
+    return Policy(
+        routes=(Route(required=False, ignore=others),),
+        on_conflict=OnConflict(include_diff="values", mask=members),
+    )
+
+
+async def main(dsn, *options):
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    settings = ServiceSettings(dsn, pooled=POOLED, requests_per_second=10_000, burst=10_000)
+    settings = ServiceSettings(
+        dsn,
+        pooled=POOLED,
+        requests_per_second=10_000,
+        burst=10_000,
+        policy=large_policy() if "large-policy" in options else None,
+    )
     server = HttpServer(config_of(settings))
     monitor = StallMonitor()
     threading.Thread(target=monitor.report, daemon=True).start()
@@ -71,9 +88,9 @@ class StallService:
 
 
 @contextmanager
-def stall_service(dsn):
+def stall_service(dsn, *options):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.stall_service", dsn],
+        [sys.executable, "-m", "tests.support.stall_service", dsn, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -88,4 +105,4 @@ def stall_service(dsn):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

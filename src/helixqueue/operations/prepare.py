@@ -57,6 +57,19 @@ class KnownQueue:
         """Whether `schema` is available without compiling it, which takes milliseconds."""
         return not self.row.payload_schema or "schema" in vars(self)
 
+    @cached_property
+    def compiled_result(self) -> Schema | None:
+        """The result schema, for results that come without the check of a worker."""
+        return Schema(self.row.result_schema) if self.row.result_schema else None
+
+    @property
+    def has_compiled_result(self) -> bool:
+        return not self.row.result_schema or "compiled_result" in vars(self)
+
+    def checks_inline(self, chars: int) -> bool:
+        """Whether a result of this length is checked within milliseconds, in this process."""
+        return self.compiled_result is None or self.compiled_result.is_inline(chars)
+
     def payload_text(self, payload: Any) -> str:
         """Return the canonical JSON text of the payload; raise `InvalidPayload`."""
         if self.declared is not None and self.declared.payload is not None:

@@ -27,6 +27,7 @@ from helixqueue.service.models.requests import (
     SettleRequest,
     WaitRequest,
 )
+from helixqueue.service.result_checks import check_results
 from helixqueue.service.routing import (
     BodyBytesDep,
     PrincipalDep,
@@ -89,6 +90,7 @@ async def claim(
         body_bytes, principal.tenant, _settlements, body.settle, cipher
     )
     names = await _names(principal, service, settle)
+    settle = await check_results(principal, service.compute, settle, names, body_bytes)
     claim_call = partial(
         calls.claim,
         worker=body.worker,
@@ -179,6 +181,8 @@ async def settle(
 ) -> models.LeaseWritesResponse:
     """A repeat has the answer `repeat`.
 
+    A result that breaks the result schema of its queue is not stored: the attempt fails with the
+    failure `result`, and the answer has the state that follows, PENDING or FAILED.
     A stale token is `refused` in any state, and the refusal is stored with the names of both
     workers.
     """
@@ -188,6 +192,7 @@ async def settle(
         body_bytes, principal.tenant, _settlements, body.settlements, cipher
     )
     names = await _names(principal, service, settlements)
+    settlements = await check_results(principal, service.compute, settlements, names, body_bytes)
     writes = await principal.execute(calls.settle(worker=body.worker, settlements=settlements))
     _log_writes("settle", writes, names, service, request_log)
     return models.LeaseWritesResponse(answers=models.lease_writes(writes, cipher))

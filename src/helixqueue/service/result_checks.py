@@ -1,0 +1,75 @@
+"""Results of workers against the schema of their queue.
+
+Workers of this package check results themselves; programs that speak HTTP may not. A result that
+breaks the schema is never stored: the attempt fails, with the same class of failure as in a worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from helixqueue.errors import InvalidPayload
+from helixqueue.records.lease import Settlement
+from helixqueue.service.compute_threads import MAX_LOOP_BYTES
+from helixqueue.worker.outcomes import FailureClass, storable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from helixqueue.engine.service_calls import LeaseName
+    from helixqueue.operations.prepare import KnownQueue
+    from helixqueue.service.compute_threads import ComputeThreads
+    from helixqueue.service.principal import Principal
+
+
+async def check_results(
+    principal: Principal,
+    compute: ComputeThreads,
+    settlements: Sequence[Settlement],
+    names: Mapping[int, LeaseName | None],
+    body_bytes: int,
+) -> list[Settlement]:
+    """The settlements; those whose result breaks the schema as failures."""
+    queues: dict[int, KnownQueue] = {}  # by batch, where the queue has a schema
+    for settlement in settlements:
+        name = names.get(settlement.batch)
+        if settlement.outcome != "completed" or name is None:
+            continue  # a lease of another tenant, which the engine refuses
+        known = await principal.run_steps(principal.operations.known(name.queue))
+        if known.row.result_schema:
+            queues[settlement.batch] = known
+    if not queues:
+        return list(settlements)
+    is_short = body_bytes <= MAX_LOOP_BYTES and all(
+        known.has_compiled_result and known.checks_inline(body_bytes) for known in queues.values()
+    )
+    if is_short:
+        return _checked(settlements, queues)
+    return await compute.run(principal.tenant, _checked, settlements, queues)
+
+
+def _checked(
+    settlements: Sequence[Settlement], queues: Mapping[int, KnownQueue]
+) -> list[Settlement]:
+    return [
+        _checked_result(settlement, queues[settlement.batch])
+        if settlement.outcome == "completed" and settlement.batch in queues
+        else settlement
+        for settlement in settlements
+    ]
+
+
+def _checked_result(settlement: Settlement, known: KnownQueue) -> Settlement:
+    try:
+        if known.compiled_result is not None:
+            # Without a result there is nothing but null to check.
+            known.compiled_result.check(settlement.result or "null", "result")
+    except InvalidPayload as error:
+        return Settlement(
+            settlement.batch,
+            settlement.token,
+            "failed",
+            failure=FailureClass.RESULT.value,
+            detail=storable(f"the result does not match the queue's result type: {error}"),
+        )
+    return settlement
