@@ -18,14 +18,18 @@ from helixqueue.ledger.replay import ReplayResult, replay_within
 from helixqueue.operate.check import check_within, invariants
 from helixqueue.operate.check_seals import INVARIANTS, check_seals_within
 from helixqueue.operate.seal import make_seal
+from tests.support.damage_columns import UNSEEN
+from tests.support.damage_leases import LEASES
 from tests.support.damage_ledger import LEDGER, MISSED, SEAL
+from tests.support.damage_outside import CATALOG, OUTSIDE
 from tests.support.damage_records import FORGERIES, RECORDS
 from tests.support.damage_reports import REPORTS
-from tests.support.damage_schema import SCHEMA
+from tests.support.damage_schema import SCHEMA as OBJECTS
 from tests.support.database import copy_of
 from tests.support.ledger_damage import with_batch_ids
 
-ROWS = LEDGER | FORGERIES | RECORDS | REPORTS
+SCHEMA = OBJECTS | CATALOG
+ROWS = LEDGER | FORGERIES | RECORDS | LEASES | REPORTS
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 TABLES = re.compile(r"(?:update|into|delete from|truncate|alter table) helix\.(\w+)")
 KEY = Ed25519Signer.from_private(b"k" * 32)
@@ -83,7 +87,7 @@ def test_damage_to_rows_gets_its_verdict(damaged, what):
     sequences = "select last_value from helix.{}"
     before = {
         name: connection.execute(sequences.format(name)).fetchone()[0]
-        for name in ("batch_id", "entry_id", "fence_number")
+        for name in ("batch_id", "entry_id", "fence_number", "ledger_event_id")
     }
     with connection.transaction(force_rollback=True):
         do_without_triggers(connection, statements)
@@ -108,6 +112,16 @@ def test_damage_to_the_schema_is_found_by_check(damaged, what):
         results = {result.name: result for result in check_within(connection, only={name})}
         assert results[name].count > 0
         assert results[name].witnesses
+
+
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_damage_outside_of_the_schema_is_not_found(damaged, what):
+    """Listed with the reason in docs/guarantees.md; one that is found belongs to SCHEMA."""
+    _, connection, seal = damaged
+    _, statement = OUTSIDE[what]
+    with connection.transaction(force_rollback=True):
+        connection.execute(statement.encode())
+        assert found(connection, seal) == (set(), 0, set())
 
 
 def test_undamaged_database_passes_everything(damaged):
@@ -190,4 +204,8 @@ def damage_table():
         else:
             lines.append(f"| {what} | `check`: {names} |")
     lines += [f"| {what} | `check`: `{name}` |" for what, (name, _) in SCHEMA.items()]
+    lines += [f"| {what} | **not found**: {reason} |" for what, (reason, _) in OUTSIDE.items()]
+    for reason, columns in UNSEEN.items():
+        names = ", ".join(f"`{column}`" for column in columns.split())
+        lines.append(f"| only the value of {names} was edited | **not found**: {reason} |")
     return "\n".join(lines) + "\n"

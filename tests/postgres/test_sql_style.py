@@ -50,6 +50,7 @@ OPERATORS_MAY_CALL = {
     "fence_receipt",
     "history_of",
     "locate",
+    "letter_hash",
     "row_hash",
     "sees_payloads",
     "session_queues",

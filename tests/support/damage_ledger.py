@@ -323,7 +323,7 @@ LEDGER = {
         "update helix.dead_letter set body = null, complete = false where status = 'open'",
     ),
     "a redriven letter lost its batch": (
-        {"letter_without_batch"},
+        {"letter_without_batch", "letter_edited"},
         "update helix.dead_letter set batch = null where status = 'redriven'",
     ),
     "a fence in doubt was called sealed": (
@@ -337,7 +337,7 @@ LEDGER = {
            and life in (select life from helix.fence where state = 'SEALED')""",
     ),
     "a step of a fence was forged": (
-        {"fence_illegal_arrow", "fence_not_last_event", "fence_record_edited"},
+        {"fence_edited", "fence_illegal_arrow", "fence_not_last_event", "fence_record_edited"},
         """insert into helix.fence_event
            select life, version + 1, tenant, to_state, 'CLAIMED', at, attempt, epoch, number, actor,
                   'claimed', detail, content, xid, sha256('x')

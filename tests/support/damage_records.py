@@ -166,10 +166,10 @@ FORGERIES = {
            where kind = 'duplicate'""",
         f"update helix.decision r set {REHASH_ROW} where actor = 'eve'",
     ),
-    "a step of a fence was edited, and its hash recomputed": (
+    "the time of a fence's step was edited, and its hash recomputed": (
         SEAL | {"sealed_record_changed"},
-        "update helix.fence_event set actor = 'eve' where to_state = 'SEALED'",
-        f"update helix.fence_event r set {REHASH_ROW} where actor = 'eve'",
+        "update helix.fence_event set at = at - interval '1 h' where to_state = 'SEALED'",
+        f"update helix.fence_event r set {REHASH_ROW} where to_state = 'SEALED'",
     ),
     "a repeat of a fenced call was edited, and its hash recomputed": (
         SEAL | {"sealed_record_changed"},

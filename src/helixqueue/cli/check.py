@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from dataclasses import asdict, fields
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
@@ -14,6 +15,7 @@ import typer
 from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.errors import Unavailable
 from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import CheckResult, check, invariants
@@ -23,7 +25,7 @@ from helixqueue.operate.seal import read_seals
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from psycopg import Connection
 
@@ -68,7 +70,7 @@ def _check(
             "--watch",
             metavar="SECONDS",
             min=1,
-            help="Check again this long after each check, and report what changes.",
+            help="Check again this long after each check until Ctrl-C, and report what changes.",
             show_default=False,
         ),
     ] = None,
@@ -91,17 +93,33 @@ def _check(
         if seals is None:
             raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
         _check_exported(exported, seals, as_json=as_json)
-    reported: set[str] | None = None
+    if watch is not None:
+        _watch(watch, lambda: _run_checks(dsn, data, seals), as_json=as_json)
+    every_tenant, results = _run_checks(dsn, data, seals)
+    _report(results, every_tenant=every_tenant, as_json=as_json)
+    if any(result.count for result in results):
+        raise typer.Exit(Exit.NO)
+    raise typer.Exit(Exit.UNAVAILABLE if any(result.late for result in results) else Exit.OK)
+
+
+def _watch(
+    seconds: float, run: Callable[[], tuple[bool, list[CheckResult]]], *, as_json: bool
+) -> NoReturn:
+    """Check until Ctrl-C; report the first results, and then those that differ from the last."""
+    reported: dict[str, tuple[int, str | None]] | None = None
     while True:
-        every_tenant, results = _run_checks(dsn, data, seals)
-        broken = {result.name for result in results if result.count}
-        if broken != reported:
-            _report(results, every_tenant=every_tenant, as_json=as_json)
-        if watch is None:
-            late = any(result.late for result in results)
-            raise typer.Exit(Exit.NO if broken else Exit.UNAVAILABLE if late else Exit.OK)
-        reported = broken
-        time.sleep(watch)
+        try:
+            every_tenant, results = run()
+        except Unavailable as error:
+            # A server that restarts must not end the watch.
+            show.progress(f"not checked: {error}")
+        else:
+            found = {r.name: (r.count, r.skipped) for r in results if not r.holds}
+            if found != reported:
+                _report(results, every_tenant=every_tenant, as_json=as_json)
+                sys.stdout.flush()  # a pipe would keep it until the end
+            reported = found
+        time.sleep(seconds)
 
 
 def _keys(public_key: Path | None) -> Sequence[Signer]:

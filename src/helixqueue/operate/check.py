@@ -15,6 +15,7 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from psycopg import DataError
 from psycopg.errors import InsufficientPrivilege, QueryCanceled
 
 from helixqueue.operate import release
@@ -147,6 +148,10 @@ def _run(
         skipped = f"role {connection.info.user}: {denied.diag.message_primary}"
     except QueryCanceled:
         skipped = TIMED_OUT
+    except DataError as unreadable:
+        # An edited row, such as a text that is no longer JSON, must not hide the others silently.
+        witness = {"what": "the query failed", "error": unreadable.diag.message_primary}
+        violations = {invariant.name: (1, [witness]) for invariant in members}
     return [
         _result(invariant, violations.get(invariant.name, (0, [])), skipped)
         for invariant in members

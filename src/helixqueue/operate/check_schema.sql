@@ -87,7 +87,7 @@ join pg_roles m on m.oid = a.member
 where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader')
       and not m.rolsuper
       and m.oid <> (select d.datdba from pg_database d where d.datname = current_database())
-   or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|delegate|operator)$';
+   or m.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|intake|delegate|operator)$';
 
 -- name: function_tampered
 -- promise: G3
@@ -142,7 +142,8 @@ where c.relnamespace = 'helix'::regnamespace and c.relkind in ('r', 'p', 'v', 'S
 select r.rolname as role, r.rolcanlogin as login, r.rolsuper as superuser, r.rolbypassrls as bypass
 from pg_roles r
 where r.rolname in ('helix_owner', 'helix_engine', 'helix_reader', 'helix_submit', 'helix_work', 'helix_read',
-                    'helix_payloads', 'helix_operate', 'helix_admin', 'helix_delegate', 'helix_operator')
+                    'helix_payloads', 'helix_operate', 'helix_admin', 'helix_intake', 'helix_delegate',
+                    'helix_operator')
   and (r.rolcanlogin or r.rolsuper or r.rolbypassrls);
 
 -- name: open_to_public

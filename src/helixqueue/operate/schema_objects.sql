@@ -31,7 +31,15 @@ select 'relation' as kind, c.relname::text as name,
        concat_ws(' ', c.relkind, c.relpersistence, c.relowner::regrole,
                  case when c.relrowsecurity then 'row-security' end,
                  case when c.relforcerowsecurity then 'forced' end,
-                 case when c.relreplident <> 'd' then 'replica identity ' || c.relreplident::text end) as definition
+                 case when c.relreplident <> 'd' then 'replica identity ' || c.relreplident::text end,
+                 -- Marks that an edit of pg_class removes, so that the server ignores what they stand for.
+                 case when not c.relhastriggers and exists (select from pg_trigger g where g.tgrelid = c.oid)
+                      then 'triggers ignored' end,
+                 case when not c.relhasindex and exists (select from pg_index i where i.indrelid = c.oid)
+                      then 'indexes ignored' end,
+                 case when c.relchecks <> (select count(*) from pg_constraint k
+                                           where k.conrelid = c.oid and k.contype = 'c')
+                      then 'checks ignored' end) as definition
 from rel c where c.relkind in ('r', 'p', 'v', 'm', 'S', 'f', 'c')
 union all
 select 'column', c.relname || '.' || a.attname,
@@ -42,6 +50,19 @@ select 'column', c.relname || '.' || a.attname,
 from rel c join pg_attribute a on a.attrelid = c.oid
 left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
 where c.relkind in ('r', 'p', 'v', 'm', 'f', 'c') and a.attnum > 0 and not a.attisdropped
+union all
+-- A sequence that counts down or in a cycle gives a number twice.
+select 'sequence', c.relname::text,
+       concat_ws(' ', format_type(q.seqtypid, null), q.seqstart, q.seqincrement, q.seqmin, q.seqmax, q.seqcache,
+                 case when q.seqcycle then 'cycle' end)
+from rel c join pg_sequence q on q.seqrelid = c.oid
+union all
+-- A subscription writes rows without statement triggers, and so without the guards.
+select 'subscription', c.relname::text, '' from rel c join pg_subscription_rel s on s.srrelid = c.oid
+union all
+-- A foreign key of another schema makes retention fail or wait.
+select 'foreign key', k.conrelid::regclass || '.' || k.conname, pg_get_constraintdef(k.oid)
+from pg_constraint k join rel c on c.oid = k.confrelid where k.connamespace <> c.relnamespace
 union all
 -- CHECKs and keys of tables and domains. Not-null constraints have rows since PostgreSQL 18 only.
 select 'constraint', coalesce(c.relname, t.typname) || '.' || k.conname,
@@ -89,9 +110,10 @@ select 'function', p.oid::regprocedure::text,
 from pg_proc p join pg_language l on l.oid = p.prolang
 where p.pronamespace = to_regnamespace('helix')
 union all
--- A child table would show its rows in every read of its parent, wherever it is.
+-- A child table would show its rows in every read of its parent, wherever it is; an update of a parent changes
+-- the rows of a child without the child's statement triggers.
 select 'child', h.inhparent::regclass::text || ' <- ' || h.inhrelid::regclass, ''
-from pg_inherits h join rel c on c.oid = h.inhparent where c.relkind in ('r', 'p')
+from pg_inherits h join rel c on c.oid in (h.inhparent, h.inhrelid) where c.relkind in ('r', 'p')
 union all
 select o.kind, o.name, ''
 from (select 'operator' as kind, x.oprname::text as name, x.oprnamespace as at from pg_operator x
@@ -117,4 +139,4 @@ select 'role', r.rolname::text,
                  (select string_agg(array_to_string(s.setconfig, ' '), ' ') from pg_db_role_setting s
                   where s.setrole = r.oid))
 from pg_roles r
-where r.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|delegate|operator)$';
+where r.rolname ~ '^helix_(owner|engine|reader|submit|work|read|payloads|operate|admin|intake|delegate|operator)$';

@@ -36,9 +36,27 @@ create table helix.dead_letter (
   closed_by  text,
   closed_for helix.long_text,      -- the reason that the operator gave
   body       bytea check (octet_length(body) <= 16777216),
+  hash       helix.sha256 not null,       -- over this row without its body, which the digest covers
   -- A redelivery has the same source and the same content: it adds to the count.
   unique (tenant, kind, name, source, digest)
 );
+-- As helix.row_hash, without the text of a large body.
+create function helix.letter_hash(p_letter helix.dead_letter) returns bytea
+language plpgsql stable set timezone = 'UTC' set bytea_output = 'hex' as $$
+begin
+  p_letter.body := null;
+  return helix.row_hash(to_jsonb(p_letter));
+end
+$$;
+create function helix.hash_letter() returns trigger
+language plpgsql as $$
+begin
+  new.hash := helix.letter_hash(new);
+  return new;
+end
+$$;
+create trigger hash_row before insert or update on helix.dead_letter
+  for each row execute function helix.hash_letter();
 -- Lists by tenant, newest first.
 create index dead_letter_list on helix.dead_letter (tenant, id);
 create index dead_letter_batch on helix.dead_letter (batch) where batch is not null;

@@ -183,25 +183,25 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
                or u.queue = any ((select helix.session_queues())::integer[])) as batch
     from helix.entry e
     cross join lateral (
-      select e.hash is distinct from helix.entry_hash(
+      select e.batch is not null and e.hash is distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
                e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as hash_broken,
-             array_dims(e.batch) is null
+             case when e.batch is null then num_nonnulls(e.queue, e.version, e.attempt, e.before, e.content) > 0
+             else array_dims(e.batch) is null
              or (array_dims(e.queue), array_dims(e.version), array_dims(e.attempt),
                  coalesce(array_dims(e.before), array_dims(e.batch)),
                  coalesce(array_dims(e.content), array_dims(e.batch)))
                 is distinct from (array_dims(e.batch), array_dims(e.batch), array_dims(e.batch),
-                                  array_dims(e.batch), array_dims(e.batch)) as uneven,
+                                  array_dims(e.batch), array_dims(e.batch)) end as uneven,
              -- PENDING > RUNNING is two steps, claimed and started.
              not ((e.from_state, e.to_state) is not distinct from ('PENDING', 'RUNNING'))
              and not exists (select from arrow a
                              where a.from_state is not distinct from e.from_state::text
                                and a.to_state = e.to_state::text) as illegal
       offset 0) f
-    where e.batch is not null
-      and ((select helix.session_queues()) is null
+    where ((select helix.session_queues()) is null
            or e.queue && (select helix.session_queues())::integer[])
       and (f.hash_broken or f.uneven or f.illegal)
   )
@@ -216,7 +216,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: entry_uneven
   -- promise: G3
-  -- means: The arrays of an entry do not run in parallel, so some of its steps are incomplete.
+  -- means: The arrays of an entry do not run in parallel, so some of its steps are incomplete; or an archived
+  --        entry has some again.
   -- action: The entry was forged or edited; compare with an archive or a backup.
   select 'entry_uneven', jsonb_build_object('batch', b.batch, 'entry', b.id, 'part', b.part)
   from bad b where b.uneven

@@ -36,8 +36,9 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)
              as other_lane,
            w.batch is not null and b.id is not null and b.retired_at is null
-             and (w.limit_key, w.expires_at)
-                 is distinct from (b.limit_key::text, b.expires_at::timestamptz) as other_options,
+             and ((w.limit_key, w.expires_at)
+                  is distinct from (b.limit_key::text, b.expires_at::timestamptz)
+                  or w.version = 1 and w.due <> b.run_at) as other_options,
            q.id is null as queueless,
            w.attempt > a.most or w.attempt < 0 as exhausted,
            w.batch is not null and (
@@ -142,8 +143,8 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: options_edited
   -- promise: G2
-  -- means: The row has another limit key or expiry than was submitted: it is not counted where it should be,
-  --        or ends at another time.
+  -- means: The row has another limit key, start time or expiry than was submitted: it is not counted where it
+  --        should be, or begins or ends at another time.
   -- action: Cancel the batch and submit a new revision.
   select 'options_edited', jsonb_build_object('batch', b.batch) from bad b where b.other_options
   union all
@@ -264,6 +265,9 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
         union all
         select 'fence_number', n.last_value, (select max(f.number) from helix.fence f)
         from helix.fence_number n
+        union all
+        select 'ledger_event_id', n.last_value, (select max(l.id) from helix.ledger_event l)
+        from helix.ledger_event_id n
        ) as s (name, last_value, highest)
   where s.highest > s.last_value
 $$;
@@ -316,11 +320,13 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   union all
   -- name: letter_edited
   -- promise: G5
-  -- means: The message of a dead letter is not the one that came, or is missing although the letter is open.
+  -- means: A dead letter or its message is not what was recorded, or the message is missing although the letter
+  --        is open.
   -- action: Restore the row of helix.dead_letter from a backup.
   select 'letter_edited', jsonb_build_object('letter', l.id, 'tenant', l.tenant, 'source', l.source)
   from helix.dead_letter l
-  where l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
+  where l.hash <> helix.letter_hash(l)
+     or l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
      or l.status = 'open' and l.body is null and l.reason <> 'vanished'
      or l.status <> 'open' and l.closed_at is null
   union all

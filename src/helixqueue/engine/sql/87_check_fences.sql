@@ -30,18 +30,26 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
              e.hash is distinct from e.computed as edited,
-             coalesce(e.newest, true) and f.content is distinct from e.content as other_content
+             coalesce(e.newest, true)
+               and (f.content is distinct from e.content
+                    or (f.attempt, f.epoch, f.number, f.actor, f.reason, f.detail)
+                       is distinct from (e.attempt, e.epoch, e.number, e.actor, e.reason, e.detail))
+               as other_content,
+             f.state in ('CLAIMED', 'EFFECT_STARTED')
+               and f.deadline > clock_timestamp() + make_interval(secs => f.lease_seconds) as endless
       from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
                    lag(e.version, 1, 0) over history as last_version,
                    lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
             from helix.fence_event e window history as (partition by e.life order by e.version)) e
-      full join (select f.life, f.tenant, f.name, f.state, f.version,
+      full join (select f.life, f.tenant, f.name, f.state, f.version, f.attempt, f.epoch, f.number,
+                        f.actor::text as actor, f.reason, f.detail::text as detail, f.lease_seconds, f.deadline,
                         helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect,
                                             f.form, f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until,
                                             f.until) as content
                  from helix.fence f) f
         on f.life = e.life) c
-    where c.other_content and not c.unknown or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
+    where c.other_content or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.endless
+       or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
@@ -55,10 +63,18 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   -- name: fence_edited
   -- promise: G8
   -- means: What the fence says about its effect (key, request, effect, answer's digest, times, how long its key is
-  --        kept) is not what its last event recorded.
+  --        kept, its token's number, actor and reason) is not what its last event recorded.
   -- action: Restore the row from a backup; receipts that were issued before show the right values.
   select 'fence_edited', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
   from bad b where b.other_content and not b.unknown
+  union all
+  -- name: fence_endless
+  -- promise: G8
+  -- means: The deadline of a fence is further away than its lease: no renewal wrote it, and every other call waits
+  --        for a holder that may be dead.
+  -- action: Run helixq recover, which puts it in doubt; then resolve it (helixq fence resolve).
+  select 'fence_endless', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
+  from bad b where b.endless
   union all
   -- name: fence_event_torn
   -- promise: G8
@@ -104,7 +120,7 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
   --        receipt does not match them.
   -- action: Empty the answer, so that repeats get the receipt only, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
-  from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
+  from helix.fence f where f.answer is not null and f.digest is distinct from sha256(f.answer)
   union all
   -- name: fence_tenant_differs
   -- promise: G10

@@ -125,6 +125,14 @@ set work_mem = '128MB' set enable_nestloop = off set jit = off as $$
         order by d.queue, d.detail::jsonb -> 'key', d.id desc) d
   full join helix.audited_rows() r on r.name = d.name and r.key = d.key
   where d.digest is distinct from r.digest
+  union all
+  -- name: duty_put_off
+  -- promise: G6
+  -- means: A duty is due later than its interval after its last run: nothing does it meanwhile.
+  -- action: Set its interval again, with helix.set_duty_v1, which makes it due at once.
+  select 'duty_put_off', jsonb_build_object('duty', d.duty, 'next_at', d.next_at)
+  from helix.duty d
+  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => d.seconds)) + interval '5 s'
 $$;
 
 -- Tombstones against the records of their retirement.

@@ -92,7 +92,9 @@ begin
                        lpad(d.id::text, 20, '0') as key, d.hash::bytea as digest
                 from helix.decision d where d.xid >= p_from and d.xid < p_to
                 union all
-                select 'event', lpad(l.id::text, 20, '0'), l.hash::bytea
+                -- Its hash does not cover these columns.
+                select 'event', lpad(l.id::text, 20, '0'),
+                       sha256(l.hash || int8send(l.id) || int2send(l.secret) || boolsend(l.is_strict))
                 from helix.ledger_event l where l.xid >= p_from and l.xid < p_to
                 union all
                 -- Without the columns that a repeated refusal changes.

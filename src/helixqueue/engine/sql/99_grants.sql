@@ -116,7 +116,8 @@ grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.f
 grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.ending(helix.state), helix.session_tenants(), helix.session_queues(), helix.sees_payloads(),
   helix.entry_hash,
-  helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.history_of, helix.fence_content,
+  helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.letter_hash, helix.history_of,
+  helix.fence_content,
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
   helix.event_key, helix.event_hash, helix.feed_events, helix.feed_steps
   to helix_reader, helix_operator;
