@@ -3723,6 +3723,19 @@ $$;
 
 ALTER FUNCTION helix.guard_ledger() OWNER TO helix_engine;
 
+-- Name: hash_letter(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.hash_letter() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  new.hash := helix.letter_hash(new);
+  return new;
+end
+$$;
+
+ALTER FUNCTION helix.hash_letter() OWNER TO helix_engine;
+
 -- Name: hash_row(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.hash_row() RETURNS trigger
@@ -4325,6 +4338,58 @@ CREATE FUNCTION helix.ledger_is_unique() RETURNS boolean
 $$;
 
 ALTER FUNCTION helix.ledger_is_unique() OWNER TO helix_engine;
+
+-- Name: dead_letter; Type: TABLE; Schema: helix; Owner: helix_owner
+
+CREATE TABLE helix.dead_letter (
+    id bigint NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    closed_at timestamp with time zone,
+    batch bigint,
+    size bigint NOT NULL,
+    deliveries integer NOT NULL,
+    complete boolean NOT NULL,
+    tenant helix.tenant_name NOT NULL,
+    queue helix.short_text,
+    kind helix.source_kind NOT NULL,
+    name helix.source_text NOT NULL,
+    source helix.source_text NOT NULL,
+    digest helix.sha256 NOT NULL,
+    status text DEFAULT 'open'::text NOT NULL,
+    reason text NOT NULL,
+    detail helix.long_text,
+    actor text NOT NULL,
+    closed_by text,
+    closed_for helix.long_text,
+    body bytea,
+    hash helix.sha256 NOT NULL,
+    CONSTRAINT dead_letter_body_check CHECK ((octet_length(body) <= 16777216)),
+    CONSTRAINT dead_letter_deliveries_check CHECK ((deliveries >= 1)),
+    CONSTRAINT dead_letter_reason_check CHECK ((reason = ANY (ARRAY['encoding'::text, 'json'::text, 'identity'::text, 'payload'::text, 'too_large'::text, 'queue'::text, 'field'::text, 'conflict'::text, 'reused'::text, 'refused'::text, 'failures'::text, 'vanished'::text]))),
+    CONSTRAINT dead_letter_size_check CHECK ((size >= 0)),
+    CONSTRAINT dead_letter_status_check CHECK ((status = ANY (ARRAY['open'::text, 'redriven'::text, 'discarded'::text, 'expired'::text])))
+);
+
+ALTER TABLE ONLY helix.dead_letter FORCE ROW LEVEL SECURITY;
+
+ALTER TABLE helix.dead_letter OWNER TO helix_owner;
+
+-- Name: letter_hash(helix.dead_letter); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.letter_hash(p_letter helix.dead_letter) RETURNS bytea
+    LANGUAGE plpgsql STABLE
+    SET "TimeZone" TO 'UTC'
+    SET bytea_output TO 'hex'
+    AS $$
+begin
+  p_letter.body := null;
+  return helix.row_hash(to_jsonb(p_letter));
+end
+$$;
+
+ALTER FUNCTION helix.letter_hash(p_letter helix.dead_letter) OWNER TO helix_engine;
 
 -- Name: link_fence(bigint[], boolean[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -5480,8 +5545,9 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
              and (l.queue, l.class, l.priority) is distinct from (q.name, b.class, b.priority::smallint)
              as other_lane,
            w.batch is not null and b.id is not null and b.retired_at is null
-             and (w.limit_key, w.expires_at)
-                 is distinct from (b.limit_key::text, b.expires_at::timestamptz) as other_options,
+             and ((w.limit_key, w.expires_at)
+                  is distinct from (b.limit_key::text, b.expires_at::timestamptz)
+                  or w.version = 1 and w.due <> b.run_at) as other_options,
            q.id is null as queueless,
            w.attempt > a.most or w.attempt < 0 as exhausted,
            w.batch is not null and (
@@ -5586,8 +5652,8 @@ CREATE FUNCTION helix.read_check_batches() RETURNS SETOF helix.violation
   union all
   -- name: options_edited
   -- promise: G2
-  -- means: The row has another limit key or expiry than was submitted: it is not counted where it should be,
-  --        or ends at another time.
+  -- means: The row has another limit key, start time or expiry than was submitted: it is not counted where it
+  --        should be, or begins or ends at another time.
   -- action: Cancel the batch and submit a new revision.
   select 'options_edited', jsonb_build_object('batch', b.batch) from bad b where b.other_options
   union all
@@ -5714,6 +5780,9 @@ CREATE FUNCTION helix.read_check_counters() RETURNS SETOF helix.violation
         union all
         select 'fence_number', n.last_value, (select max(f.number) from helix.fence f)
         from helix.fence_number n
+        union all
+        select 'ledger_event_id', n.last_value, (select max(l.id) from helix.ledger_event l)
+        from helix.ledger_event_id n
        ) as s (name, last_value, highest)
   where s.highest > s.last_value
 $$;
@@ -5741,25 +5810,25 @@ CREATE FUNCTION helix.read_check_entries() RETURNS SETOF helix.violation
                or u.queue = any ((select helix.session_queues())::integer[])) as batch
     from helix.entry e
     cross join lateral (
-      select e.hash is distinct from helix.entry_hash(
+      select e.batch is not null and e.hash is distinct from helix.entry_hash(
                (select array_agg(p.hash order by p.id, p.part) from helix.entry p
                 where p.id = any (array(select distinct b from unnest(e.before) b))),
                e.id, e.part, e.at, e.xid, e.epoch, e.from_state, e.to_state, e.reason, e.late, e.actor,
                e.batch, e.queue, e.version, e.attempt, e.before, e.content) as hash_broken,
-             array_dims(e.batch) is null
+             case when e.batch is null then num_nonnulls(e.queue, e.version, e.attempt, e.before, e.content) > 0
+             else array_dims(e.batch) is null
              or (array_dims(e.queue), array_dims(e.version), array_dims(e.attempt),
                  coalesce(array_dims(e.before), array_dims(e.batch)),
                  coalesce(array_dims(e.content), array_dims(e.batch)))
                 is distinct from (array_dims(e.batch), array_dims(e.batch), array_dims(e.batch),
-                                  array_dims(e.batch), array_dims(e.batch)) as uneven,
+                                  array_dims(e.batch), array_dims(e.batch)) end as uneven,
              -- PENDING > RUNNING is two steps, claimed and started.
              not ((e.from_state, e.to_state) is not distinct from ('PENDING', 'RUNNING'))
              and not exists (select from arrow a
                              where a.from_state is not distinct from e.from_state::text
                                and a.to_state = e.to_state::text) as illegal
       offset 0) f
-    where e.batch is not null
-      and ((select helix.session_queues()) is null
+    where ((select helix.session_queues()) is null
            or e.queue && (select helix.session_queues())::integer[])
       and (f.hash_broken or f.uneven or f.illegal)
   )
@@ -5774,7 +5843,8 @@ CREATE FUNCTION helix.read_check_entries() RETURNS SETOF helix.violation
   union all
   -- name: entry_uneven
   -- promise: G3
-  -- means: The arrays of an entry do not run in parallel, so some of its steps are incomplete.
+  -- means: The arrays of an entry do not run in parallel, so some of its steps are incomplete; or an archived
+  --        entry has some again.
   -- action: The entry was forged or edited; compare with an archive or a backup.
   select 'entry_uneven', jsonb_build_object('batch', b.batch, 'entry', b.id, 'part', b.part)
   from bad b where b.uneven
@@ -5837,18 +5907,26 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
              coalesce(e.newest, true) and f.life is not null
                and (f.state, f.version) is distinct from (e.to_state, e.version) as other_state,
              e.hash is distinct from e.computed as edited,
-             coalesce(e.newest, true) and f.content is distinct from e.content as other_content
+             coalesce(e.newest, true)
+               and (f.content is distinct from e.content
+                    or (f.attempt, f.epoch, f.number, f.actor, f.reason, f.detail)
+                       is distinct from (e.attempt, e.epoch, e.number, e.actor, e.reason, e.detail))
+               as other_content,
+             f.state in ('CLAIMED', 'EFFECT_STARTED')
+               and f.deadline > clock_timestamp() + make_interval(secs => f.lease_seconds) as endless
       from (select e.*, lag(e.to_state) over history as last_state, lag(e.reason) over history as last_reason,
                    lag(e.version, 1, 0) over history as last_version,
                    lead(e.version) over history is null as newest, helix.row_hash(to_jsonb(e)) as computed
             from helix.fence_event e window history as (partition by e.life order by e.version)) e
-      full join (select f.life, f.tenant, f.name, f.state, f.version,
+      full join (select f.life, f.tenant, f.name, f.state, f.version, f.attempt, f.epoch, f.number,
+                        f.actor::text as actor, f.reason, f.detail::text as detail, f.lease_seconds, f.deadline,
                         helix.fence_content(f.key, f.tenant, f.name, f.identity, f.fingerprint, f.secret, f.effect,
                                             f.form, f.digest, f.omitted, f.first_at, f.sealed_at, f.answer_until,
                                             f.until) as content
                  from helix.fence f) f
         on f.life = e.life) c
-    where c.other_content and not c.unknown or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.tenant <> c.fence_tenant
+    where c.other_content or c.unknown or c.torn or c.illegal or c.other_state or c.edited or c.endless
+       or c.tenant <> c.fence_tenant
   )
   -- name: fence_not_last_event
   -- promise: G8
@@ -5862,10 +5940,18 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   -- name: fence_edited
   -- promise: G8
   -- means: What the fence says about its effect (key, request, effect, answer's digest, times, how long its key is
-  --        kept) is not what its last event recorded.
+  --        kept, its token's number, actor and reason) is not what its last event recorded.
   -- action: Restore the row from a backup; receipts that were issued before show the right values.
   select 'fence_edited', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
   from bad b where b.other_content and not b.unknown
+  union all
+  -- name: fence_endless
+  -- promise: G8
+  -- means: The deadline of a fence is further away than its lease: no renewal wrote it, and every other call waits
+  --        for a holder that may be dead.
+  -- action: Run helixq recover, which puts it in doubt; then resolve it (helixq fence resolve).
+  select 'fence_endless', jsonb_build_object('life', b.life, 'tenant', b.fence_tenant, 'name', b.name)
+  from bad b where b.endless
   union all
   -- name: fence_event_torn
   -- promise: G8
@@ -5911,7 +5997,7 @@ CREATE FUNCTION helix.read_check_fences() RETURNS SETOF helix.violation
   --        receipt does not match them.
   -- action: Empty the answer, so that repeats get the receipt only, or restore it from a backup.
   select 'fence_answer_edited', jsonb_build_object('life', f.life, 'tenant', f.tenant, 'name', f.name)
-  from helix.fence f where f.answer is not null and f.digest <> sha256(f.answer)
+  from helix.fence f where f.answer is not null and f.digest is distinct from sha256(f.answer)
   union all
   -- name: fence_tenant_differs
   -- promise: G10
@@ -6036,11 +6122,13 @@ CREATE FUNCTION helix.read_check_records() RETURNS SETOF helix.violation
   union all
   -- name: letter_edited
   -- promise: G5
-  -- means: The message of a dead letter is not the one that came, or is missing although the letter is open.
+  -- means: A dead letter or its message is not what was recorded, or the message is missing although the letter
+  --        is open.
   -- action: Restore the row of helix.dead_letter from a backup.
   select 'letter_edited', jsonb_build_object('letter', l.id, 'tenant', l.tenant, 'source', l.source)
   from helix.dead_letter l
-  where l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
+  where l.hash <> helix.letter_hash(l)
+     or l.complete and (l.digest <> sha256(l.body) or l.size <> octet_length(l.body)) is not false
      or l.status = 'open' and l.body is null and l.reason <> 'vanished'
      or l.status <> 'open' and l.closed_at is null
   union all
@@ -6136,6 +6224,14 @@ CREATE FUNCTION helix.read_check_settings() RETURNS SETOF helix.violation
         order by d.queue, d.detail::jsonb -> 'key', d.id desc) d
   full join helix.audited_rows() r on r.name = d.name and r.key = d.key
   where d.digest is distinct from r.digest
+  union all
+  -- name: duty_put_off
+  -- promise: G6
+  -- means: A duty is due later than its interval after its last run: nothing does it meanwhile.
+  -- action: Set its interval again, with helix.set_duty_v1, which makes it due at once.
+  select 'duty_put_off', jsonb_build_object('duty', d.duty, 'next_at', d.next_at)
+  from helix.duty d
+  where d.next_at > clock_timestamp() + greatest(d.every, make_interval(secs => d.seconds)) + interval '5 s'
 $$;
 
 ALTER FUNCTION helix.read_check_settings() OWNER TO helix_reader;
@@ -7172,42 +7268,6 @@ CREATE FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer DEFAU
 $$;
 
 ALTER FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) OWNER TO helix_reader;
-
--- Name: dead_letter; Type: TABLE; Schema: helix; Owner: helix_owner
-
-CREATE TABLE helix.dead_letter (
-    id bigint NOT NULL,
-    first_at timestamp with time zone NOT NULL,
-    last_at timestamp with time zone NOT NULL,
-    until timestamp with time zone,
-    closed_at timestamp with time zone,
-    batch bigint,
-    size bigint NOT NULL,
-    deliveries integer NOT NULL,
-    complete boolean NOT NULL,
-    tenant helix.tenant_name NOT NULL,
-    queue helix.short_text,
-    kind helix.source_kind NOT NULL,
-    name helix.source_text NOT NULL,
-    source helix.source_text NOT NULL,
-    digest helix.sha256 NOT NULL,
-    status text DEFAULT 'open'::text NOT NULL,
-    reason text NOT NULL,
-    detail helix.long_text,
-    actor text NOT NULL,
-    closed_by text,
-    closed_for helix.long_text,
-    body bytea,
-    CONSTRAINT dead_letter_body_check CHECK ((octet_length(body) <= 16777216)),
-    CONSTRAINT dead_letter_deliveries_check CHECK ((deliveries >= 1)),
-    CONSTRAINT dead_letter_reason_check CHECK ((reason = ANY (ARRAY['encoding'::text, 'json'::text, 'identity'::text, 'payload'::text, 'too_large'::text, 'queue'::text, 'field'::text, 'conflict'::text, 'reused'::text, 'refused'::text, 'failures'::text, 'vanished'::text]))),
-    CONSTRAINT dead_letter_size_check CHECK ((size >= 0)),
-    CONSTRAINT dead_letter_status_check CHECK ((status = ANY (ARRAY['open'::text, 'redriven'::text, 'discarded'::text, 'expired'::text])))
-);
-
-ALTER TABLE ONLY helix.dead_letter FORCE ROW LEVEL SECURITY;
-
-ALTER TABLE helix.dead_letter OWNER TO helix_owner;
 
 -- Name: letter_overview; Type: VIEW; Schema: helix; Owner: helix_owner
 
@@ -9296,7 +9356,9 @@ begin
                        lpad(d.id::text, 20, '0') as key, d.hash::bytea as digest
                 from helix.decision d where d.xid >= p_from and d.xid < p_to
                 union all
-                select 'event', lpad(l.id::text, 20, '0'), l.hash::bytea
+                -- Its hash does not cover these columns.
+                select 'event', lpad(l.id::text, 20, '0'),
+                       sha256(l.hash || int8send(l.id) || int2send(l.secret) || boolsend(l.is_strict))
                 from helix.ledger_event l where l.xid >= p_from and l.xid < p_to
                 union all
                 -- Without the columns that a repeated refusal changes.
@@ -12111,6 +12173,12 @@ CREATE TRIGGER count_repeated_refusals AFTER UPDATE ON helix.refusal REFERENCING
 
 ALTER TABLE helix.refusal ENABLE ALWAYS TRIGGER count_repeated_refusals;
 
+-- Name: dead_letter hash_row; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER hash_row BEFORE INSERT OR UPDATE ON helix.dead_letter FOR EACH ROW EXECUTE FUNCTION helix.hash_letter();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER hash_row;
+
 -- Name: decision hash_row; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER hash_row BEFORE INSERT OR UPDATE ON helix.decision FOR EACH ROW EXECUTE FUNCTION helix.hash_row();
@@ -13406,6 +13474,10 @@ REVOKE ALL ON FUNCTION helix.guard_append_only() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION helix.guard_ledger() FROM PUBLIC;
 
+-- Name: FUNCTION hash_letter(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.hash_letter() FROM PUBLIC;
+
 -- Name: FUNCTION hash_row(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.hash_row() FROM PUBLIC;
@@ -13531,6 +13603,18 @@ GRANT ALL ON FUNCTION helix.ledger_hint_key_v1(p_tenant text, p_ledger text) TO 
 -- Name: FUNCTION ledger_is_unique(); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.ledger_is_unique() FROM PUBLIC;
+
+-- Name: TABLE dead_letter; Type: ACL; Schema: helix; Owner: helix_owner
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.dead_letter TO helix_engine;
+GRANT SELECT ON TABLE helix.dead_letter TO helix_reader;
+GRANT SELECT ON TABLE helix.dead_letter TO helix_operator;
+
+-- Name: FUNCTION letter_hash(p_letter helix.dead_letter); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.letter_hash(p_letter helix.dead_letter) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.letter_hash(p_letter helix.dead_letter) TO helix_reader;
+GRANT ALL ON FUNCTION helix.letter_hash(p_letter helix.dead_letter) TO helix_operator;
 
 -- Name: FUNCTION link_fence(p_batch bigint[], p_conflict boolean[]); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -13987,12 +14071,6 @@ GRANT ALL ON FUNCTION helix.read_ledgers_v1(p_tenant text, p_name text) TO helix
 REVOKE ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_letter_counts_v1(p_tenant text, p_bound integer) TO helix_read;
-
--- Name: TABLE dead_letter; Type: ACL; Schema: helix; Owner: helix_owner
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.dead_letter TO helix_engine;
-GRANT SELECT ON TABLE helix.dead_letter TO helix_reader;
-GRANT SELECT ON TABLE helix.dead_letter TO helix_operator;
 
 -- Name: TABLE letter_overview; Type: ACL; Schema: helix; Owner: helix_owner
 
