@@ -65,6 +65,10 @@ RECURSIVE = {
 }
 
 
+# A schema of moderate cost, which takes long for many items.
+MAXIMA = {"items": {"allOf": [{"maximum": 1_000 + number} for number in range(1_000)]}}
+
+
 def nested(depth, inner="1"):
     return '{"a":' * depth + inner + "}" * depth
 
@@ -93,6 +97,7 @@ SCHEMAS = {
     "recursive": (RECURSIVE, nested(50), False),
     "pattern": ({"pattern": "^(a|b)*a(a|b){400}c$"}, f'"{"ab" * 300_000}"', False),
     "enum": ({"items": {"enum": list(range(9000))}}, json.dumps(["x"] * 9000), False),
+    "steps": (MAXIMA, json.dumps([7] * 100_000 + [10_000]), False),
 }
 
 
@@ -159,13 +164,16 @@ def test_repeated_and_conflicting_large_keyed_requests_do_not_stall_the_service(
 ):
     path = queue(operator, "again")
     body = json.dumps({"submissions": ROWS})
-    other = json.dumps({"submissions": [row | {"revision": "2"} for row in ROWS]})
     headers = {"Idempotency-Key": "large-request-again"}
     first = post(submitter, f"{path}/chunks", body, 200, **headers)
     assert_no_stall(stalls)
     assert post(submitter, f"{path}/chunks", body, 200, **headers).content == first.content
     assert_no_stall(stalls)
-    response = post(submitter, f"{path}/chunks", other, 409, **headers)
+    # The two differ in the last of 490,000 values.
+    headers = {"Idempotency-Key": "large-request-differs"}
+    post(submitter, f"{path}/batches", single(WRONG_ITEMS), 201, **headers)
+    other = single(WRONG_ITEMS[:-2] + "8]")
+    response = post(submitter, f"{path}/batches", other, 409, **headers)
     assert response.json()["type"].endswith("key-reused")
     assert_no_stall(stalls)
 

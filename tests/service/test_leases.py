@@ -70,9 +70,8 @@ def test_http_worker_cannot_store_a_result_that_breaks_the_schema_of_its_queue(h
     [answer] = claimed(http, lab, count=1, settle=[done])["settled"]
     assert answer["state"] == "PENDING"
     detail = http.get(f"/v1/batches/{first['batch_id']}").json()
-    [failed] = [event for event in detail["events"] if event["failure"] is not None]
-    assert failed["failure"] == "result"
-    assert "the result does not match the queue's result type: result at /reads" in failed["detail"]
+    [attempt] = [item for item in detail["attempts"] if item["end"] == "failed"]
+    assert "does not match the queue's result type: result at /reads" in attempt["detail"]
 
 
 def test_valid_results_of_one_call_are_stored_beside_an_invalid_one(http, lab):
