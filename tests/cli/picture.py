@@ -54,6 +54,7 @@ def record() -> str:
     text = b"".join(pieces).decode().replace("\r\n", "\n").replace(directory, "/home/lab")
     # Replace the login code and paths of this machine.
     text = re.sub(r"hl_[\w-]{43}", "hl_...", text)
+    text = re.sub(r"host=%2F\S+%2Fhelixqueue-\w+", "host=%2Frun%2Fhelixqueue", text)
     return re.sub(r"unix://\S+/helixqueue-\w+", "unix:///run/helixqueue", text)
 
 
