@@ -53,6 +53,11 @@ FEED_POINTS = (
     "feed.effect",  # the effect is written, not committed
     "feed.committed",
 )
+# The points of `feed run`, besides those of its fences.
+FEED_RUN_POINTS = (
+    "feed.run.sealed",  # the effect took place and is sealed; the position has not moved
+    "feed.run.confirmed",
+)
 # The points of an intake.
 INTAKE_POINTS = (
     "intake.read",  # entries are read from the stream and pending
@@ -62,7 +67,7 @@ INTAKE_POINTS = (
     "intake.ack",  # about to acknowledge
     "intake.acked",
 )
-_ALL_POINTS = frozenset(POINTS + FENCE_POINTS + FEED_POINTS + INTAKE_POINTS)
+_ALL_POINTS = frozenset(POINTS + FENCE_POINTS + FEED_POINTS + FEED_RUN_POINTS + INTAKE_POINTS)
 _HOLD_POLL_SECONDS = 0.01
 
 

@@ -15,6 +15,8 @@ from helixqueue import AsyncHelixClient, AsyncHelixQueue, HelixClient, HelixQueu
 from helixqueue.client import (
     async_client,
     asynchronous,
+    http,
+    http_async,
     letters,
     queue_methods,
     sync,
@@ -26,15 +28,16 @@ from helixqueue.records.lease import Settlement, Token
 CLIENTS = [HelixQueue, AsyncHelixQueue, HelixClient, AsyncHelixClient]
 PAIRS = [(HelixQueue, AsyncHelixQueue), (HelixClient, AsyncHelixClient)]
 # Where their methods are written.
-FILES = [(sync, asynchronous), (sync_client, async_client)]
+FILES = [(sync, asynchronous), (sync_client, async_client), (http, http_async)]
 # Methods whose async version has another body.
 DIFFERENT = {"batches", "fences"}
 EVERYWHERE = {
     *("submit", "submit_many", "state", "wait", "result", "history", "batches"),
     *("letters", "letter", "redrive", "discard", "refused", "twins", "delete_queue"),
+    *("ledger", "feed"),
     *("cancel", "retry", "erase", "claim", "start", "renew", "release", "settle", "work", "close"),
 }
-NEEDS_DATABASE = {"embedded", "dsn", "fence", "fences", "ledger", "feed"}
+NEEDS_DATABASE = {"embedded", "dsn", "fence", "fences"}
 NOWHERE = "http://127.0.0.1:9"
 
 

@@ -383,6 +383,7 @@ READS = {
         {"tenant": "b", "ledger": "shared", "entity": f"{WORD}-e"},
     ],
     "read_entity_v1": lambda _: [{"tenant": "b", "ledger": "shared", "entity": f"{WORD}-e"}],
+    "read_ledger_head_v1": lambda _: [{"tenant": "b", "ledger": "shared"}],
     "read_feeds_v1": lambda _: [{"tenant": "b"}],
     "read_feed_v1": lambda _: [{"tenant": "b", "feed": "shared"}],
     "read_fence_v1": lambda loot: [{"key": key} for key in loot.fences.values()],

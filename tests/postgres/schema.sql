@@ -174,6 +174,42 @@ CREATE TYPE helix.feed_event AS (
 
 ALTER TYPE helix.feed_event OWNER TO helix_owner;
 
+-- Name: reason; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.reason AS ENUM (
+    'submitted',
+    'claimed',
+    'started',
+    'completed',
+    'failed',
+    'released',
+    'lost',
+    'recovered',
+    'retried',
+    'cancelled',
+    'expired'
+);
+
+ALTER TYPE helix.reason OWNER TO helix_owner;
+
+-- Name: feed_step; Type: TYPE; Schema: helix; Owner: helix_owner
+
+CREATE TYPE helix.feed_step AS (
+	batch bigint,
+	version integer,
+	xid bigint,
+	queue integer,
+	from_state helix.state,
+	to_state helix.state,
+	reason helix.reason,
+	actor text,
+	attempt smallint,
+	late boolean,
+	at timestamp with time zone
+);
+
+ALTER TYPE helix.feed_step OWNER TO helix_owner;
+
 -- Name: fence_decision_kind; Type: TYPE; Schema: helix; Owner: helix_owner
 
 CREATE TYPE helix.fence_decision_kind AS ENUM (
@@ -364,24 +400,6 @@ CREATE DOMAIN helix.quiet_seconds AS real
 	CONSTRAINT quiet_seconds_check CHECK (((VALUE >= (0)::double precision) AND (VALUE <= (604800)::double precision)));
 
 ALTER DOMAIN helix.quiet_seconds OWNER TO helix_owner;
-
--- Name: reason; Type: TYPE; Schema: helix; Owner: helix_owner
-
-CREATE TYPE helix.reason AS ENUM (
-    'submitted',
-    'claimed',
-    'started',
-    'completed',
-    'failed',
-    'released',
-    'lost',
-    'recovered',
-    'retried',
-    'cancelled',
-    'expired'
-);
-
-ALTER TYPE helix.reason OWNER TO helix_owner;
 
 -- Name: replay_entry; Type: TYPE; Schema: helix; Owner: helix_owner
 
@@ -2957,31 +2975,61 @@ ALTER TABLE ONLY helix.feed FORCE ROW LEVEL SECURITY;
 
 ALTER TABLE helix.feed OWNER TO helix_owner;
 
--- Name: feed_events(helix.feed, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: feed_events(helix.feed, integer, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) RETURNS SETOF helix.feed_event
+CREATE FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint DEFAULT NULL::bigint) RETURNS SETOF helix.feed_event
     LANGUAGE plpgsql STABLE
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
     AS $$
+declare
+  v_event helix.feed_event;
+  v_bytes bigint := 0;
 begin
   if p_feed.ledger is null then
     return query select * from helix.feed_steps(p_feed, p_limit);
     return;
   end if;
-  return query
+  for v_event in
     select e.feed_xid, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
            e.payload::text, e.node::text, e.actor, e.at, e.violations
     from helix.ledger_event e
     where e.ledger::bigint = p_feed.ledger and (e.feed_xid, e.id) > (p_feed.xid, p_feed.number)
       and e.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit;
+    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit
+  loop
+    return next v_event;
+    v_bytes := v_bytes + octet_length(v_event.payload);
+    exit when v_bytes > p_bytes;
+  end loop;
 end
 $$;
 
-ALTER FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) OWNER TO helix_engine;
+ALTER FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint) OWNER TO helix_engine;
+
+-- Name: feed_lag(helix.feed); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+begin
+  if p_feed.ledger is null then
+    select count(*), min(s.at) into lag, oldest_at from helix.feed_steps(p_feed, 10000) s;
+  else
+    select count(*), min(e.at) into lag, oldest_at
+    from (select n.at from helix.ledger_event n
+          where n.ledger::bigint = p_feed.ledger and (n.feed_xid, n.id) > (p_feed.xid, p_feed.number)
+            and n.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+          order by n.ledger::bigint, n.feed_xid, n.id limit 10000) e;
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) OWNER TO helix_engine;
 
 -- Name: feed_steps(helix.feed, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2992,36 +3040,61 @@ declare
   v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   v_queues  integer[] := array(select q.id from helix.queue q where q.tenant = p_feed.tenant
                                and (p_feed.queue is null or q.name = p_feed.queue));
-  v_from    bigint := p_feed.xid;
   v_span    bigint := 256;
+  v_left    bigint := p_limit;
+  v_rows    bigint;
+  v_seen    helix.feed_step[];
 begin
-  while v_from < v_reached loop
+  while p_feed.xid < v_reached and v_left > 0 loop
+    v_seen := array(
+      select (s.batch, s.version, s.xid, s.queue, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.late,
+              s.at)::helix.feed_step
+      from (select e.id, e.part from helix.entry e
+            where e.xid >= p_feed.xid and e.xid < least(v_reached, p_feed.xid + v_span) and e.queue && v_queues
+            offset 0) n
+      cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
+      where s.queue = any (v_queues)
+        and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
+      order by s.xid, s.batch, s.version limit v_left);
     return query
-      with seen as materialized (
-        select e.id, e.part from helix.entry e
-        where e.xid >= v_from and e.xid < least(v_reached, v_from + v_span) and e.queue && v_queues
+      with seen as materialized (select * from unnest(v_seen)),
+      known as materialized (
+        select distinct on (k.batch, k.version) k.*
+        from (select h.batch, h.version, h.xid, q.queue, h.from_state, h.to_state, h.reason, h.actor, h.attempt,
+                     h.late, h.at
+              from helix.history_of(array(select distinct s.batch from seen s)) h
+              join (select distinct s.batch, s.queue from seen s) q on q.batch = h.batch
+              union all
+              select * from seen) k
+        order by k.batch, k.version
       ),
-      page as (
-        select s.* from seen n
-        cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
-        where s.queue = any (v_queues)
-          and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
-        order by s.xid, s.batch, s.version limit p_limit
+      placed as (
+        select k.*, min(k.xid) over (partition by k.batch order by k.version desc) as place from known k
       )
-      select p.xid, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
+      select p.place, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
              helix.public_id(b.key)::text, p.version::bigint, p.to_state::text,
              jsonb_build_object('queue', q.name, 'from', p.from_state, 'reason', p.reason,
                                 'attempt', p.attempt, 'late', p.late)::text,
              null::text, p.actor, p.at, null::text[]
-      from page p
+      from placed p
       cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
-      order by p.xid, p.batch, p.version;
-    if found then
-      return;
+      where (p.place, p.batch, p.version) > (p_feed.xid, p_feed.number, p_feed.version)
+        and (p.place, p.batch, p.version)
+            <= (select s.xid, s.batch, s.version from seen s order by s.xid desc, s.batch desc, s.version desc limit 1)
+      order by p.place, p.batch, p.version;
+    get diagnostics v_rows = row_count;
+    v_left := v_left - v_rows;
+    if cardinality(v_seen) = 0 then
+      p_feed.xid := p_feed.xid + v_span;
+      p_feed.number := 0;
+      p_feed.version := 0;
+      v_span := v_span * 4;
+    else
+      p_feed.xid := v_seen[cardinality(v_seen)].xid;
+      p_feed.number := v_seen[cardinality(v_seen)].batch;
+      p_feed.version := v_seen[cardinality(v_seen)].version;
     end if;
-    v_from := v_from + v_span;
-    v_span := v_span * 4;
   end loop;
 end
 $$;
@@ -4321,8 +4394,12 @@ begin
   perform helix.enter_for(p_tenant);
   return query
     select helix.current_epoch(),
-           helix.fingerprint(s, 'ledger hint' || chr(31) || p_tenant || chr(31) || p_ledger)
-    from helix.secret s order by s.id limit 1;
+           helix.fingerprint(s, concat_ws(chr(31), 'ledger hint', p_tenant, p_ledger, c.system_identifier,
+                                          (select d.oid from pg_database d where d.datname = current_database()),
+                                          'helix.ledger_event'::regclass::oid,
+                                          pg_relation_filenode('helix.ledger_event'::regclass),
+                                          extract(epoch from pg_postmaster_start_time())))
+    from helix.secret s, pg_control_system() c order by s.id limit 1;
 end
 $$;
 
@@ -6685,16 +6762,16 @@ CREATE FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer D
 begin
   return query
     select e.*, f.xid, f.number, f.version
-    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000)) e
+    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000), 16777216) e
     where f.tenant = p_tenant and f.name = p_feed and not f.paused;
 end
 $$;
 
 ALTER FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) OWNER TO helix_reader;
 
--- Name: read_feeds_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
+-- Name: read_feeds_v1(text, text, boolean); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::text) RETURNS TABLE(tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint, oldest_at timestamp with time zone, moved_at timestamp with time zone, holder text, xid bigint, number bigint, version integer)
+CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::text, p_lag boolean DEFAULT true) RETURNS TABLE(tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint, oldest_at timestamp with time zone, moved_at timestamp with time zone, holder text, xid bigint, number bigint, version integer)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -6703,18 +6780,17 @@ CREATE FUNCTION helix.read_feeds_v1(p_tenant text, p_name text DEFAULT NULL::tex
 #variable_conflict use_column
 begin
   return query
-    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, behind.lag,
+    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, coalesce(behind.lag, 0),
            behind.oldest_at, f.moved_at,
            case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
     from helix.feed f
     left join helix.ledger l on l.id = f.ledger
-    cross join lateral (select count(*) as lag, min(e.at) as oldest_at
-                        from helix.feed_events(f, 10000) e) behind
+    left join lateral (select * from helix.feed_lag(f) where p_lag) behind on true
     where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
 end
 $$;
 
-ALTER FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) OWNER TO helix_reader;
+ALTER FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) OWNER TO helix_reader;
 
 -- Name: read_fence_counts_v1(); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -7213,27 +7289,75 @@ CREATE FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_enti
     AS $$
 #variable_conflict use_column
 declare
-  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  c_bytes    constant integer := 16777216;   -- of the payloads of a page
+  v_ledger   integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  v_payloads boolean := helix.sees_payloads();
+  v_limit    integer := least(p_limit, 10000);
+  v_bytes    bigint := 0;
 begin
-  if p_entity is not null then
-    return query
-      select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
-             e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
-      from helix.ledger_event e
-      where e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
-      order by e.version limit least(p_limit, 10000);
-    return;
-  end if;
-  return query
-    select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
-           e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+  -- A page is read row by row: its payloads may have far more bytes than fit into memory.
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
+           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
+           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
     from helix.ledger_event e
-    where e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
-    order by e.ledger, e.entity, e.version limit least(p_limit, 10000);
+    where p_entity is not null and e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
+    order by e.version limit v_limit
+  loop
+    return next;
+    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+    exit when v_bytes > c_bytes;
+  end loop;
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
+           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
+           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+    from helix.ledger_event e
+    where p_entity is null and e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    order by e.ledger, e.entity, e.version limit v_limit
+  loop
+    return next;
+    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+    exit when v_bytes > c_bytes;
+  end loop;
 end
 $$;
 
 ALTER FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) OWNER TO helix_reader;
+
+-- Name: read_ledger_head_v1(text, text, bigint); Type: FUNCTION; Schema: helix; Owner: helix_reader
+
+CREATE FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint DEFAULT NULL::bigint) RETURNS TABLE(reached bigint, epoch integer, bucket integer, entities bigint, events bigint, digest bytea)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET jit TO 'off'
+    SET work_mem TO '64MB'
+    AS $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  v_epoch  integer := (select max(n.number) from helix.epoch n);
+  v_to     bigint := coalesce(p_to, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+begin
+  return query
+    select v_to, v_epoch, h.bucket, count(*), sum(h.version)::bigint,
+           sha256(string_agg(helix.framed(h.entity) || int4send(h.version) || h.hash, ''::bytea
+                             order by h.entity collate "C"))
+    from (select distinct on (e.entity) e.entity::text as entity, e.version, e.hash::bytea as hash,
+                 get_byte(sha256(convert_to(e.entity::text, 'UTF8')), 0) as bucket
+          from helix.ledger_event e
+          where e.ledger = v_ledger and e.feed_xid < v_to
+          order by e.entity, e.version desc) h
+    group by h.bucket
+    union all
+    -- A ledger without events has a position as well.
+    select v_to, v_epoch, null, 0, 0, null
+    where v_ledger is not null
+    order by 3 nulls first;
+end
+$$;
+
+ALTER FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) OWNER TO helix_reader;
 
 -- Name: read_ledgers_v1(text, text); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
@@ -10365,7 +10489,7 @@ begin
   if not found then
     return;
   end if;
-  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000)) e);
+  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000), 16777216) e);
   if v_events = '{}' then
     return;
   end if;
@@ -13259,11 +13383,17 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE helix.feed TO helix_engine;
 GRANT SELECT ON TABLE helix.feed TO helix_reader;
 GRANT SELECT ON TABLE helix.feed TO helix_operator;
 
--- Name: FUNCTION feed_events(p_feed helix.feed, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) TO helix_reader;
-GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint) TO helix_reader;
+GRANT ALL ON FUNCTION helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint) TO helix_operator;
+
+-- Name: FUNCTION feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) TO helix_reader;
+GRANT ALL ON FUNCTION helix.feed_lag(p_feed helix.feed, OUT lag bigint, OUT oldest_at timestamp with time zone) TO helix_operator;
 
 -- Name: FUNCTION feed_steps(p_feed helix.feed, p_limit integer); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -13947,12 +14077,12 @@ REVOKE ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit in
 GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer) TO helix_payloads;
 
--- Name: FUNCTION read_feeds_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
+-- Name: FUNCTION read_feeds_v1(p_tenant text, p_name text, p_lag boolean); Type: ACL; Schema: helix; Owner: helix_reader
 
-REVOKE ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_operator;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_read;
-GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text) TO helix_payloads;
+REVOKE ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_read;
+GRANT ALL ON FUNCTION helix.read_feeds_v1(p_tenant text, p_name text, p_lag boolean) TO helix_payloads;
 
 -- Name: FUNCTION read_fence_counts_v1(); Type: ACL; Schema: helix; Owner: helix_reader
 
@@ -14054,6 +14184,12 @@ REVOKE ALL ON FUNCTION helix.read_leased(p_tenant text, p_queue text, p_state he
 REVOKE ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) TO helix_operator;
 GRANT ALL ON FUNCTION helix.read_ledger_events_v1(p_tenant text, p_ledger text, p_entity text, p_after_entity text, p_after_version integer, p_limit integer) TO helix_read;
+
+-- Name: FUNCTION read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint); Type: ACL; Schema: helix; Owner: helix_reader
+
+REVOKE ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint) TO helix_read;
 
 -- Name: FUNCTION read_ledgers_v1(p_tenant text, p_name text); Type: ACL; Schema: helix; Owner: helix_reader
 

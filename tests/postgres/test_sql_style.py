@@ -46,6 +46,7 @@ OPERATORS_MAY_CALL = {
     "event_hash",
     "event_key",
     "feed_events",
+    "feed_lag",
     "feed_steps",
     "fence_receipt",
     "history_of",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from helixqueue import HelixQueue
+from helixqueue import HelixQueue, Machine
 from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
@@ -19,7 +19,10 @@ from tests.support.service import DOCUMENT, GUARDED, fill_path, operation_name
 WORD = "okapi"  # in every value of the other tenant
 # test_changes.py covers the stream, which does not end by itself.
 REQUESTS = [item for item in GUARDED if item[1] != "/v1/changes"]
-TABLES = ("overview", "event", "refusal", "decision", "queue", "api_token", "fence", "dead_letter")
+TABLES = (
+    *("overview", "event", "refusal", "decision", "queue", "api_token", "fence", "dead_letter"),
+    *("ledger", "ledger_event", "feed"),
+)
 # Tables whose rows name their queue.
 WORK = ("batch", "work", "result", "ended")
 
@@ -71,6 +74,9 @@ def theirs(database):
     with HelixQueue(database.dsn("pool"), tenant="b", pooled=POOLED) as helix:
         with pytest.raises(TimeoutError), helix.fence("refund", key=WORD):
             raise TimeoutError("the bank did not answer")
+        ledger = helix.ledger("shared", Machine({"REQUESTED": ["CONFIRMED"]}))
+        ledger.append("drone-7", 1, "REQUESTED", {"word": WORD}, node=WORD)
+        helix.feed("shared", ledger="shared")
         [doubt] = backend_of(helix).run(fences.list_fences(name="refund")).rows
     return Loot(
         [str(row.receipt.batch_id) for row in rows],
@@ -108,6 +114,9 @@ def bodies(operation, loot):
         return [{**body, "name": "eves"}]
     if path in {"/v1/batches/retry", "/v1/batches/cancel"}:
         return [body, {"reason": "curiosity", "batch_ids": loot.batch_ids}]
+    if path in {"/v1/ledgers/{ledger}", "/v1/feeds/{feed}"}:
+        # Not declared here: an own ledger of that name would answer the other operations.
+        return [body | ({"arrows": {}} if "arrows" in body else {"ledger": "shared"})]
     if path == "/v1/work/claim":
         # With a settlement, as in the usual round of a worker.
         done = {**loot.lease, "outcome": "completed", "result": {}}
@@ -124,11 +133,15 @@ def test_no_operation_reads_or_changes_another_tenant(site, database, mine, thei
         for batch_id in theirs.batch_ids if "{batch_id}" in path else [None]:
             at = fill_path(path, batch_id, theirs.fence)
             for body in bodies(operation, theirs):
-                response = http.request(method, at, json=body)
+                is_entity = (method, path.count("/")) == ("GET", 4) and "{ledger}" in path
+                query = {"entity": "drone-7"} if is_entity else None
+                response = http.request(method, at, json=body, params=query)
                 assert response.status_code < 500
                 assert WORD not in response.text
-                if {"{batch_id}", "{name}", "{fence}", "{letter}"} & set(path.split("/")):
-                    assert response.status_code == 404, response.text
+                named = {"{batch_id}", "{name}", "{fence}", "{letter}", "{ledger}", "{feed}"}
+                if named & set(path.split("/")):
+                    # 422: a body that could declare an own ledger of that name is invalid.
+                    assert response.status_code == (422 if "arrows" in (body or {}) else 404)
                 else:
                     # Not even as forbidden: the response is that of an unknown id.
                     assert not [

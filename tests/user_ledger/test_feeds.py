@@ -14,6 +14,7 @@ import pytest
 
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue, Refused
 from helixqueue.failpoints import FEED_POINTS
+from helixqueue.records.lease import Settlement
 from tests.user_ledger.conftest import DISPATCH
 
 pytestmark = pytest.mark.module_database
@@ -166,6 +167,40 @@ def test_feed_of_a_queue_delivers_the_steps_of_its_batches(helix):
     helix.cancel(accepted.receipt, reason="test")
     entity = str(accepted.receipt.batch_id)
     assert consume(feed) == [(entity, 1, "PENDING"), (entity, 2, "CANCELLED")]
+
+
+def settle_in_an_older_transaction(helix, database, queue):
+    """A transaction gets its number before the claim, and settles the batch after it."""
+    helix.submit(Queue(queue), identity="old", payload={})
+    with psycopg.connect(database.dsn("app_a")) as old:
+        old.execute("select pg_current_xact_id()")
+        [lease] = helix.claim("w", [queue], start=True)
+        helix.submit(queue, identity="between", payload={})
+        ended = Settlement(lease.batch, lease.token, "completed")
+        [answer] = helix.settle("w", [ended], within=old)
+        assert answer.answer == "ok"
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_batch_stays_in_order_when_an_older_transaction_settles_it(helix, database, size):
+    queue = f"older-{size}"
+    settle_in_an_older_transaction(helix, database, queue)
+    feed = helix.feed(queue, queue=queue)
+    steps = consume(feed, size)
+    by_entity: dict[str, list[int]] = {}
+    for entity, seq, _ in steps:
+        by_entity.setdefault(entity, []).append(seq)
+    assert sorted(by_entity.values()) == [[1], [1, 2, 3, 4]]
+    assert feed.status().lag == 0
+
+
+def test_lag_of_a_feed_counts_steps_of_many_transactions(helix):
+    """A look covers 256 transactions; more of them are behind the feed."""
+    for number in range(300):
+        helix.submit(Queue("many-steps"), identity=f"m-{number}", payload={})
+    feed = helix.feed("many-steps", queue="many-steps")
+    assert feed.status().lag == 300
+    assert len(consume(feed, 500)) == 300
 
 
 def test_confirmed_page_moves_the_feed_once(helix, dispatch):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import redis
 
 from helixqueue import HelixQueue, Refused
 from helixqueue.embedded import Valkey
 from helixqueue.engine import ledgers
+from helixqueue.ledger.seq_hint import SeqHint
+from tests.support.lab import wait_until
 from tests.user_ledger.conftest import DISPATCH
 
 pytestmark = pytest.mark.module_database
@@ -50,29 +54,81 @@ def test_emptied_or_forged_cache_changes_no_decision(hinted, cache):
     assert hinted.append("d", 1, "REQUESTED").decision == "duplicate"
 
 
-def test_restored_database_gets_its_lost_events_again(fresh_database, valkey, cache):
-    """The hint outlives a restore. Its epoch is old, so the database is asked."""
+def test_invalid_event_with_an_older_seq_is_refused_not_skipped(hinted):
+    with pytest.raises(Refused, match="kind"):
+        hinted.append("d", 1, "EXPLODED")
+
+
+def test_older_backup_of_the_cache_loses_no_event(hinted, cache):
+    """A restored Redis knows less, never more: an old entry skips only what was written."""
+    [name] = cache.keys("helix:ledger:*")
+    backup = cache.get(name)
+    assert hinted.append("d", 4, "LANDED").is_new
+    cache.set(name, backup)
+    assert hinted.append("d", 3, "LAUNCHED").decision == "duplicate"
+    assert hinted.append("d", 4, "LANDED").decision == "duplicate"
+
+
+LOST = list(enumerate(("REQUESTED", "CONFIRMED", "LAUNCHED"), 1))
+
+
+def test_restored_database_gets_its_lost_events_again(tmp_path, valkey, cache):
+    """The data directory of yesterday comes back, by no command of ours, and the hints stay.
+
+    Cluster, database, timeline and epoch are the same as before.
+    """
+    directory = tmp_path / "helix"
+    with HelixQueue.embedded(directory) as helix:
+        helix.ledger("restored", DISPATCH).append("other", 1, "REQUESTED")
+    shutil.copytree(directory, tmp_path / "backup")
+    with HelixQueue.embedded(directory) as helix:
+        ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
+        assert [ledger.append("d", *event).decision for event in LOST] == ["written"] * 3
+        assert ledger.append("d", *LOST[0]).decision == "stale_hint"
+    hints = {name: cache.get(name) for name in cache.scan_iter()}
+    assert hints
+    shutil.rmtree(directory)
+    (tmp_path / "backup").rename(directory)
+    with HelixQueue.embedded(directory) as helix:
+        ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
+        assert {name: cache.get(name) for name in hints} == hints
+        assert [ledger.append("d", *event).decision for event in LOST] == ["written"] * 3
+        assert ledger.append("d", *LOST[0]).decision == "stale_hint"
+
+
+def test_client_that_stays_connected_notices_a_table_that_was_restored(fresh_database, valkey):
+    """The server and the client go on meanwhile; the key is read every second."""
+    with HelixQueue(fresh_database.dsn("app_a"), tenant="a") as helix:
+        ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
+        assert [ledger.append("d", *event).decision for event in LOST] == ["written"] * 3
+        with fresh_database.connect("helix_bootstrap") as connection:
+            connection.execute("alter table helix.ledger_event disable trigger all")
+            connection.execute("truncate helix.ledger_event")  # then COPY, as pg_restore does
+            connection.execute("alter table helix.ledger_event enable trigger all")
+        wait_until(lambda: ledger.append("d", *LOST[0]).decision == "written")
+        assert ledger.append("d", *LOST[1]).is_new
+
+
+def test_answer_from_before_a_restore_is_not_noted_after_it(fresh_database, valkey, monkeypatch):
+    """The event is answered as written, then the database is restored, then the seq is noted."""
     database = fresh_database
     with HelixQueue(database.dsn("app_a"), tenant="a") as helix:
         ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
-        for seq, kind in enumerate(("REQUESTED", "CONFIRMED", "LAUNCHED"), 1):
-            ledger.append("d", seq, kind)
-        # The restore loses the events, ends every connection, and begins a new epoch.
-        with database.connect("helix_bootstrap") as connection:
-            connection.execute("set session_replication_role = replica")
-            connection.execute("alter table helix.ledger_event disable trigger all")
-            connection.execute("delete from helix.ledger_event")
-            connection.execute("alter table helix.ledger_event enable trigger all")
-            connection.execute("select helix.recover_v1('test', 'restore')")
-            connection.execute(
-                "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
-                " where usename = 'app_a' and datname = current_database()"
-            )
-        answers = [
-            ledger.append("d", seq, kind).decision
-            for seq, kind in enumerate(("REQUESTED", "CONFIRMED", "LAUNCHED"), 1)
-        ]
-    assert answers == ["written"] * 3
+        ledger.append("d", *LOST[0])
+        note = SeqHint.note
+
+        def restore_then_note(self, cached, answer):
+            with database.connect("helix_bootstrap") as connection:
+                connection.execute("alter table helix.ledger_event disable trigger all")
+                connection.execute("truncate helix.ledger_event")
+                connection.execute("alter table helix.ledger_event enable trigger all")
+            monkeypatch.setattr("helixqueue.ledger.seq_hint.KEY_SECONDS", 0.0)
+            note(self, cached, answer)
+
+        monkeypatch.setattr(SeqHint, "note", restore_then_note)
+        assert ledger.append("d", *LOST[1]).is_new
+        monkeypatch.setattr(SeqHint, "note", note)
+        assert [ledger.append("d", *event).decision for event in LOST] == ["written"] * 3
 
 
 def test_each_ledger_has_a_hint_key_of_its_own(database, helix):

@@ -64,14 +64,14 @@ class AsyncHelixQueue(AsyncClient[object]):
     async def ledger(
         self,
         name: str,
-        machine: Machine,
+        machine: Machine | None = None,
         *,
         strict: bool = True,
         bind_payload: bool = False,
         ignore: Iterable[str] = (),
         hint: str | None = None,
     ) -> AsyncLedger:
-        """Declare a ledger, and return it.
+        """Declare a ledger, and return it; without a machine, return the stored ledger.
 
         machine: kinds of events and the arrows between them.
         strict: refuse events that violate the machine or leave a gap; otherwise they are written
@@ -83,8 +83,11 @@ class AsyncHelixQueue(AsyncClient[object]):
         """
         from helixqueue.ledger.user_ledger import AsyncLedger  # noqa: PLC0415 - loaded when used
 
-        declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
-        ledger = await AsyncLedger.declare(self._do, self._operations, declared)
+        if machine is None:
+            ledger = await AsyncLedger.find(self._do, self._operations, name)
+        else:
+            declared = LedgerDeclaration(name, machine, strict, bind_payload, tuple(ignore))
+            ledger = await AsyncLedger.declare(self._do, self._operations, declared)
         if hint is not None:
             from helixqueue.ledger.seq_hint import AsyncSeqHint  # noqa: PLC0415 - needs redis
 

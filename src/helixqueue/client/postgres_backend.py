@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helixqueue.client.database_source import DatabaseSource, EmbeddedSource, ServerSource
 from helixqueue.client.settings import ResolvedSettings
-from helixqueue.engine import calls, letters, reads
+from helixqueue.engine import calls, ledgers, letters, reads
 from helixqueue.errors import Refused
 from helixqueue.operations.batches import Operations
 from helixqueue.operations.call_set import CallSet
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from helixqueue.client.asynchronous import AsyncHelixQueue
     from helixqueue.client.settings import ClientSettings
     from helixqueue.client.sync import HelixQueue
-    from helixqueue.ledger.seq_hint import HintKey
+    from helixqueue.ledger.seq_hint import HintKeys
     from helixqueue.postgres.call import Call
     from helixqueue.queues import Queue
     from helixqueue.transport.protocol import Transport
@@ -34,6 +34,7 @@ POSTGRES_CALLS = CallSet(
     calls,
     reads,
     letters,
+    ledgers,
     chunk_rows=calls.SUBMIT_ROWS_MAX,
     chunk_chars=16 * 1024 * 1024,
 )
@@ -51,7 +52,7 @@ class _PostgresBase:
             retry_seconds=self._resolved.retry_seconds,
         )
         self._connection = self._resolved.connection(tenant)
-        self._hint_keys: list[HintKey] = []  # each has a connection
+        self._hint_keys: list[HintKeys] = []  # each has a connection
 
     def transport(self, options: WorkerOptions) -> Transport:
         from helixqueue.transport.direct import PostgresTransport  # noqa: PLC0415 - loaded when used
@@ -70,16 +71,16 @@ class _PostgresBase:
         """Open a connection of the caller's own."""
         return Database.connect(self.source.open(), **self._connection)
 
-    def hint_key(self, ledger: str) -> HintKey:
+    def hint_key(self, ledger: str) -> HintKeys:
         """Return what a cache of a ledger's seqs needs of this database."""
         if self._resolved.pooled:
             raise Refused(
                 "hint: expected a direct connection, got pooled=True: behind a pooler a client "
                 "cannot tell that its database was restored"
             )
-        from helixqueue.ledger.seq_hint import HintKey  # noqa: PLC0415 - needs redis
+        from helixqueue.ledger.seq_hint import HintKeys  # noqa: PLC0415 - needs redis
 
-        key = HintKey(self.connect, self.operations.tenant, ledger)
+        key = HintKeys(self.connect, self.operations.tenant, ledger)
         self._hint_keys.append(key)
         return key
 

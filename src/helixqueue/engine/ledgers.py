@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from helixqueue.engine.arrays import json_texts, numbers, texts
+from helixqueue.errors import Refused
 from helixqueue.identity import key_text
 from helixqueue.postgres.call import Call, Row
 from helixqueue.postgres.statements import sql_texts
@@ -20,6 +21,7 @@ from helixqueue.records.ledger import (
     FeedRow,
     LedgerEvent,
     LedgerRow,
+    entity_name,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def entity(*, tenant: str, ledger: str, entity: str) -> Call[EntityState | None]
     return Call(
         _SQL["entity"],
         (tenant, ledger, entity),
-        lambda rows: EntityState(*rows[0]) if rows else None,
+        lambda rows: EntityState(entity_name(rows[0][0]), *rows[0][1:]) if rows else None,
     )
 
 
@@ -100,7 +102,8 @@ class StoredEvent(NamedTuple):
 
     def event(self) -> LedgerEvent:
         return LedgerEvent(
-            *self[:4],
+            entity_name(self.entity),
+            *self[1:4],
             None if self.payload is None else orjson.loads(self.payload),
             *self[5:8],
             tuple(self.violations or ()),
@@ -127,6 +130,41 @@ def events(
     """Return the history of one entity after a version."""
     args = (tenant, ledger, entity, "", after, limit)
     return Call(_SQL["events"], args, lambda rows: [StoredEvent(*row).event() for row in rows])
+
+
+class Bucket(NamedTuple):
+    """The entities of a ledger whose hashed name begins with one byte."""
+
+    entities: int
+    events: int
+    digest: str
+
+
+class LedgerDigest(NamedTuple):
+    """What a ledger contains below a position; see `helix.read_ledger_head_v1`."""
+
+    position: int
+    epoch: int
+    buckets: dict[int, Bucket]
+
+
+def ledger_digest(
+    *, tenant: str, ledger: str, position: int | None = None
+) -> Call[LedgerDigest | None]:
+    """Return digests of a ledger, now or at a position; None if there is no such ledger."""
+
+    def read(rows: list[Row]) -> LedgerDigest | None:
+        if not rows:
+            return None
+        (position, epoch), *_ = [row[:2] for row in rows]
+        buckets = {
+            row[2]: Bucket(row[3], row[4], bytes(row[5]).hex())
+            for row in rows
+            if row[2] is not None
+        }
+        return LedgerDigest(position, epoch, buckets)
+
+    return Call(_SQL["head"], (tenant, ledger, position), read)
 
 
 def declare_feed(
@@ -167,7 +205,7 @@ def _feed_events(rows: list[Row], start: FeedPosition) -> list[FeedEvent]:
         key, entity, seq, kind, payload, node, actor, at, violations = row[3:12]
         events.append(
             FeedEvent(
-                *(key, entity, seq, kind, orjson.loads(payload), node, actor, at),
+                *(key, entity_name(entity), seq, kind, orjson.loads(payload), node, actor, at),
                 *(tuple(violations or ()), position, start),
             )
         )
@@ -177,7 +215,16 @@ def _feed_events(rows: list[Row], start: FeedPosition) -> list[FeedEvent]:
 
 def advance_feed(*, tenant: str, feed: str, events: Sequence[FeedEvent]) -> Call[bool]:
     """Move a feed behind events that `read_feed` returned; False if it is elsewhere now."""
-    args = (tenant, feed, *events[0].after, *events[-1].position, len(events))
+    after, to = events[0].after, events[-1].position
+    if isinstance(after, str) or isinstance(to, str):
+        raise Refused("expected events of this database, got events of a service")
+    return move_feed(tenant=tenant, feed=feed, after=after, to=to, count=len(events))
+
+
+def move_feed(
+    *, tenant: str, feed: str, after: FeedPosition, to: FeedPosition, count: int
+) -> Call[bool]:
+    args = (tenant, feed, *after, *to, count)
     return Call(_SQL["advance_feed"], args, lambda rows: bool(rows[0][0]))
 
 
@@ -200,11 +247,13 @@ def set_feed(
     return Call(_SQL["set_feed"], args, lambda _: None)
 
 
-def feeds(*, tenant: str, name: str | None = None) -> Call[list[FeedRow]]:
+def feeds(*, tenant: str, name: str | None = None, lag: bool = True) -> Call[list[FeedRow]]:
+    """Return feeds, with the number of events after their position unless `lag` is False."""
+
     def read(rows: list[Row]) -> list[FeedRow]:
         return [FeedRow(*(*row[:10], FeedPosition(*row[10:]))) for row in rows]
 
-    return Call(_SQL["feeds"], (tenant, name), read)
+    return Call(_SQL["feeds"], (tenant, name, lag), read)
 
 
 def hint_key(*, tenant: str, ledger: str) -> Call[tuple[int, bytes]]:

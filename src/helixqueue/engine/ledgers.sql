@@ -28,6 +28,11 @@ select entity, seq, kind, version, payload, node, actor, at, violations, key, fi
        feed_xid
 from helix.read_ledger_events_v1(%s::text, %s::text, %s::text, %s::text, %s::int, %s::int);
 
+-- name: head
+-- The position of a ledger, and digests of its entities.
+select reached, epoch, bucket, entities, events, digest
+from helix.read_ledger_head_v1(%s::text, %s::text, %s::bigint);
+
 -- name: declare_feed
 -- Creates a feed.
 select helix.declare_feed_v1(%s::text, %s::text, %s::text, %s::text, %s::text, %s::boolean);
@@ -61,7 +66,7 @@ select helix.set_feed_v1(%s::text, %s::text, %s::text, %s::text, %s::boolean, %s
 -- The feeds of a tenant and how far they are behind.
 select tenant, name, ledger, queue, paused, delivered, lag, oldest_at, moved_at, holder, xid, number,
        version
-from helix.read_feeds_v1(%s::text, %s::text);
+from helix.read_feeds_v1(%s::text, %s::text, %s::boolean);
 
 -- name: hint_key
 -- The epoch, and the key of this ledger's cached hints.

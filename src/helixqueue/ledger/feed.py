@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from helixqueue.engine import ledgers
 from helixqueue.errors import Refused
 from helixqueue.failpoints import failpoint
-from helixqueue.ledger import feed_steps
 from helixqueue.ledger.remote_feed import AsyncRemoteFeed, RemoteFeed
+from helixqueue.operations import feeds
 from helixqueue.postgres.caller_transaction import translating
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class Feed(RemoteFeed):
         self._connection = connection
         self._open: psycopg.Connection[Any] | None = None
 
+    def hold(self, holder: str, seconds: float) -> bool:
+        """Hold the feed for a process that runs a program; False if another process holds it."""
+        held: bool = self._steps(feeds.hold(self._operations, self.name, holder, seconds))
+        return held
+
     def __iter__(self) -> Iterator[FeedEvent]:
         """Wait for events and yield them one at a time, without end."""
         return self.events()
@@ -66,7 +71,7 @@ class Feed(RemoteFeed):
     def pages(self, size: int = 500, *, until_idle: bool = False) -> Iterator[list[FeedEvent]]:
         """Yield up to `size` events at a time: one transaction for each page."""
         take = ledgers.take_feed(
-            tenant=self._operations.tenant, feed=self.name, limit=feed_steps.demand_page(size)
+            tenant=self._operations.tenant, feed=self.name, limit=feeds.demand_page(size)
         )
         while True:
             with self._connection() as database:
@@ -134,7 +139,7 @@ class AsyncFeed(AsyncRemoteFeed):
     ) -> AsyncIterator[list[FeedEvent]]:
         """Yield up to `size` events at a time: one transaction for each page."""
         take = ledgers.take_feed(
-            tenant=self._operations.tenant, feed=self.name, limit=feed_steps.demand_page(size)
+            tenant=self._operations.tenant, feed=self.name, limit=feeds.demand_page(size)
         )
         while True:
             async with self._connection() as database:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from helixqueue.ledger import feed_steps
+from helixqueue.operations import feeds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -24,12 +24,12 @@ class RemoteFeed:
     def declare(self, *, ledger: str | None, queue: str | None, start: str) -> None:
         """Create the feed; without a source it must exist."""
         self._steps(
-            feed_steps.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
+            feeds.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
         )
 
     def read(self, limit: int = 500) -> list[FeedEvent]:
         """Return the next events without moving the feed."""
-        events: list[FeedEvent] = self._steps(feed_steps.read(self._operations, self.name, limit))
+        events: list[FeedEvent] = self._steps(feeds.read(self._operations, self.name, limit))
         return events
 
     def confirm(self, events: Sequence[FeedEvent]) -> bool:
@@ -37,25 +37,25 @@ class RemoteFeed:
 
         Run their effects behind a fence, with the key of the event.
         """
-        moved: bool = self._steps(feed_steps.confirm(self._operations, self.name, events))
+        moved: bool = self._steps(feeds.confirm(self._operations, self.name, events))
         return moved
 
     def pause(self, reason: str) -> None:
         """Deliver nothing until `resume`."""
-        self._steps(feed_steps.change(self._operations, self.name, reason=reason, paused=True))
+        self._steps(feeds.change(self._operations, self.name, reason=reason, paused=True))
 
     def resume(self, reason: str) -> None:
-        self._steps(feed_steps.change(self._operations, self.name, reason=reason, paused=False))
+        self._steps(feeds.change(self._operations, self.name, reason=reason, paused=False))
 
     def rewind(self, reason: str, since: datetime | None = None) -> None:
         """Deliver again: all events, or those at or after `since`."""
         self._steps(
-            feed_steps.change(self._operations, self.name, reason=reason, rewind=True, since=since)
+            feeds.change(self._operations, self.name, reason=reason, rewind=True, since=since)
         )
 
     def status(self) -> FeedRow:
         """Return the feed's position and how far it is behind."""
-        row: FeedRow = self._steps(feed_steps.status(self._operations, self.name))
+        row: FeedRow = self._steps(feeds.status(self._operations, self.name))
         return row
 
 
@@ -70,39 +70,33 @@ class AsyncRemoteFeed:
     async def declare(self, *, ledger: str | None, queue: str | None, start: str) -> None:
         """Create the feed; without a source it must exist."""
         await self._steps(
-            feed_steps.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
+            feeds.declare(self._operations, self.name, ledger=ledger, queue=queue, start=start)
         )
 
     async def read(self, limit: int = 500) -> list[FeedEvent]:
         """Return the next events without moving the feed."""
-        events: list[FeedEvent] = await self._steps(
-            feed_steps.read(self._operations, self.name, limit)
-        )
+        events: list[FeedEvent] = await self._steps(feeds.read(self._operations, self.name, limit))
         return events
 
     async def confirm(self, events: Sequence[FeedEvent]) -> bool:
         """Move the feed behind these events; False if it is not where they were read any more."""
-        moved: bool = await self._steps(feed_steps.confirm(self._operations, self.name, events))
+        moved: bool = await self._steps(feeds.confirm(self._operations, self.name, events))
         return moved
 
     async def pause(self, reason: str) -> None:
         """Deliver nothing until `resume`."""
-        await self._steps(
-            feed_steps.change(self._operations, self.name, reason=reason, paused=True)
-        )
+        await self._steps(feeds.change(self._operations, self.name, reason=reason, paused=True))
 
     async def resume(self, reason: str) -> None:
-        await self._steps(
-            feed_steps.change(self._operations, self.name, reason=reason, paused=False)
-        )
+        await self._steps(feeds.change(self._operations, self.name, reason=reason, paused=False))
 
     async def rewind(self, reason: str, since: datetime | None = None) -> None:
         """Deliver again: all events, or those at or after `since`."""
         await self._steps(
-            feed_steps.change(self._operations, self.name, reason=reason, rewind=True, since=since)
+            feeds.change(self._operations, self.name, reason=reason, rewind=True, since=since)
         )
 
     async def status(self) -> FeedRow:
         """Return the feed's position and how far it is behind."""
-        row: FeedRow = await self._steps(feed_steps.status(self._operations, self.name))
+        row: FeedRow = await self._steps(feeds.status(self._operations, self.name))
         return row

@@ -4,10 +4,12 @@ An event with a seq strictly below the cached one was written before: in a stric
 up to the greatest exists. Such an event may be skipped. An equal or greater seq, a miss, an error,
 a timeout or a forged entry goes to the database. Entries are written after the commit.
 
-An entry carries the epoch of the database and an HMAC with a key that only this database derives,
-so entries of another database, or from before a failover or `helixq recover`, do not count.
-Epoch and key are read over a connection that the hint keeps: a restart of the server closes it, and
-the hint is not used before both are read again.
+An entry carries the epoch of the database and an HMAC with a key that only this run of this
+database derives: the key changes with the server's start, the cluster, the database and the table
+(`helix.ledger_hint_key_v1`). So entries of another database, or from before a restart, a restore or
+a failover, do not count: an older state may have been restored, which lacks the events that they
+name. Key and epoch are read over a connection that the hint keeps, and again every second. A
+restart of the server closes that connection, and the hint is not used before both are read again.
 
 ```
 helix:ledger:<hex HMAC of the entity>  ->  32 bytes HMAC, then "<epoch>:<seq>"
@@ -20,6 +22,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import Redis
@@ -28,44 +33,32 @@ from redis.exceptions import RedisError
 
 from helixqueue.engine import ledgers
 from helixqueue.errors import HelixError
-from helixqueue.identity import identity_texts
 from helixqueue.postgres.database import is_usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helixqueue.postgres.database import Database
-    from helixqueue.records.ledger import Appended, NewEvent
+    from helixqueue.records.ledger import Appended
 
 log = logging.getLogger("helixqueue.ledger.hint")
 
 PREFIX: Final = "helix:ledger:"
 MAC_BYTES: Final = 32
 TIMEOUT_SECONDS: Final = 0.05
+KEY_SECONDS: Final = (
+    1.0  # then the key is read again: a table may be restored while the server runs
+)
+ENTRY_SECONDS: Final = 7 * 86_400  # entries of earlier runs of the server are never read again
 _KNOWN: Final = frozenset(("written", "duplicate"))
 
 
+@dataclass(frozen=True, slots=True)
 class HintKey:
-    """The epoch and key of a ledger's hints, valid while one connection stays open."""
+    """The epoch and key of a ledger's entries, of one run of one database."""
 
-    def __init__(self, connect: Callable[[], Database], tenant: str, ledger: str) -> None:
-        self._connect = connect
-        self._call = ledgers.hint_key(tenant=tenant, ledger=ledger)
-        self._database: Database | None = None
-        self.epoch, self._key = 0, b""
-
-    def is_current(self) -> bool:
-        """Whether epoch and key are those of the database that runs now; reads them if need be."""
-        if self._database is not None and is_usable(self._database.connection):
-            return True
-        try:
-            self.close()
-            self._database = self._connect()
-            self.epoch, self._key = self._database.run(self._call)
-        except HelixError:
-            self.close()
-            return False
-        return True
+    epoch: int
+    key: bytes
 
     def name(self, entity: str) -> str:
         return PREFIX + self._mac(entity.encode()).hex()
@@ -85,82 +78,129 @@ class HintKey:
         epoch, _, seq = text.decode().partition(":")
         return int(seq) if int(epoch) == self.epoch else 0
 
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-
     def _mac(self, message: bytes) -> bytes:
-        return hmac.digest(self._key, message, hashlib.sha256)
+        return hmac.digest(self.key, message, hashlib.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSeq:
+    """What the cache knows of an entity, before its event is sent.
+
+    The answer is noted with the key of that moment: if the database was restored in between, nobody
+    reads the entry.
+    """
+
+    key: HintKey
+    name: str
+    seq: int  # 0: nothing
+
+
+class HintKeys:
+    """Reads the key over a connection of its own; threads share it."""
+
+    def __init__(self, connect: Callable[[], Database], tenant: str, ledger: str) -> None:
+        self._connect = connect
+        self._call = ledgers.hint_key(tenant=tenant, ledger=ledger)
+        self._database: Database | None = None
+        self._key: HintKey | None = None
+        self._read_at = 0.0
+        self._lock = threading.Lock()
+
+    def current(self) -> HintKey | None:
+        """Return the key of the database that runs now; None while it cannot be read."""
+        with self._lock:
+            database = self._database
+            try:
+                if database is None or not is_usable(database.connection):
+                    self._disconnect()
+                    database = self._database = self._connect()
+                elif time.monotonic() - self._read_at < KEY_SECONDS:
+                    return self._key
+                self._read_at = time.monotonic()
+                self._key = HintKey(*database.run(self._call))
+            except HelixError:
+                self._disconnect()
+            return self._key
+
+    def close(self) -> None:
+        with self._lock:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        database, self._database, self._key = self._database, None, None
+        if database is not None:
+            database.close()
 
 
 class SeqHint:
     """`url`: of Redis or Valkey."""
 
-    def __init__(self, key: HintKey, url: str) -> None:
-        self._key = key
+    def __init__(self, keys: HintKeys, url: str) -> None:
+        self._keys = keys
         self._redis: Any = Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
         )
 
-    def is_older(self, event: NewEvent) -> bool:
-        """Whether a later event of the entity is known to be stored."""
-        if not self._key.is_current():
-            return False
-        name = self._key.name(identity_texts(event.entity, "text-v1")[0])
+    def look(self, entity: str) -> CachedSeq | None:
+        """Return what is cached of a canonical entity; None if the cache must not be used."""
+        key = self._keys.current()
+        if key is None:
+            return None
+        name = key.name(entity)
         try:
             entry = self._redis.get(name)
         except (RedisError, OSError):
-            return False
-        return event.seq < self._key.decode(name, entry)
+            return None
+        return CachedSeq(key, name, key.decode(name, entry))
 
-    def note(self, event: NewEvent, answer: Appended) -> None:
+    def note(self, cached: CachedSeq, answer: Appended) -> None:
         """Store the greatest seq after a commit; a failure is harmless."""
-        if answer.decision not in _KNOWN or answer.seq is None or not self._key.is_current():
+        if answer.decision not in _KNOWN or answer.seq is None:
             return
-        name = self._key.name(identity_texts(event.entity, "text-v1")[0])
         try:
-            self._redis.set(name, self._key.encode(name, answer.seq))
+            self._redis.set(
+                cached.name, cached.key.encode(cached.name, answer.seq), ex=ENTRY_SECONDS
+            )
         except (RedisError, OSError):
             return
 
     def close(self) -> None:
-        self._key.close()
+        self._keys.close()
         self._redis.close()
 
 
 class AsyncSeqHint:
     """The same for event loops."""
 
-    def __init__(self, key: HintKey, url: str) -> None:
-        self._key = key
+    def __init__(self, keys: HintKeys, url: str) -> None:
+        self._keys = keys
         self._redis: Any = AsyncRedis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
         )
 
-    async def is_older(self, event: NewEvent) -> bool:
-        """Whether a later event of the entity is known to be stored."""
-        if not await asyncio.to_thread(self._key.is_current):
-            return False
-        name = self._key.name(identity_texts(event.entity, "text-v1")[0])
+    async def look(self, entity: str) -> CachedSeq | None:
+        """Return what is cached of a canonical entity; None if the cache must not be used."""
+        key = await asyncio.to_thread(self._keys.current)
+        if key is None:
+            return None
+        name = key.name(entity)
         try:
             entry = await self._redis.get(name)
         except (RedisError, OSError):
-            return False
-        return event.seq < self._key.decode(name, entry)
+            return None
+        return CachedSeq(key, name, key.decode(name, entry))
 
-    async def note(self, event: NewEvent, answer: Appended) -> None:
+    async def note(self, cached: CachedSeq, answer: Appended) -> None:
         """Store the greatest seq after a commit; a failure is harmless."""
         if answer.decision not in _KNOWN or answer.seq is None:
             return
-        if not await asyncio.to_thread(self._key.is_current):
-            return
-        name = self._key.name(identity_texts(event.entity, "text-v1")[0])
         try:
-            await self._redis.set(name, self._key.encode(name, answer.seq))
+            await self._redis.set(
+                cached.name, cached.key.encode(cached.name, answer.seq), ex=ENTRY_SECONDS
+            )
         except (RedisError, OSError):
             return
 
     async def close(self) -> None:
-        self._key.close()
+        self._keys.close()
         await self._redis.aclose()

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from helixqueue.errors import Refused
-from helixqueue.ledger import append_steps
+from helixqueue.operations import ledgers
 from helixqueue.records.ledger import Appended, NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from helixqueue.ledger.append_steps import EventLike
     from helixqueue.operations.batches import Operations
+    from helixqueue.operations.ledgers import EventLike
     from helixqueue.operations.steps import Steps
     from helixqueue.records.ledger import EntityState, LedgerDeclaration, LedgerEvent
 
@@ -30,15 +30,15 @@ Entity = str | tuple[str, ...]
 class SeqCache(Protocol):
     """Knows the greatest stored seq of some entities; see `seq_hint`."""
 
-    def is_older(self, event: NewEvent) -> bool: ...
+    def look(self, entity: str) -> Any: ...  # noqa: ANN401 - a `CachedSeq`, or None
 
-    def note(self, event: NewEvent, answer: Appended) -> None: ...
+    def note(self, cached: Any, answer: Appended) -> None: ...  # noqa: ANN401
 
 
 class AsyncSeqCache(Protocol):
-    async def is_older(self, event: NewEvent) -> bool: ...
+    async def look(self, entity: str) -> Any: ...  # noqa: ANN401 - a `CachedSeq`, or None
 
-    async def note(self, event: NewEvent, answer: Appended) -> None: ...
+    async def note(self, cached: Any, answer: Appended) -> None: ...  # noqa: ANN401
 
 
 class Ledger:
@@ -61,8 +61,13 @@ class Ledger:
         declared: LedgerDeclaration,
     ) -> Self:
         """Create the stored ledger, or compare the declaration with it."""
-        run(append_steps.declare(operations, declared))
+        run(ledgers.declare(operations, declared))
         return cls(run, operations, declared)
+
+    @classmethod
+    def find(cls, run: Callable[[Steps[Any]], Any], operations: Operations, name: str) -> Self:
+        """Read the stored ledger; an unknown name is an error."""
+        return cls(run, operations, run(ledgers.find(operations, name)))
 
     def use_hint(self, hint: SeqCache) -> None:
         """Ask this cache before the database; only for a strict ledger."""
@@ -94,37 +99,41 @@ class Ledger:
         then nothing is known to be written, and nothing may be confirmed.
         """
         event = NewEvent(entity, seq, kind, payload, node)
-        if self._hint is not None and within is None and self._hint.is_older(event):
-            return Appended("stale_hint")
+        cached = None
+        if self._hint is not None and within is None:
+            row = ledgers.prepare_event(event, self._declared.machine)  # a hint excuses nothing
+            cached = self._hint.look(row.entity)
+            if cached is not None and seq < cached.seq:
+                return Appended("stale_hint")
         answer: Appended = self._run(
-            append_steps.append(self._operations, self._declared, event, within=within)
+            ledgers.append(
+                self._operations, self.name, event, self._declared.machine, within=within
+            )
         )
         if answer.decision == "undecided" and fallback is not None:
             _demand_within(within)
             fallback(within, event)
-        elif self._hint is not None and within is None:
-            self._hint.note(event, answer)
+        elif self._hint is not None and cached is not None:
+            self._hint.note(cached, answer)
         return answer
 
     def append_many(self, events: Iterable[EventLike], *, within: object = None) -> list[Appended]:
         """Append any number of events in chunks of 1,000; answers are in the order of the input."""
         answers: list[Appended] = self._run(
-            append_steps.append_many(self._operations, self._declared, events, within=within)
+            ledgers.append_many(
+                self._operations, self.name, events, self._declared.machine, within=within
+            )
         )
         return answers
 
     def state(self, entity: Entity) -> EntityState | None:
         """Return the state of an entity; None if it has no event."""
-        found: EntityState | None = self._run(
-            append_steps.state(self._operations, self._declared.name, entity)
-        )
+        found: EntityState | None = self._run(ledgers.state(self._operations, self.name, entity))
         return found
 
     def history(self, entity: Entity) -> list[LedgerEvent]:
         """Return the events of an entity, in the order in which they were written."""
-        events: list[LedgerEvent] = self._run(
-            append_steps.history(self._operations, self._declared.name, entity)
-        )
+        events: list[LedgerEvent] = self._run(ledgers.history(self._operations, self.name, entity))
         return events
 
 
@@ -148,8 +157,15 @@ class AsyncLedger:
         declared: LedgerDeclaration,
     ) -> Self:
         """Create the stored ledger, or compare the declaration with it."""
-        await run(append_steps.declare(operations, declared))
+        await run(ledgers.declare(operations, declared))
         return cls(run, operations, declared)
+
+    @classmethod
+    async def find(
+        cls, run: Callable[[Steps[Any]], Awaitable[Any]], operations: Operations, name: str
+    ) -> Self:
+        """Read the stored ledger; an unknown name is an error."""
+        return cls(run, operations, await run(ledgers.find(operations, name)))
 
     def use_hint(self, hint: AsyncSeqCache) -> None:
         """Ask this cache before the database; only for a strict ledger."""
@@ -173,16 +189,22 @@ class AsyncLedger:
     ) -> Appended:
         """Append an event once, as `Ledger.append`."""
         event = NewEvent(entity, seq, kind, payload, node)
-        if self._hint is not None and within is None and await self._hint.is_older(event):
-            return Appended("stale_hint")
+        cached = None
+        if self._hint is not None and within is None:
+            row = ledgers.prepare_event(event, self._declared.machine)  # a hint excuses nothing
+            cached = await self._hint.look(row.entity)
+            if cached is not None and seq < cached.seq:
+                return Appended("stale_hint")
         answer: Appended = await self._run(
-            append_steps.append(self._operations, self._declared, event, within=within)
+            ledgers.append(
+                self._operations, self.name, event, self._declared.machine, within=within
+            )
         )
         if answer.decision == "undecided" and fallback is not None:
             _demand_within(within)
             await fallback(within, event)
-        elif self._hint is not None and within is None:
-            await self._hint.note(event, answer)
+        elif self._hint is not None and cached is not None:
+            await self._hint.note(cached, answer)
         return answer
 
     async def append_many(
@@ -190,21 +212,23 @@ class AsyncLedger:
     ) -> list[Appended]:
         """Append any number of events in chunks of 1,000; answers are in the order of the input."""
         answers: list[Appended] = await self._run(
-            append_steps.append_many(self._operations, self._declared, events, within=within)
+            ledgers.append_many(
+                self._operations, self.name, events, self._declared.machine, within=within
+            )
         )
         return answers
 
     async def state(self, entity: Entity) -> EntityState | None:
         """Return the state of an entity; None if it has no event."""
         found: EntityState | None = await self._run(
-            append_steps.state(self._operations, self._declared.name, entity)
+            ledgers.state(self._operations, self.name, entity)
         )
         return found
 
     async def history(self, entity: Entity) -> list[LedgerEvent]:
         """Return the events of an entity, in the order in which they were written."""
         events: list[LedgerEvent] = await self._run(
-            append_steps.history(self._operations, self._declared.name, entity)
+            ledgers.history(self._operations, self.name, entity)
         )
         return events
 

@@ -151,6 +151,7 @@ class CallSet:
     calls: WriteCalls
     reads: ReadCalls
     letters: Any  # the module of calls about dead letters
+    ledgers: Any  # the module of calls about user ledgers and feeds
     chunk_rows: int  # maximum rows of one submit call
     chunk_chars: int  # maximum characters of their payloads and identities
     payload_bytes_max: int | None = None  # None: the limit of the engine

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from datetime import datetime
+from helixqueue.identity import PART_SEPARATOR
 
+if TYPE_CHECKING:
     from helixqueue.records.machine import Machine
 
+# Of an entity with one part, or with several.
+EntityName = str | tuple[str, ...]
 AppendDecision = Literal[
     "written",  # the event is new and stored
     "duplicate",  # the same event was stored before
@@ -48,7 +51,7 @@ class LedgerRow:
 class NewEvent(NamedTuple):
     """One row of `append_many`."""
 
-    entity: str | tuple[str, ...]
+    entity: EntityName
     seq: int
     kind: str
     payload: Any = None
@@ -74,7 +77,8 @@ class AppendedRow(NamedTuple):
     state: str | None
     seq: int | None
     rules: tuple[str, ...] = ()
-    stored_payload: str | None = None
+    stored_payload: str | None = None  # of a conflict, from the database
+    diff: tuple[dict[str, Any], ...] = ()  # of a conflict, from a service
 
 
 class Appended(NamedTuple):
@@ -94,11 +98,17 @@ class Appended(NamedTuple):
         return self.decision == "written"
 
 
+def entity_name(text: str) -> EntityName:
+    """Read an entity from its stored text."""
+    parts = tuple(text.split(PART_SEPARATOR))
+    return text if len(parts) == 1 else parts
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEvent:
     """A stored event."""
 
-    entity: str
+    entity: EntityName
     seq: int
     kind: str
     version: int
@@ -114,7 +124,7 @@ class LedgerEvent:
 class EntityState:
     """The state of an entity: the kind of its event with the greatest seq."""
 
-    entity: str
+    entity: EntityName
     state: str
     seq: int
     events: int
@@ -138,7 +148,7 @@ class FeedEvent:
     """An event of a ledger, or a step of a batch, with its position in the feed."""
 
     key: str  # equal for equal events: the key of a fence around the effect
-    entity: str  # of a step: the batch id
+    entity: EntityName  # of a step: the batch id
     seq: int  # of a step: its version
     kind: str  # of a step: the state reached
     payload: Any
@@ -146,9 +156,9 @@ class FeedEvent:
     actor: str
     at: datetime
     violations: tuple[str, ...]
-    # After and before the event. A service does not reveal them.
-    position: FeedPosition = START
-    after: FeedPosition = START
+    # After and before the event. A service encrypts them.
+    position: FeedPosition | str = START
+    after: FeedPosition | str = START
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +175,4 @@ class FeedRow:
     oldest_at: datetime | None  # of those events
     moved_at: datetime | None
     holder: str | None  # the process that executes a program for it
-    position: FeedPosition  # `START` from a service
+    position: FeedPosition  # of a service always `START`

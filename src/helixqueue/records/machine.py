@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KINDS_MAX: Final = 200
-_KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
+KIND_PATTERN: Final = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"
+_KIND: Final = re.compile(KIND_PATTERN)
 
 
 class Machine:

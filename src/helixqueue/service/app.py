@@ -24,10 +24,12 @@ from helixqueue.service.routes import (
     batches,
     changes,
     checks,
+    feeds,
     fences,
     health,
     identities,
     leases,
+    ledgers,
     letters,
     login,
     proof,
@@ -45,10 +47,8 @@ if TYPE_CHECKING:
 # Hot routes first: a path is compared with one route after the other.
 ROUTERS = (
     batches.hot_routes, leases.routes, batch_actions.routes, batches.routes, queues.routes,
-    changes.routes, identities.routes, fences.routes, letters.routes, checks.routes, tokens.routes,
-    login.routes,
-    proof.routes,
-    health.routes,
+    changes.routes, identities.routes, fences.routes, letters.routes, ledgers.routes, feeds.routes,
+    checks.routes, tokens.routes, login.routes, proof.routes, health.routes,
 )  # fmt: skip
 # Every response below 500 means that nothing was done, so the key may be used again.
 _NOTHING_DONE = BEFORE_THE_EFFECT | {400, 404, 408, 409, 422}

@@ -47,6 +47,13 @@ PROBLEMS: Final[dict[str, tuple[int, str, str]]] = {
     "no-such-batch": (404, "The tenant has no such batch", "check the batch id"),
     "no-such-queue": (404, "The tenant has no such queue", "declare it with PUT /v1/queues/{name}"),
     "no-such-letter": (404, "The tenant has no such dead letter", "check its number"),
+    "no-such-ledger": (
+        404,
+        "The tenant has no such ledger",
+        "declare it with PUT /v1/ledgers/{ledger}",
+    ),
+    "no-such-entity": (404, "The ledger has no event of this entity", "check the entity"),
+    "no-such-feed": (404, "The tenant has no such feed", "declare it with PUT /v1/feeds/{feed}"),
     "no-such-fence": (404, "The tenant has no such fence", "check the fence key"),
     "no-such-login": (
         404,
@@ -111,6 +118,9 @@ DEFAULTS: Final[dict[str, tuple[str, str]]] = {
     "no-such-batch": ("a batch of the tenant", "an unknown id"),
     "no-such-queue": ("a queue of the tenant", "an unknown name"),
     "no-such-letter": ("a dead letter of the tenant", "an unknown number"),
+    "no-such-ledger": ("a ledger of the tenant", "an unknown name"),
+    "no-such-entity": ("an entity with events", "an unknown entity"),
+    "no-such-feed": ("a feed of the tenant", "an unknown name"),
     "no-such-fence": ("a fence of the tenant", "an unknown key"),
     "no-such-login": ("an unused code that has not expired", "another code"),
     "no-such-token": ("a valid token of the tenant", "a name without one"),

@@ -23,7 +23,8 @@ from helixqueue.json_log import JsonFormatter, level_name
 log = logging.getLogger("helixqueue.service.request")
 
 FIELDS: Final = (
-    "tenant", "token", "queue", "batch", "fence", "run", "attempt", "worker", "conflicting_worker",
+    "tenant", "token", "queue", "ledger", "feed", "batch", "fence", "run", "attempt", "worker",
+    "conflicting_worker",
     "decision", "count", "reason", "raw_hex", "without_identity", "problem", "fault",
 )  # fmt: skip
 _FIELDS: Final = frozenset(FIELDS)

@@ -113,10 +113,11 @@ begin
         select e.kind, e.seq from helix.ledger_event e
         where not p_ledger.is_strict and e.ledger = p_ledger.id and e.entity = s.entity
         order by e.seq desc, e.version desc limit 1) top on true
-      left join lateral (
+      left join lateral (   -- In a strict ledger no event after the last one is known.
         select e.version, e.payload::text as payload, e.secret, e.fingerprint as print
         from helix.ledger_event e
-        where e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
+        where (not p_ledger.is_strict or s.seq <= last.seq)
+          and e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
           and e.bound = s.bound limit 1) known on true
       left join lateral (
         select helix.fingerprint(k, s.compared) as print from helix.secret k
@@ -176,7 +177,9 @@ end
 $$;
 
 -- The epoch, and a key for hints of this ledger in a cache: derived from the database's secret, so that no other
--- database derives it. It opens nothing: a hint only saves its own tenant a query.
+-- database derives it, and from what differs after every restore: the cluster, the database, the table, and the
+-- start of the server. A restored database may have lost events that old hints name; it finds none of those hints.
+-- The key opens nothing: a hint only saves its own tenant a query.
 create function helix.ledger_hint_key_v1(p_tenant text, p_ledger text)
 returns table (epoch integer, key bytea)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -184,7 +187,11 @@ begin
   perform helix.enter_for(p_tenant);
   return query
     select helix.current_epoch(),
-           helix.fingerprint(s, 'ledger hint' || chr(31) || p_tenant || chr(31) || p_ledger)
-    from helix.secret s order by s.id limit 1;
+           helix.fingerprint(s, concat_ws(chr(31), 'ledger hint', p_tenant, p_ledger, c.system_identifier,
+                                          (select d.oid from pg_database d where d.datname = current_database()),
+                                          'helix.ledger_event'::regclass::oid,
+                                          pg_relation_filenode('helix.ledger_event'::regclass),
+                                          extract(epoch from pg_postmaster_start_time())))
+    from helix.secret s, pg_control_system() c order by s.id limit 1;
 end
 $$;

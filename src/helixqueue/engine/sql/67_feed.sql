@@ -46,64 +46,124 @@ create type helix.feed_event as (
   violations text[]
 );
 
--- The events after a feed's position, oldest first.
-create function helix.feed_events(p_feed helix.feed, p_limit integer) returns setof helix.feed_event
+-- A step of a batch, as a feed reads it.
+create type helix.feed_step as (
+  batch bigint, version integer, xid bigint, queue integer, from_state helix.state, to_state helix.state,
+  reason helix.reason, actor text, attempt smallint, late boolean, at timestamptz
+);
+
+-- The events after a feed's position, oldest first; with p_bytes, until their payloads have more bytes than that.
+create function helix.feed_events(p_feed helix.feed, p_limit integer, p_bytes bigint default null)
+returns setof helix.feed_event
 language plpgsql stable
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+declare
+  v_event helix.feed_event;
+  v_bytes bigint := 0;
 begin
   if p_feed.ledger is null then
     return query select * from helix.feed_steps(p_feed, p_limit);
     return;
   end if;
-  return query
+  for v_event in
     select e.feed_xid, e.id, 0, helix.key_text(e.key), e.entity::text, e.seq::bigint, e.kind::text,
            e.payload::text, e.node::text, e.actor, e.at, e.violations
     from helix.ledger_event e
     where e.ledger::bigint = p_feed.ledger and (e.feed_xid, e.id) > (p_feed.xid, p_feed.number)
       and e.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit;
+    order by e.ledger::bigint, e.feed_xid, e.id limit p_limit
+  loop
+    return next v_event;
+    v_bytes := v_bytes + octet_length(v_event.payload);
+    exit when v_bytes > p_bytes;
+  end loop;
 end
 $$;
 
--- The steps of batches after a feed's position. A look covers a range of transactions, and the range grows
--- until it contains a step: a feed far behind must not sort everything since its position.
+-- The steps of batches after a feed's position. A look covers a range of transactions, and ranges without a
+-- step grow: a feed far behind must not sort everything since its position.
+--
+-- A step is placed at the smallest transaction of it and of the later steps of its batch. A transaction may get its
+-- number early and settle a batch that others claimed since; by their own numbers alone, the feed would return that
+-- end before the claim. The claim was committed before the end could be written, so it is visible there.
 create function helix.feed_steps(p_feed helix.feed, p_limit integer) returns setof helix.feed_event
 language plpgsql stable as $$
 declare
   v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
   v_queues  integer[] := array(select q.id from helix.queue q where q.tenant = p_feed.tenant
                                and (p_feed.queue is null or q.name = p_feed.queue));
-  v_from    bigint := p_feed.xid;
   v_span    bigint := 256;
+  v_left    bigint := p_limit;
+  v_rows    bigint;
+  v_seen    helix.feed_step[];
 begin
-  while v_from < v_reached loop
+  while p_feed.xid < v_reached and v_left > 0 loop
+    v_seen := array(
+      select (s.batch, s.version, s.xid, s.queue, s.from_state, s.to_state, s.reason, s.actor, s.attempt, s.late,
+              s.at)::helix.feed_step
+      from (select e.id, e.part from helix.entry e
+            where e.xid >= p_feed.xid and e.xid < least(v_reached, p_feed.xid + v_span) and e.queue && v_queues
+            offset 0) n
+      cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
+      where s.queue = any (v_queues)
+        and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
+      order by s.xid, s.batch, s.version limit v_left);
     return query
-      with seen as materialized (
-        select e.id, e.part from helix.entry e
-        where e.xid >= v_from and e.xid < least(v_reached, v_from + v_span) and e.queue && v_queues
+      with seen as materialized (select * from unnest(v_seen)),
+      known as materialized (
+        select distinct on (k.batch, k.version) k.*
+        from (select h.batch, h.version, h.xid, q.queue, h.from_state, h.to_state, h.reason, h.actor, h.attempt,
+                     h.late, h.at
+              from helix.history_of(array(select distinct s.batch from seen s)) h
+              join (select distinct s.batch, s.queue from seen s) q on q.batch = h.batch
+              union all
+              select * from seen) k
+        order by k.batch, k.version
       ),
-      page as (
-        select s.* from seen n
-        cross join lateral (select * from helix.event v where v.entry = n.id and v.part = n.part) s
-        where s.queue = any (v_queues)
-          and (s.xid, s.batch, s.version) > (p_feed.xid, p_feed.number, p_feed.version)
-        order by s.xid, s.batch, s.version limit p_limit
+      placed as (
+        select k.*, min(k.xid) over (partition by k.batch order by k.version desc) as place from known k
       )
-      select p.xid, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
+      select p.place, p.batch, p.version, helix.public_id(b.key) || '/' || p.version,
              helix.public_id(b.key)::text, p.version::bigint, p.to_state::text,
              jsonb_build_object('queue', q.name, 'from', p.from_state, 'reason', p.reason,
                                 'attempt', p.attempt, 'late', p.late)::text,
              null::text, p.actor, p.at, null::text[]
-      from page p
+      from placed p
       cross join lateral (select b.key from helix.batch b where b.id = p.batch limit 1) b
       cross join lateral (select q.name from helix.queue q where q.id = p.queue limit 1) q
-      order by p.xid, p.batch, p.version;
-    if found then
-      return;
+      where (p.place, p.batch, p.version) > (p_feed.xid, p_feed.number, p_feed.version)
+        and (p.place, p.batch, p.version)
+            <= (select s.xid, s.batch, s.version from seen s order by s.xid desc, s.batch desc, s.version desc limit 1)
+      order by p.place, p.batch, p.version;
+    get diagnostics v_rows = row_count;
+    v_left := v_left - v_rows;
+    if cardinality(v_seen) = 0 then
+      p_feed.xid := p_feed.xid + v_span;
+      p_feed.number := 0;
+      p_feed.version := 0;
+      v_span := v_span * 4;
+    else
+      p_feed.xid := v_seen[cardinality(v_seen)].xid;
+      p_feed.number := v_seen[cardinality(v_seen)].batch;
+      p_feed.version := v_seen[cardinality(v_seen)].version;
     end if;
-    v_from := v_from + v_span;
-    v_span := v_span * 4;
   end loop;
+end
+$$;
+
+-- The number of events after a feed's position, at most 10,000, and the time of the oldest. Reads no payload.
+create function helix.feed_lag(p_feed helix.feed, out lag bigint, out oldest_at timestamptz)
+language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+  if p_feed.ledger is null then
+    select count(*), min(s.at) into lag, oldest_at from helix.feed_steps(p_feed, 10000) s;
+  else
+    select count(*), min(e.at) into lag, oldest_at
+    from (select n.at from helix.ledger_event n
+          where n.ledger::bigint = p_feed.ledger and (n.feed_xid, n.id) > (p_feed.xid, p_feed.number)
+            and n.feed_xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+          order by n.ledger::bigint, n.feed_xid, n.id limit 10000) e;
+  end if;
 end
 $$;
 
@@ -176,7 +236,7 @@ begin
   if not found then
     return;
   end if;
-  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000)) e);
+  v_events := array(select e from helix.feed_events(v_feed, least(p_limit, 10000), 16777216) e);
   if v_events = '{}' then
     return;
   end if;

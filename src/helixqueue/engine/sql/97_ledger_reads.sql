@@ -32,23 +32,37 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  c_bytes    constant integer := 16777216;   -- of the payloads of a page
+  v_ledger   integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  v_payloads boolean := helix.sees_payloads();
+  v_limit    integer := least(p_limit, 10000);
+  v_bytes    bigint := 0;
 begin
-  if p_entity is not null then
-    return query
-      select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
-             e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
-      from helix.ledger_event e
-      where e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
-      order by e.version limit least(p_limit, 10000);
-    return;
-  end if;
-  return query
-    select e.entity::text, e.seq::bigint, e.kind::text, e.version, case when helix.sees_payloads() then e.payload::text end, e.node::text, e.actor,
-           e.at, e.violations, e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+  -- A page is read row by row: its payloads may have far more bytes than fit into memory.
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
+           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
+           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
     from helix.ledger_event e
-    where e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
-    order by e.ledger, e.entity, e.version limit least(p_limit, 10000);
+    where p_entity is not null and e.ledger = v_ledger and e.entity = p_entity and e.version > p_after_version
+    order by e.version limit v_limit
+  loop
+    return next;
+    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+    exit when v_bytes > c_bytes;
+  end loop;
+  for entity, seq, kind, version, payload, node, actor, at, violations, key, fingerprint, hash, xid, feed_xid in
+    select e.entity::text, e.seq::bigint, e.kind::text, e.version,
+           case when v_payloads then e.payload::text end, e.node::text, e.actor, e.at, e.violations,
+           e.key::bytea, e.fingerprint::bytea, e.hash::bytea, e.xid, e.feed_xid
+    from helix.ledger_event e
+    where p_entity is null and e.ledger = v_ledger and (e.entity, e.version) > (p_after_entity, p_after_version)
+    order by e.ledger, e.entity, e.version limit v_limit
+  loop
+    return next;
+    v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+    exit when v_bytes > c_bytes;
+  end loop;
 end
 $$;
 
@@ -71,9 +85,39 @@ begin
 end
 $$;
 
+-- What a signed head of a ledger covers: digests over the last event of each entity, in 256 buckets by the hash
+-- of the entity. p_to is a position in the order of feeds; null: the present one, below which no event can appear.
+create function helix.read_ledger_head_v1(p_tenant text, p_ledger text, p_to bigint default null)
+returns table (reached bigint, epoch integer, bucket integer, entities bigint, events bigint, digest bytea)
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+set jit = off set work_mem = '64MB' as $$
+#variable_conflict use_column
+declare
+  v_ledger integer := (select l.id from helix.ledger l where l.tenant = p_tenant and l.name = p_ledger);
+  v_epoch  integer := (select max(n.number) from helix.epoch n);
+  v_to     bigint := coalesce(p_to, pg_snapshot_xmin(pg_current_snapshot())::text::bigint);
+begin
+  return query
+    select v_to, v_epoch, h.bucket, count(*), sum(h.version)::bigint,
+           sha256(string_agg(helix.framed(h.entity) || int4send(h.version) || h.hash, ''::bytea
+                             order by h.entity collate "C"))
+    from (select distinct on (e.entity) e.entity::text as entity, e.version, e.hash::bytea as hash,
+                 get_byte(sha256(convert_to(e.entity::text, 'UTF8')), 0) as bucket
+          from helix.ledger_event e
+          where e.ledger = v_ledger and e.feed_xid < v_to
+          order by e.entity, e.version desc) h
+    group by h.bucket
+    union all
+    -- A ledger without events has a position as well.
+    select v_to, v_epoch, null, 0, 0, null
+    where v_ledger is not null
+    order by 3 nulls first;
+end
+$$;
+
 -- The feeds of a tenant, with the number of events after their position (at most 10,000 are counted) and the
--- time of the oldest of them.
-create function helix.read_feeds_v1(p_tenant text, p_name text default null)
+-- time of the oldest of them. Without p_lag nothing is counted.
+create function helix.read_feeds_v1(p_tenant text, p_name text default null, p_lag boolean default true)
 returns table (
   tenant text, name text, ledger text, queue text, paused boolean, delivered bigint, lag bigint,
   oldest_at timestamptz, moved_at timestamptz, holder text, xid bigint, number bigint, version integer
@@ -83,18 +127,18 @@ set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 begin
   return query
-    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, behind.lag,
+    select f.tenant::text, f.name::text, l.name::text, f.queue, f.paused, f.delivered, coalesce(behind.lag, 0),
            behind.oldest_at, f.moved_at,
            case when f.held_until > clock_timestamp() then f.holder::text end, f.xid, f.number, f.version
     from helix.feed f
     left join helix.ledger l on l.id = f.ledger
-    cross join lateral (select count(*) as lag, min(e.at) as oldest_at
-                        from helix.feed_events(f, 10000) e) behind
+    left join lateral (select * from helix.feed_lag(f) where p_lag) behind on true
     where f.tenant = p_tenant and (p_name is null or f.name = p_name) order by f.tenant, f.name;
 end
 $$;
 
--- The next events of a feed, without moving it, and its position.
+-- The next events of a feed, with at most 16 MiB of payloads (or one event), without moving it, and its
+-- position.
 create function helix.read_feed_v1(p_tenant text, p_feed text, p_limit integer default 500)
 returns table (
   xid bigint, number bigint, version integer, key text, entity text, seq bigint, kind text, payload text,
@@ -106,7 +150,7 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 begin
   return query
     select e.*, f.xid, f.number, f.version
-    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000)) e
+    from helix.feed f cross join lateral helix.feed_events(f, least(p_limit, 10000), 16777216) e
     where f.tenant = p_tenant and f.name = p_feed and not f.paused;
 end
 $$;

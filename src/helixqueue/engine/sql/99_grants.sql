@@ -119,7 +119,8 @@ grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.letter_hash, helix.history_of,
   helix.fence_content,
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
-  helix.event_key, helix.event_hash, helix.feed_events, helix.feed_steps
+  helix.event_key, helix.event_hash, helix.feed_events, helix.feed_steps,
+  helix.feed_lag
   to helix_reader, helix_operator;
 grant execute on function helix.requires_of(integer), helix.demand_parallel, helix.shape, helix.demand_payloads,
   helix.audited_rows(), helix.all_metrics
@@ -221,6 +222,7 @@ begin
       ('read_ledgers_v1',        'any'),
       ('read_ledger_events_v1',  'read'),
       ('read_entity_v1',         'read'),
+      ('read_ledger_head_v1',    'read'),
       ('declare_feed_v1',        'payloads'),
       ('take_feed_v1',           'payloads'),
       ('read_feed_v1',           'payloads'),

@@ -17,6 +17,7 @@ from helixqueue.service.openapi.fence_examples import (
     FENCED,
     RESOLVE,
 )
+from helixqueue.service.openapi.ledger_examples import LEDGER_EXAMPLES, LEDGER_PARAMETERS
 from helixqueue.service.openapi.letter_examples import LETTER, OUTCOME, REDRIVE, SOURCE
 from helixqueue.service.openapi.problem_examples import BATCH
 from helixqueue.service.openapi.proof_examples import KEYS, SEAL, SEAL_REQUEST
@@ -302,6 +303,7 @@ OPERATIONS: Final[dict[str, Example]] = {
     "show_letter": Example({**LETTER, "fields": {"identity": "S-1", "payload": "{"}}),
     "redrive_letter": Example(_SUBMITTED, request=REDRIVE),
     "discard_letter": Example({"answer": "ok"}, request=_REASON),
+    **{name: Example(*pair) for name, pair in LEDGER_EXAMPLES.items()},
     "changes": Example(_CHANGE),
     "list_fences": Example({"fences": [FENCED], "next": None}),
     "show_fence": Example({**FENCED, "history": [FENCE_STEP]}),
@@ -380,6 +382,7 @@ PARAMETERS: Final[dict[str, Any]] = {
     "status": "open",
     "reason": "json",
     **FENCE_PARAMETERS,
+    **LEDGER_PARAMETERS,
     "name": "uploader",
     "state": "RUNNING",
     "identity": ["S-1"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from helixqueue.engine import ledgers as calls
 from helixqueue.errors import Refused
 from helixqueue.identity import check_name
 
@@ -33,7 +32,7 @@ def declare(
         yield from status(operations, feed)
         return
     yield from operations.ask(
-        calls.declare_feed(
+        operations.call_set.ledgers.declare_feed(
             tenant=operations.tenant,
             feed=feed,
             ledger=ledger,
@@ -52,18 +51,27 @@ def demand_page(size: int) -> int:
 
 def read(operations: Operations, feed: str, limit: int) -> Steps[list[FeedEvent]]:
     return operations.ask(
-        calls.read_feed(tenant=operations.tenant, feed=feed, limit=demand_page(limit))
+        operations.call_set.ledgers.read_feed(
+            tenant=operations.tenant, feed=feed, limit=demand_page(limit)
+        )
     )
 
 
 def confirm(operations: Operations, feed: str, events: Sequence[FeedEvent]) -> Steps[bool]:
     if not events:
         return True
-    return (
-        yield from operations.ask(
-            calls.advance_feed(tenant=operations.tenant, feed=feed, events=events)
-        )
-    )
+    calls = operations.call_set.ledgers
+    call = calls.advance_feed(tenant=operations.tenant, feed=feed, events=events)
+    moved: bool = yield from operations.ask(call)
+    return moved
+
+
+def hold(operations: Operations, feed: str, holder: str, seconds: float) -> Steps[bool]:
+    """Hold the feed for one process that runs a program; False if another one holds it."""
+    calls = operations.call_set.ledgers
+    call = calls.hold_feed(tenant=operations.tenant, feed=feed, holder=holder, seconds=seconds)
+    held: bool = yield from operations.ask(call)
+    return held
 
 
 def change(
@@ -76,7 +84,7 @@ def change(
     since: datetime | None = None,
 ) -> Steps[None]:
     return operations.ask(
-        calls.set_feed(
+        operations.call_set.ledgers.set_feed(
             tenant=operations.tenant,
             feed=feed,
             reason=reason,
@@ -89,7 +97,9 @@ def change(
 
 
 def status(operations: Operations, feed: str) -> Steps[FeedRow]:
-    rows = yield from operations.ask(calls.feeds(tenant=operations.tenant, name=feed))
+    rows: list[FeedRow] = yield from operations.ask(
+        operations.call_set.ledgers.feeds(tenant=operations.tenant, name=feed)
+    )
     if not rows:
         raise Refused(
             f"no feed {feed!r}: declare it with helix.feed({feed!r}, ledger=...) or queue=..."
