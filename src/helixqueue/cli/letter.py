@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from helixqueue.cli import connection, options, pages, shapes, show, times
+from helixqueue.cli import connection, operation, options, pages, shapes, show, times
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
-from helixqueue.errors import Refused
 from helixqueue.operations import letters
-from helixqueue.operations.batches import Operations
 from helixqueue.operations.message import shown_fields
-from helixqueue.operations.steps import Execute, run_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helixqueue.cli.connection import Target
-    from helixqueue.operations.steps import Step, Steps
     from helixqueue.records.letter import LetterRow
 
-T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 Letter = Annotated[int, typer.Argument(metavar="LETTER", min=1, help="Number of the letter.")]
 Queue = Annotated[
@@ -98,7 +90,7 @@ def _show(
     Bytes that are not UTF-8 are shown as escapes.
     """
     with connection.open_target(dsn, data) as target:
-        found = _run(target, tenant, None, partial(letters.show, letter=letter, body=True))
+        found = operation.run(target, tenant, None, partial(letters.show, letter=letter, body=True))
     fields = None if found.body is None else shown_fields(found.body)
     if as_json:
         show.as_json(_shape(found.row) | {"fields": fields})
@@ -149,7 +141,7 @@ def _redrive(
             letters.redrive, letter=letter, reason=reason, queue=queue, identity=identity,
             revision=revision,
         )  # fmt: skip
-        submitted = _run(target, tenant, actor, redrive)
+        submitted = operation.run(target, tenant, actor, redrive)
     batch_id = str(submitted.receipt.batch_id)
     if as_json:
         show.as_json({"letter": letter, "decision": submitted.decision, "batch_id": batch_id})
@@ -171,7 +163,7 @@ def _discard(
 ) -> None:
     """Delete the message of a letter; its record stays."""
     with connection.open_target(dsn, data) as target:
-        answers = _run(
+        answers = operation.run(
             target, tenant, actor, partial(letters.discard, letters=[letter], reason=reason)
         )
     if as_json:
@@ -180,21 +172,6 @@ def _discard(
         show.line(f"letter {letter}: {answers[letter]}")
     if answers[letter] == "refused":
         raise typer.Exit(Exit.NO)
-
-
-def _run(
-    target: Target, tenant: str | None, actor: str | None, operation: Callable[..., Steps[T]]
-) -> T:
-    """Run an operation on the database or the service of this command."""
-    name = connection.tenant_to_change(target, tenant) or None
-    operations = Operations(target.call_set, tenant=name, actor=actor, retry_seconds=0)
-
-    def perform(step: Step) -> object:
-        if not isinstance(step, Execute):
-            raise Refused("the database is busy; run the command again")
-        return target.run(step.call)
-
-    return run_steps(operation(operations), perform)
 
 
 def _shape(row: LetterRow) -> dict[str, Any]:

@@ -55,6 +55,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "fence": ("helixqueue.cli.fence", "Fences: list, show, explain, rehearse, resolve."),
     "intake": ("helixqueue.cli.intake", "Intakes of Redis Streams: run, status."),
     "letter": ("helixqueue.cli.letter", "Dead letters: list, show, redrive, discard."),
+    "ledger": (
+        "helixqueue.cli.ledger",
+        "Ledgers: list, declare, append, show, replay, seal, verify.",
+    ),
+    "feed": ("helixqueue.cli.feed", "Feeds: list, show, pause, resume, rewind, run."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "key": ("helixqueue.cli.key", "Signing keys: create, list, public, rotate."),
     "secret": ("helixqueue.cli.secret", "Secret of fingerprints: rotate."),

@@ -1,0 +1,285 @@
+"""`helixq ledger list|declare|append|show|replay|seal|verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from helixqueue.cli import connection, operation, options, shapes, show
+from helixqueue.cli.command import command
+from helixqueue.cli.exits import Exit, NoSuchBatch
+from helixqueue.errors import Refused
+from helixqueue.identity import loads
+from helixqueue.operations import ledgers
+from helixqueue.records.ledger import LedgerDeclaration, NewEvent
+from helixqueue.records.machine import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helixqueue.cli.connection import Target
+    from helixqueue.operations.steps import Steps
+    from helixqueue.records.ledger import Appended, EntityName, LedgerEvent, LedgerRow
+
+app = typer.Typer(
+    no_args_is_help=True, help="Ledgers: list, declare, append, show, replay, seal, verify."
+)
+STORED: Final = frozenset(("written", "duplicate"))
+LedgerName = Annotated[str, typer.Argument(metavar="LEDGER", help="Name of the ledger.")]
+
+
+class NoSuchEntity(NoSuchBatch):
+    """The ledger has no event of that entity."""
+
+
+def register(parent: typer.Typer) -> None:
+    from helixqueue.cli import ledger_proof  # noqa: PLC0415 - registers replay, seal and verify
+
+    ledger_proof.register(app)
+    parent.add_typer(app, name="ledger")
+
+
+@app.callback()
+def _ledgers() -> None:
+    """Ledgers: list, declare, append, show, replay, seal, verify."""
+
+
+@command(app, "list", example="helixq ledger list")
+@connection.over_http
+def _list(
+    *,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the ledgers of a tenant."""
+    with connection.open_target(dsn, data) as target:
+        rows: list[LedgerRow] = target.run(
+            target.call_set.ledgers.ledgers(tenant=connection.tenant_to_change(target, tenant))
+        )
+    if as_json:
+        show.as_json({"ledgers": [shapes.plain_members(asdict(row)) for row in rows]})
+        return
+    show.table(
+        ("ledger", "rules", "kinds", "terminal", "created"),
+        [_row(row) for row in rows],
+        empty="no ledgers",
+    )
+
+
+def _row(row: LedgerRow) -> tuple[Any, ...]:
+    terminal = sum(not after for after in row.arrows.values())
+    rules = "enforced" if row.strict else "recorded"
+    return (row.name, rules, str(len(row.arrows)), str(terminal), row.created_at)
+
+
+@command(app, "declare", example="helixq ledger declare dispatch --machine dispatch.json")
+@connection.over_http
+def _declare(
+    *,
+    ledger: LedgerName,
+    machine: Annotated[
+        str,
+        typer.Option(
+            "--machine",
+            metavar="JSON",
+            help='Kinds and their successors: {"REQUESTED": ["CONFIRMED"]}, or a file with that.',
+            show_default=False,
+        ),
+    ],
+    initial: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--initial",
+            metavar="KIND",
+            help="Kind of first events; repeat it for several. [default: kinds that follow none]",
+            show_default=False,
+        ),
+    ] = None,
+    lenient: Annotated[
+        bool,
+        typer.Option("--lenient", help="Store events that violate the rules, too."),
+    ] = False,
+    bind_payload: Annotated[
+        bool, typer.Option("--bind-payload", help="Make the payload part of an event's identity.")
+    ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="POINTER",
+            help="Payload field that does not count in comparisons, such as /trace_id.",
+            show_default=False,
+        ),
+    ] = None,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Declare a ledger. A later declaration may add kinds and arrows."""
+    text = Path(machine).read_text(encoding="utf-8") if Path(machine).is_file() else machine
+    declared = LedgerDeclaration(
+        ledger, Machine(_json("--machine", text), initial=initial), not lenient, bind_payload,
+        tuple(ignore or ()),
+    )  # fmt: skip
+    with connection.open_target(dsn, data) as target:
+        row = operation.run(target, tenant, actor, partial(ledgers.declare, ledger=declared))
+    if as_json:
+        show.as_json(shapes.plain_members(asdict(row)))
+    else:
+        show.line(f"ledger {row.name}: {len(row.arrows)} kinds", "green")
+
+
+@command(app, "append", example="helixq ledger append dispatch drone-7 1 REQUESTED")
+@connection.over_http
+def _append(
+    *,
+    ledger: LedgerName,
+    entity: Annotated[
+        str | None, typer.Argument(metavar="ENTITY", help="Entity, such as drone-7.")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Argument(metavar="SEQ", help="Sequence number, from 1.")
+    ] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Kind of the event.")] = None,
+    payload: Annotated[
+        str | None,
+        typer.Option("--payload", metavar="JSON", help="Payload.", show_default=False),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            "--node", metavar="NAME", help="Where the event was observed.", show_default=False
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="Append the events of a JSONL file instead; - for standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    actor: options.Actor = None,
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Append one event, or those of a file; each is stored once.
+
+    Exit code 0 if every event is stored, now or before; 1 if one is not.
+    """
+    if file is not None and entity is not None:
+        raise typer.BadParameter("expected ENTITY SEQ KIND or --file, got both")
+    if file is None and (entity is None or seq is None or kind is None):
+        raise typer.BadParameter("expected ENTITY SEQ KIND, or --file")
+    with connection.open_target(dsn, data) as target:
+        if file is None:
+            event = NewEvent(
+                entity or "", seq or 0, kind or "", _json("--payload", payload or "null"), node
+            )
+            answers = [operation.run(target, tenant, actor, partial(_one, ledger, event))]
+        else:
+            events = list(_lines(file))
+            answers = operation.run(target, tenant, actor, partial(_many, ledger, events))
+    for answer in answers:
+        if as_json:
+            show.as_json(answer._asdict())
+        elif file is None or answer.decision not in STORED:
+            _print(answer)
+    if not as_json and file is not None:
+        stored = sum(answer.decision in STORED for answer in answers)
+        show.line(f"{stored} of {len(answers)} events are stored")
+    if any(answer.decision not in STORED for answer in answers):
+        raise typer.Exit(Exit.NO)
+
+
+def _one(ledger: str, event: NewEvent, operations: Any) -> Steps[Appended]:  # noqa: ANN401
+    declared = yield from ledgers.find(operations, ledger)
+    return (yield from ledgers.append(operations, ledger, event, declared.machine))
+
+
+def _many(ledger: str, events: list[Any], operations: Any) -> Steps[list[Appended]]:  # noqa: ANN401
+    declared = yield from ledgers.find(operations, ledger)
+    return (yield from ledgers.append_many(operations, ledger, events, declared.machine))
+
+
+def _print(answer: Appended) -> None:
+    why = ", ".join(answer.rules) or ", ".join(change["path"] or "/" for change in answer.diff)
+    state = f"; the entity is {answer.state}" if answer.state else ""
+    style = "green" if answer.decision in STORED else "red"
+    show.line(f"{answer.decision}{f' ({why})' if why else ''}{state}", style)
+
+
+def _lines(file: Path) -> Iterator[Any]:
+    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            event = _json(f"{file}:{number}", line)
+            if isinstance(event, dict) and isinstance(event.get("entity"), list):
+                event["entity"] = tuple(event["entity"])
+            yield event
+
+
+def _json(what: str, text: str) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return loads(text.encode())
+    except (Refused, ValueError) as error:
+        raise typer.BadParameter(f"{what}: {error}") from None
+
+
+@command(app, "show", example="helixq ledger show dispatch drone-7")
+@connection.over_http
+def _show(
+    *,
+    ledger: LedgerName,
+    entity: Annotated[
+        list[str], typer.Argument(metavar="ENTITY...", help="Entity; its parts, if it has several.")
+    ],
+    tenant: options.Tenant = None,
+    dsn: options.Dsn = None,
+    data: options.Data = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the state of an entity and its events."""
+    name = entity[0] if len(entity) == 1 else tuple(entity)
+    with connection.open_target(dsn, data) as target:
+        state, events = _read(target, tenant, ledger, name)
+    if state is None:
+        raise NoSuchEntity(f"ledger {ledger} has no event of {' / '.join(entity)}")
+    if as_json:
+        show.as_json(
+            shapes.plain_members(asdict(state))
+            | {"history": [shapes.plain_members(asdict(event)) for event in events]}
+        )
+        return
+    show.line(f"{' / '.join(entity)}: {state.state}, seq {state.seq}, {state.events} events")
+    show.table(("seq", "kind", "time", "node", "actor", "payload"), [_event(e) for e in events])
+
+
+def _read(
+    target: Target, tenant: str | None, ledger: str, entity: EntityName
+) -> tuple[Any, list[LedgerEvent]]:
+    def both(operations: Any) -> Steps[tuple[Any, list[LedgerEvent]]]:  # noqa: ANN401
+        yield from ledgers.find(operations, ledger)
+        state = yield from ledgers.state(operations, ledger, entity)
+        return state, (yield from ledgers.history(operations, ledger, entity))
+
+    return operation.run(target, tenant, None, both)
+
+
+def _event(event: LedgerEvent) -> tuple[Any, ...]:
+    payload = "" if event.payload is None else json.dumps(event.payload, ensure_ascii=False)
+    kind = event.kind if not event.violations else f"{event.kind} ({', '.join(event.violations)})"
+    return (str(event.seq), kind, event.at, event.node, event.actor, payload[:200])

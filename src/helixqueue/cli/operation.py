@@ -1,0 +1,34 @@
+"""Runs an operation of several steps on the database or the service of a command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from helixqueue.cli import connection
+from helixqueue.errors import Refused
+from helixqueue.operations.batches import Operations
+from helixqueue.operations.steps import Execute, run_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helixqueue.cli.connection import Target
+    from helixqueue.operations.steps import Step, Steps
+
+T = TypeVar("T")
+
+
+def run(
+    target: Target, tenant: str | None, actor: str | None, operation: Callable[..., Steps[T]]
+) -> T:
+    name = connection.tenant_to_change(target, tenant) or None
+    operations = Operations(target.call_set, tenant=name, actor=actor, retry_seconds=0)
+
+    def perform(step: Step) -> object:
+        if isinstance(step, Execute):
+            return target.run(step.call)
+        if step.seconds:
+            raise Refused("the database is busy; run the command again")
+        return None
+
+    return run_steps(operation(operations), perform)
