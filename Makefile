@@ -100,6 +100,7 @@ bench: $(READY) ## Run the benchmarks and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.fences --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.service --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.proof --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.ledgers --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md
 
 proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full size
