@@ -437,6 +437,7 @@ CHECKS = (
 )  # fmt: skip
 # What these tell has none of b's words in it, even when b asks.
 WORDLESS = {
+    "read_ledger_head_v1",  # digests
     "read_batch_states_v1", "read_entries_v1", "read_check_v1", "read_changes_lost_v1",
     "read_fence_holder_v1", "read_fence_lag_v1", "read_duties_v1", "read_tenants_v1",
     "read_bindings_v1", "read_can_serve_v1", "read_every_tenant_v1", "read_lease_names_v1",

@@ -822,10 +822,11 @@ begin
         select e.kind, e.seq from helix.ledger_event e
         where not p_ledger.is_strict and e.ledger = p_ledger.id and e.entity = s.entity
         order by e.seq desc, e.version desc limit 1) top on true
-      left join lateral (
+      left join lateral (   -- In a strict ledger no event after the last one is known.
         select e.version, e.payload::text as payload, e.secret, e.fingerprint as print
         from helix.ledger_event e
-        where e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
+        where (not p_ledger.is_strict or s.seq <= last.seq)
+          and e.ledger = p_ledger.id and e.entity = s.entity and e.seq = s.seq and e.kind = s.kind
           and e.bound = s.bound limit 1) known on true
       left join lateral (
         select helix.fingerprint(k, s.compared) as print from helix.secret k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 
 import pytest
 import redis
@@ -80,15 +81,16 @@ def test_restored_database_gets_its_lost_events_again(tmp_path, valkey, cache):
     directory = tmp_path / "helix"
     with HelixQueue.embedded(directory) as helix:
         helix.ledger("restored", DISPATCH).append("other", 1, "REQUESTED")
-    shutil.copytree(directory, tmp_path / "backup")
+    data = directory / "postgres" / "data"
+    subprocess.run(["cp", "-a", data, tmp_path / "backup"], check=True)  # keeps the owner
     with HelixQueue.embedded(directory) as helix:
         ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
         assert [ledger.append("d", *event).decision for event in LOST] == ["written"] * 3
         assert ledger.append("d", *LOST[0]).decision == "stale_hint"
     hints = {name: cache.get(name) for name in cache.scan_iter()}
     assert hints
-    shutil.rmtree(directory)
-    (tmp_path / "backup").rename(directory)
+    shutil.rmtree(data)
+    (tmp_path / "backup").rename(data)
     with HelixQueue.embedded(directory) as helix:
         ledger = helix.ledger("restored", DISPATCH, hint=valkey.url)
         assert {name: cache.get(name) for name in hints} == hints

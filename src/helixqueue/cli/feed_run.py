@@ -27,39 +27,42 @@ def register(app: typer.Typer) -> None:
     command(app, "run", example='helixq feed run notify --exec "./notify.sh"')(add(_run))
 
 
+Exec = Annotated[
+    str,
+    typer.Option(
+        "--exec",
+        metavar="COMMAND",
+        parser=options.shell_command,
+        help="Program to run for each event.",
+        show_default=False,
+    ),
+]
+UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Exit when no event is left.")]
+Replayable = Annotated[
+    bool,
+    typer.Option(
+        "--replayable", help="The effect may run again with the same key: after a crash it does."
+    ),
+]
+Lease = Annotated[
+    float,
+    typer.Option(
+        "--lease",
+        metavar="SECONDS",
+        min=1,
+        max=3600,
+        help="Until a holder that has stopped counts as lost.",
+    ),
+]
+
+
 def _run(
     *,
     feed: Annotated[str, typer.Argument(metavar="FEED", help="Name of the feed.")],
-    program: Annotated[
-        str,
-        typer.Option(
-            "--exec",
-            metavar="COMMAND",
-            parser=options.shell_command,
-            help="Program to run for each event.",
-            show_default=False,
-        ),
-    ],
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when no event is left.")
-    ] = False,
-    replayable: Annotated[
-        bool,
-        typer.Option(
-            "--replayable",
-            help="The effect may run again with the same key: after a crash it does.",
-        ),
-    ] = False,
-    lease: Annotated[
-        float,
-        typer.Option(
-            "--lease",
-            metavar="SECONDS",
-            min=1,
-            max=3600,
-            help="Until a holder that has stopped counts as lost.",
-        ),
-    ] = 30.0,
+    program: Exec,
+    until_idle: UntilIdle = False,
+    replayable: Replayable = False,
+    lease: Lease = 30.0,
     actor: options.Actor = None,
     tenant: options.Tenant = None,
     dsn: options.Dsn = None,

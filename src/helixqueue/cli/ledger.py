@@ -189,10 +189,10 @@ def _append(
             event = NewEvent(
                 entity or "", seq or 0, kind or "", _json("--payload", payload or "null"), node
             )
-            answers = [operation.run(target, tenant, actor, partial(_one, ledger, event))]
+            answers = [operation.run(target, tenant, actor, partial(_append_event, ledger, event))]
         else:
             events = list(_lines(file))
-            answers = operation.run(target, tenant, actor, partial(_many, ledger, events))
+            answers = operation.run(target, tenant, actor, partial(_append_events, ledger, events))
     for answer in answers:
         if as_json:
             show.as_json(answer._asdict())
@@ -205,12 +205,12 @@ def _append(
         raise typer.Exit(Exit.NO)
 
 
-def _one(ledger: str, event: NewEvent, operations: Any) -> Steps[Appended]:  # noqa: ANN401
+def _append_event(ledger: str, event: NewEvent, operations: Any) -> Steps[Appended]:  # noqa: ANN401
     declared = yield from ledgers.find(operations, ledger)
     return (yield from ledgers.append(operations, ledger, event, declared.machine))
 
 
-def _many(ledger: str, events: list[Any], operations: Any) -> Steps[list[Appended]]:  # noqa: ANN401
+def _append_events(ledger: str, events: list[Any], operations: Any) -> Steps[list[Appended]]:  # noqa: ANN401
     declared = yield from ledgers.find(operations, ledger)
     return (yield from ledgers.append_many(operations, ledger, events, declared.machine))
 

@@ -86,8 +86,8 @@ class HintKey:
 class CachedSeq:
     """What the cache knows of an entity, before its event is sent.
 
-    The answer is noted with the key of that moment: if the database was restored in between, nobody
-    reads the entry.
+    The answer is noted with the key of that moment: if the database was restored in between, no
+    client reads the entry.
     """
 
     key: HintKey

@@ -31,6 +31,9 @@ PROBLEMS: Final[dict[str, dict[str, Any]]] = {
     "no-such-queue": {"detail": "the tenant has no queue basecall", "got": "basecall"},
     "no-such-fence": {"detail": "the tenant has no such fence", "got": FENCE},
     "no-such-letter": {"detail": "the tenant has no dead letter 7", "got": "7"},
+    "no-such-ledger": {"detail": "the tenant has no ledger dispatch", "got": "dispatch"},
+    "no-such-entity": {"detail": "the ledger has no event of this entity"},
+    "no-such-feed": {"detail": "the tenant has no feed notify", "got": "notify"},
     "no-such-login": {"detail": "the code is unknown, used or expired"},
     "no-such-token": {"detail": "the tenant has no valid token uploader"},
     "method-not-allowed": {
