@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from helixqueue import HelixQueue
+from helixqueue import HelixQueue, Machine
 from helixqueue.client.backend import backend_of
 from helixqueue.engine import fences
 from helixqueue.identity import key_text
@@ -47,6 +47,8 @@ def ready(database, lab):
         with pytest.raises(TimeoutError), helix.fence(lab.q, key="order-7"):
             raise TimeoutError("the bank did not answer")
         [doubt] = backend_of(helix).run(fences.list_fences(name=lab.q)).rows
+        helix.ledger(lab.q, Machine({"A": ["B"]})).append("e", 1, "A")
+        helix.feed(lab.q, ledger=lab.q)
     ids["redrive_letter"], ids["discard_letter"] = write_letters(lab, "1-1", "2-1")
     return ids, doubt
 
@@ -54,7 +56,13 @@ def ready(database, lab):
 def body_of(name, ids, doubt):
     why = {"reason": "asked twice"}
     work = {"identity": "S-1", "payload": {"n": 1}}
+    event = {"entity": "e", "seq": 2, "kind": "B"}
     return {
+        "declare_ledger": {"arrows": {"A": ["B"]}},
+        "append_event": event,
+        "append_events": {"events": [event]},
+        "declare_feed": {"ledger": ids["feed"]},
+        "confirm_feed": ids["page"],
         "submit": work,
         "submit_many": {"submissions": [work, {"identity": "S-2", "payload": {"n": 2}}]},
         "retry_batches": {**why, "batch_ids": [ids["retry_batches"]]},
@@ -69,8 +77,14 @@ def test_repeated_keyed_write_returns_the_stored_response(http, lab, ready, name
     ids, doubt = ready
     method, path, _ = WRITES[name]
     path = path.format(
-        queue=lab.q, batch_id=ids.get(name), letter=ids.get(name), fence=key_text(doubt.key)
-    )
+        queue=lab.q, batch_id=ids.get(name), letter=ids.get(name), fence=key_text(doubt.key),
+        ledger=lab.q, feed=lab.q,
+    )  # fmt: skip
+    page = http.get(f"/v1/feeds/{lab.q}/events").json()
+    ids |= {
+        "feed": lab.q,
+        "page": {"after": page["position"], "to": page["events"][0]["position"], "count": 1},
+    }
     body = body_of(name, ids, doubt)
     key = {"Idempotency-Key": f'"{uuid.uuid4()}"'}
     first, again = (http.request(method, path, json=body, headers=key) for _ in range(2))

@@ -59,7 +59,7 @@ class LedgerRequest(RequestModel):
 
 class AppendRequest(RequestModel):
     entity: EntityValue = Field(examples=["drone-7"])
-    seq: Annotated[StrictInt, Field(ge=1, lt=2**63)]
+    seq: Annotated[StrictInt, Field(ge=1, lt=2**53)]  # JSON has no greater exact numbers
     kind: KindText
     payload: Json = Field(None, description="Any JSON.", examples=[{"pad": "north"}])
     node: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(printable)] | None = (

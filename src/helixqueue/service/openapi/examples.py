@@ -350,14 +350,10 @@ OPERATIONS: Final[dict[str, Example]] = {
     ),
     "revoke_token": Example({"revoked": 2}, request={"reason": "the laptop was lost"}),
     "live": Example({"status": "live"}),
-    "ready": Example(
-        {
-            "status": "ready",
-            "duties": [
-                {"duty": "reap", "last_at": _ENDED, "lag_seconds": 0.0, "failed": None},
-            ],
-        }
-    ),
+    "ready": Example({
+        "status": "ready",
+        "duties": [{"duty": "reap", "last_at": _ENDED, "lag_seconds": 0.0, "failed": None}],
+    }),
     "log_in": Example(
         {
             "token": "hx_" + "A" * 43,
