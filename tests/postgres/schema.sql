@@ -591,7 +591,7 @@ begin
   perform set_config('helix.scope', '*', true);
   return query
     select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
-    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 100000);
   perform set_config('helix.scope', coalesce(v_scope, ''), true);
 end
 $$;
@@ -1538,7 +1538,8 @@ begin
     end if;
     v_reply := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
                                              then 'mismatch' else 'in_progress' end, 1);
-    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone);
+    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone,
+      case when v_reply.decision = 'mismatch' then helix.difference_text(v_fence, p_request) end);
     return v_reply;
   end if;
   loop
@@ -1869,8 +1870,8 @@ begin
     when 'audit_missing' then not exists (select from helix.entry e where e.id = f.number)
       or exists (select from unnest(helix.find_in_rows(f.batch - 1, f.batch)) n
                  where n.kind = 'audit_missing')
-    -- Recorded again in every run.
-    else f.seen_at > clock_timestamp() - interval '1 s' end;
+    -- Recorded again in every run: in this transaction, if it still holds.
+    else f.seen_at >= transaction_timestamp() end;
 end
 $$;
 
@@ -2027,6 +2028,125 @@ $$;
 
 ALTER FUNCTION helix.count_decisions() OWNER TO helix_engine;
 
+-- Name: count_deleted_fences(bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_deleted_fences(p_lives bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_mark bigint := (select d.mark from helix.duty d where d.duty = 'metrics');
+begin
+  if exists (select from helix.fence_event e where e.life = any (p_lives) and e.xid >= v_mark)
+     or exists (select from helix.fence_decision d where d.life = any (p_lives) and d.xid >= v_mark)
+  then
+    -- Waits for a run of the duty, which may be counting the same rows.
+    select d.mark into v_mark from helix.duty d where d.duty = 'metrics' for share;
+    perform helix.count_fences(v_mark, 9223372036854775807, p_lives);
+  end if;
+end
+$$;
+
+ALTER FUNCTION helix.count_deleted_fences(p_lives bigint[]) OWNER TO helix_engine;
+
+-- Name: count_differences(jsonb, jsonb, integer); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_differences(p_was jsonb, p_got jsonb, p_depth integer DEFAULT 0) RETURNS integer
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+begin
+  if p_was = p_got then
+    return 0;
+  end if;
+  if p_depth < 8 and jsonb_typeof(p_was) = 'object' and jsonb_typeof(p_got) = 'object' then
+    return (select least(100, sum(helix.count_differences(d.was, d.got, p_depth + 1)))
+            from (select w.value as was, g.value as got
+                  from jsonb_each(p_was) w full join jsonb_each(p_got) g on g.key = w.key
+                  where w.value is distinct from g.value limit 100) d);
+  end if;
+  if p_depth < 8 and jsonb_typeof(p_was) = 'array' and jsonb_typeof(p_got) = 'array' then
+    return (select least(100, sum(helix.count_differences(d.was, d.got, p_depth + 1)))
+            from (select w.value as was, g.value as got
+                  from jsonb_array_elements(p_was) with ordinality as w (value, place)
+                  full join jsonb_array_elements(p_got) with ordinality as g (value, place)
+                    on g.place = w.place
+                  where w.value is distinct from g.value limit 100) d);
+  end if;
+  return 1;
+end
+$$;
+
+ALTER FUNCTION helix.count_differences(p_was jsonb, p_got jsonb, p_depth integer) OWNER TO helix_engine;
+
+-- Name: count_fences(bigint, bigint, bigint[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_fences(p_from bigint, p_to bigint, p_lives bigint[] DEFAULT NULL::bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    SET plan_cache_mode TO 'force_custom_plan'
+    SET enable_bitmapscan TO 'on'
+    SET enable_hashjoin TO 'on'
+    SET enable_sort TO 'on'
+    SET jit TO 'off'
+    AS $$
+declare
+  c_names constant integer := 100;
+  v_calls jsonb;
+begin
+  with sealed as materialized (
+    select f.tenant, f.name, extract(epoch from f.sealed_at - f.first_at)::float8 as seconds
+    from helix.fence_event e join helix.fence f on f.tenant = e.tenant and f.life = e.life
+    where e.xid >= p_from and e.xid < p_to and e.to_state = 'SEALED' and e.reason <> 'corrected'
+      and (p_lives is null or e.life = any (p_lives))
+  ),
+  called as (
+    select s.tenant, s.name, 'helix_fence_calls_total' as metric, 'new' as label, 1::float8 as value
+    from sealed s
+    union all
+    select s.tenant, s.name, 'helix_fence_seal_seconds',
+           helix.latency_bucket(s.seconds), 1 from sealed s
+    union all
+    select s.tenant, s.name, 'helix_fence_seal_seconds', 'sum', s.seconds from sealed s
+    union all
+    select d.tenant, d.name, c.metric, c.label, c.value
+    from helix.fence_decision d
+    cross join lateral (
+      values ('helix_fence_calls_total', case d.kind when 'repeated' then 'duplicate' when 'expired' then 'duplicate'
+                                         when 'mismatch' then 'conflict' else d.kind::text end, 1),
+             ('helix_fence_conflict_differences_total', '',
+              case when d.kind = 'mismatch' then coalesce(substring(d.detail from '\d+')::int, 1) end)
+      ) as c (metric, label, value)
+    where d.xid >= p_from and d.xid < p_to and c.value is not null
+      and (p_lives is null or d.life = any (p_lives))
+  )
+  select jsonb_agg(to_jsonb(s)) into v_calls
+  from (select c.tenant, c.name, c.metric, c.label, sum(c.value) as value from called c
+        group by c.tenant, c.name, c.metric, c.label) s;
+  if v_calls is null then
+    return;
+  end if;
+  -- Series of names that are new, from zero: Prometheus sees an increase only of a series that it has seen.
+  insert into helix.metric (tenant, name, queue, label, value)
+  select n.tenant, s.metric, n.name, s.label, 0
+  from (select c.tenant, c.name, row_number() over (partition by c.tenant order by c.name) as place
+        from (select distinct c.tenant, c.name
+              from jsonb_to_recordset(v_calls) as c (tenant text, name text)) c
+        where not exists (select from helix.metric m where m.name = 'helix_fence_calls_total'
+                          and m.tenant = c.tenant and m.queue = c.name)) n
+  cross join (values ('helix_fence_calls_total', 'new'), ('helix_fence_calls_total', 'duplicate'),
+                     ('helix_fence_calls_total', 'conflict'),
+                     ('helix_fence_conflict_differences_total', '')) as s (metric, label)
+  where n.place + (select count(distinct m.queue) from helix.metric m
+                   where m.name = 'helix_fence_calls_total' and m.tenant = n.tenant) <= c_names
+  on conflict do nothing;
+  insert into helix.metric_change (tenant, name, queue, label, value)
+  select c.tenant, c.metric, coalesce(m.queue, 'other'), c.label, c.value
+  from jsonb_to_recordset(v_calls) as c (tenant text, name text, metric text, label text, value float8)
+  left join helix.metric m on m.name = 'helix_fence_calls_total' and m.tenant = c.tenant
+                          and m.queue = c.name and m.label = 'new';
+end
+$$;
+
+ALTER FUNCTION helix.count_fences(p_from bigint, p_to bigint, p_lives bigint[]) OWNER TO helix_engine;
+
 -- Name: count_leases(integer[], text[], integer[]); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
 CREATE FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) RETURNS void
@@ -2045,6 +2165,34 @@ end
 $$;
 
 ALTER FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) OWNER TO helix_engine;
+
+-- Name: count_letters(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.count_letters() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+  if tg_op = 'INSERT' then
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    select n.tenant, 'helix_dead_letters', n.name, n.reason, count(*) from arrived n
+    where n.status = 'open' group by n.tenant, n.name, n.reason;
+  elsif tg_op = 'UPDATE' then
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    select c.tenant, 'helix_dead_letters', c.name, c.reason, sum(c.value)
+    from (select n.tenant, n.name, n.reason, 1 as value from arrived n where n.status = 'open'
+          union all
+          select g.tenant, g.name, g.reason, -1 from gone g where g.status = 'open') c
+    group by c.tenant, c.name, c.reason having sum(c.value) <> 0;
+  else
+    insert into helix.metric_change (tenant, name, queue, label, value)
+    select g.tenant, 'helix_dead_letters', g.name, g.reason, -count(*) from gone g
+    where g.status = 'open' group by g.tenant, g.name, g.reason;
+  end if;
+  return null;
+end
+$$;
+
+ALTER FUNCTION helix.count_letters() OWNER TO helix_engine;
 
 -- Name: count_refusals(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -2224,7 +2372,8 @@ declare
 begin
   -- First of all, in every state: the key must belong to this request.
   if helix.fence_differs(v_fence, p_request) then
-    perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone);
+    perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone,
+                                        helix.difference_text(v_fence, p_request));
     return helix.fence_answer(v_fence, 'mismatch');
   end if;
   if v_fence.state = 'SEALED' then
@@ -2356,6 +2505,7 @@ CREATE FUNCTION helix.delete_fences(p_keys bytea[]) RETURNS void
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
+  perform helix.count_deleted_fences(v_lives);
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
   delete from helix.fence_batch l where l.fence = any (p_keys);
@@ -2596,6 +2746,22 @@ CREATE FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p
 $$;
 
 ALTER FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) OWNER TO helix_engine;
+
+-- Name: difference_text(helix.fence, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.difference_text(p_fence helix.fence, p_request text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+  return 'differences: ' || case when p_fence.request is null then '1 (the request was not kept)'
+    else helix.count_differences(p_fence.request::jsonb, p_request::jsonb)::text end;
+exception when others then
+  -- Text that jsonb cannot hold, such as the character U+0000 or an enormous number.
+  return 'differences: 1 (the documents cannot be compared)';
+end
+$$;
+
+ALTER FUNCTION helix.difference_text(p_fence helix.fence, p_request text) OWNER TO helix_engine;
 
 -- Name: discard_letters_v1(bigint[], text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -3230,7 +3396,8 @@ begin
                           from helix.entry e where e.id = d.before) p
       where not (p.known and p.waits)
     ),
-    suspect as (
+    -- Materialized: else the planner asks is_doubled about every claim first.
+    suspect as materialized (
       select c.id, c.batch, c.queue from claimed c
       left join lateral (select w.number from helix.work w where w.batch = c.batch limit 1) w on true
       where w.number < c.id
@@ -3590,12 +3757,7 @@ begin
     union all
     select m.queue, 'helix_submissions_total', 'new', m.number from moved m where m.from_state is null
     union all
-    select t.queue, 'helix_process_latency_seconds',
-           (array['0.01', '0.1', '0.5', '1', '5', '15', '60', '300', '900', '3600', '14400', '+Inf'])
-             [1 + width_bucket(t.seconds,
-                               array[0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400]::float8[])],
-           t.number
-    from timed t
+    select t.queue, 'helix_process_latency_seconds', helix.latency_bucket(t.seconds), t.number from timed t
     union all
     select t.queue, 'helix_process_latency_seconds', 'sum', t.seconds * t.number from timed t
   )
@@ -3611,6 +3773,8 @@ ALTER FUNCTION helix.fold_entries(p_from bigint, p_to bigint) OWNER TO helix_eng
 
 CREATE FUNCTION helix.follow_ledger() RETURNS bigint
     LANGUAGE plpgsql
+    SET enable_bitmapscan TO 'on'
+    SET jit TO 'off'
     AS $$
 declare
   c_span    constant bigint := 5000;
@@ -3627,15 +3791,21 @@ begin
   if v_mark > v_reached then   -- restored into a server that has counted fewer transactions
     perform helix.recount_batches(v_reached);
   else
-    -- Other databases use transaction numbers too: ranges without an entry are skipped, ever larger ones.
+    -- Other databases use transaction numbers too: ranges without a row are skipped, ever larger ones.
     while v_first is null and v_mark < v_reached loop
       v_edge := least(v_reached, v_mark + v_span);
-      select min(e.xid) into v_first from helix.entry e where e.xid >= v_mark and e.xid < v_edge;
+      select min(c.xid) into v_first
+      from (select e.xid from helix.entry e where e.xid >= v_mark and e.xid < v_edge
+            union all
+            select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
+            union all
+            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge) c;
       v_mark := coalesce(v_first, v_edge);
       v_span := v_span * 4;
     end loop;
     v_edge := least(v_reached, v_mark + c_span);
     perform helix.fold_entries(v_mark, v_edge);
+    perform helix.count_fences(v_mark, v_edge);
   end if;
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;
@@ -4054,7 +4224,10 @@ begin
   select * into v_claim from helix.entry e
   where e.id = p_number and p_batch = any (e.batch) and e.from_state = 'PENDING'
     and e.to_state in ('ASSIGNED', 'RUNNING') limit 1;
-  if v_work.batch is null or v_claim.id is null then
+  if v_work.batch is null or v_claim.id is null
+     -- A later `helixq recover` ended every lease.
+     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'timeline')
+  then
     return false;
   end if;
   if v_work.number is distinct from p_number then
@@ -4146,6 +4319,7 @@ begin
   p_limit := case when v_edge < v_reached then p_limit else least(helix.fold_changes(), p_limit - 1) end;
   perform helix.measure_queues();
   perform helix.measure_fences();
+  perform helix.measure_feeds();
   perform helix.measure_server();
   return p_limit;
 end
@@ -4293,6 +4467,17 @@ end
 $$;
 
 ALTER FUNCTION helix.lanes_of(p_queue helix.queue, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) OWNER TO helix_engine;
+
+-- Name: latency_bucket(double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.latency_bucket(p_seconds double precision) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+  select (array['0.01', '0.1', '0.5', '1', '5', '15', '60', '300', '900', '3600', '14400', '+Inf'])
+           [1 + width_bucket(p_seconds, array[0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400]::float8[])]
+$$;
+
+ALTER FUNCTION helix.latency_bucket(p_seconds double precision) OWNER TO helix_engine;
 
 -- Name: lease_nonce(bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -4626,6 +4811,40 @@ end
 $$;
 
 ALTER FUNCTION helix.make_claimable(p_batch bigint[]) OWNER TO helix_engine;
+
+-- Name: measure_feeds(); Type: FUNCTION; Schema: helix; Owner: helix_engine
+
+CREATE FUNCTION helix.measure_feeds() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+  v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+  v_feed    helix.feed;
+  v_place   text;
+  v_looked  bigint;
+  v_event   record;
+  v_new     helix.metric[] := '{}';
+begin
+  for v_feed in select * from helix.feed loop
+    v_place := concat_ws('/', v_feed.xid, v_feed.number, v_feed.version);
+    v_looked := (select m.value from helix.metric m where m.name = 'feed_looked' and m.tenant = v_feed.tenant
+                 and m.queue = v_feed.name and m.label = v_place);
+    if v_looked between v_feed.xid + 1 and v_reached then   -- a restored server may have counted less
+      v_feed.xid := v_looked;
+      v_feed.number := 0;
+      v_feed.version := 0;
+    end if;
+    select e.xid, e.at into v_event from helix.feed_events(v_feed, 1) e;
+    v_new := v_new || array[
+      row(v_feed.tenant, 'feed_looked', v_feed.name, v_place, coalesce(v_event.xid, v_reached)),
+      row(v_feed.tenant, 'helix_feed_lag_seconds', v_feed.name, '',
+          coalesce(extract(epoch from clock_timestamp() - v_event.at), 0))]::helix.metric[];
+  end loop;
+  perform helix.set_gauges('{feed_looked,helix_feed_lag_seconds}', v_new);
+end
+$$;
+
+ALTER FUNCTION helix.measure_feeds() OWNER TO helix_engine;
 
 -- Name: measure_fences(); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -7504,7 +7723,7 @@ ALTER FUNCTION helix.read_matches(p_batch bigint, p_state helix.state, p_worker 
 
 -- Name: read_metrics_v1(boolean, integer); Type: FUNCTION; Schema: helix; Owner: helix_reader
 
-CREATE FUNCTION helix.read_metrics_v1(p_every_tenant boolean DEFAULT false, p_limit integer DEFAULT 20000) RETURNS TABLE(tenant text, name text, queue text, label text, value double precision)
+CREATE FUNCTION helix.read_metrics_v1(p_every_tenant boolean DEFAULT false, p_limit integer DEFAULT 100000) RETURNS TABLE(tenant text, name text, queue text, label text, value double precision)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
@@ -7517,7 +7736,7 @@ begin
   end if;
   return query
     select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
-    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 100000);
 end
 $$;
 
@@ -9627,29 +9846,36 @@ $_$;
 
 ALTER FUNCTION helix.session_tenants() OWNER TO helix_engine;
 
--- Name: set_duty_v1(text, double precision); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: set_duty_v1(text, double precision, text, text); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) RETURNS void
+CREATE FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision, p_actor text DEFAULT NULL::text, p_reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+  v_was interval;
 begin
   perform helix.enter();
   if p_every_seconds not between 0.05 and 86400 then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('expected 0.05 to 86400 seconds, got %s', p_every_seconds);
   end if;
-  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
-  where d.duty = p_duty;
+  select d.every into v_was from helix.duty d where d.duty = p_duty for update;
   if not found then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('unknown duty %L', p_duty),
-      hint = 'helix.read_duties_v1() lists the duties.';
+      message = format('expected one of the duties %s, got %L',
+                       (select string_agg(d.duty, ', ' order by d.duty) from helix.duty d), p_duty);
   end if;
+  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
+  where d.duty = p_duty;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values ('*', 'duty/' || p_duty, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('every_seconds', p_every_seconds, 'was', extract(epoch from v_was),
+                             'reason', p_reason)::text);
 end
 $$;
 
-ALTER FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) OWNER TO helix_engine;
+ALTER FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision, p_actor text, p_reason text) OWNER TO helix_engine;
 
 -- Name: set_feed_v1(text, text, text, text, boolean, boolean, timestamp with time zone); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -10000,6 +10226,9 @@ CREATE FUNCTION helix.start_series() RETURNS void
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),
                      ('helix_batches', 'RUNNING'), ('helix_batches', 'FAILED')) as n (name, label)
+  -- One of them stands for all, which exist since the first run after the queue was made.
+  where not exists (select from helix.metric m where m.name = 'helix_batches' and m.tenant = q.tenant
+                    and m.queue = q.name and m.label = 'FAILED')
   on conflict do nothing
 $$;
 
@@ -12280,11 +12509,29 @@ CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE OF id, inner_pad, outer_pa
 
 ALTER TABLE helix.secret ENABLE ALWAYS TRIGGER audit;
 
+-- Name: dead_letter count_changed_letters; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_changed_letters AFTER UPDATE ON helix.dead_letter REFERENCING OLD TABLE AS gone NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_letters();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER count_changed_letters;
+
 -- Name: decision count_decisions; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
 CREATE TRIGGER count_decisions AFTER INSERT ON helix.decision REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_decisions();
 
 ALTER TABLE helix.decision ENABLE ALWAYS TRIGGER count_decisions;
+
+-- Name: dead_letter count_deleted_letters; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_deleted_letters AFTER DELETE ON helix.dead_letter REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION helix.count_letters();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER count_deleted_letters;
+
+-- Name: dead_letter count_new_letters; Type: TRIGGER; Schema: helix; Owner: helix_owner
+
+CREATE TRIGGER count_new_letters AFTER INSERT ON helix.dead_letter REFERENCING NEW TABLE AS arrived FOR EACH STATEMENT EXECUTE FUNCTION helix.count_letters();
+
+ALTER TABLE helix.dead_letter ENABLE ALWAYS TRIGGER count_new_letters;
 
 -- Name: refusal count_new_refusals; Type: TRIGGER; Schema: helix; Owner: helix_owner
 
@@ -13042,9 +13289,25 @@ GRANT ALL ON FUNCTION helix.content_hash(p_failure text, p_detail text, p_result
 
 REVOKE ALL ON FUNCTION helix.count_decisions() FROM PUBLIC;
 
+-- Name: FUNCTION count_deleted_fences(p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_deleted_fences(p_lives bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_differences(p_was jsonb, p_got jsonb, p_depth integer); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_differences(p_was jsonb, p_got jsonb, p_depth integer) FROM PUBLIC;
+
+-- Name: FUNCTION count_fences(p_from bigint, p_to bigint, p_lives bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_fences(p_from bigint, p_to bigint, p_lives bigint[]) FROM PUBLIC;
+
 -- Name: FUNCTION count_leases(p_queue integer[], p_key text[], p_change integer[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.count_leases(p_queue integer[], p_key text[], p_change integer[]) FROM PUBLIC;
+
+-- Name: FUNCTION count_letters(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.count_letters() FROM PUBLIC;
 
 -- Name: FUNCTION count_refusals(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -13305,6 +13568,10 @@ GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity t
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_operate;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_admin;
 GRANT ALL ON FUNCTION helix.derive_key(p_tenant text, p_queue text, p_identity text, p_revision text) TO helix_delegate;
+
+-- Name: FUNCTION difference_text(p_fence helix.fence, p_request text); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.difference_text(p_fence helix.fence, p_request text) FROM PUBLIC;
 
 -- Name: FUNCTION discard_letters_v1(p_ids bigint[], p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -13713,6 +13980,10 @@ REVOKE ALL ON FUNCTION helix.lanes_for(p_queues text[], p_mine integer[], p_free
 
 REVOKE ALL ON FUNCTION helix.lanes_of(p_queue helix.queue, p_requires text[], p_priority smallint[], p_count integer, OUT class integer[], OUT lane integer[], OUT turn bigint[]) FROM PUBLIC;
 
+-- Name: FUNCTION latency_bucket(p_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.latency_bucket(p_seconds double precision) FROM PUBLIC;
+
 -- Name: FUNCTION lease_nonce(p_nonce bigint, p_batch bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.lease_nonce(p_nonce bigint, p_batch bigint) FROM PUBLIC;
@@ -13780,6 +14051,10 @@ REVOKE ALL ON FUNCTION helix.lock_leases(p_batch bigint[], p_epoch integer[], p_
 -- Name: FUNCTION make_claimable(p_batch bigint[]); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.make_claimable(p_batch bigint[]) FROM PUBLIC;
+
+-- Name: FUNCTION measure_feeds(); Type: ACL; Schema: helix; Owner: helix_engine
+
+REVOKE ALL ON FUNCTION helix.measure_feeds() FROM PUBLIC;
 
 -- Name: FUNCTION measure_fences(); Type: ACL; Schema: helix; Owner: helix_engine
 
@@ -14578,10 +14853,10 @@ REVOKE ALL ON FUNCTION helix.session_tenants() FROM PUBLIC;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_reader;
 GRANT ALL ON FUNCTION helix.session_tenants() TO helix_operator;
 
--- Name: FUNCTION set_duty_v1(p_duty text, p_every_seconds double precision); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION set_duty_v1(p_duty text, p_every_seconds double precision, p_actor text, p_reason text); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision) TO helix_operator;
+REVOKE ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.set_duty_v1(p_duty text, p_every_seconds double precision, p_actor text, p_reason text) TO helix_operator;
 
 -- Name: FUNCTION set_feed_v1(p_tenant text, p_feed text, p_actor text, p_reason text, p_paused boolean, p_rewind boolean, p_since timestamp with time zone); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 _SQL = sql_texts("helixqueue.engine", "metrics.sql")
-SERIES_MAX = 10_000  # in one response
+SERIES_MAX = 50_000  # in one response
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,13 @@ class ReconcileFinding:
 
 
 def read_metrics(*, every_tenant: bool = False) -> Call[list[MetricRow]]:
-    """The series of the session's tenants; of all tenants for a login that acts for all."""
+    """The series of the session's tenants; of all tenants for a login that acts for all.
+
+    One more than SERIES_MAX at most, which shows that there are more.
+    """
     return Call(
         _SQL["read_metrics"],
-        (every_tenant, SERIES_MAX),
+        (every_tenant, SERIES_MAX + 1),
         lambda rows: [MetricRow(*row) for row in rows],
     )
 
@@ -65,6 +68,8 @@ def list_findings(*, open_only: bool = True, limit: int = 100) -> Call[Sequence[
     )
 
 
-def set_duty(*, duty: str, every_seconds: float) -> Call[None]:
-    """Change how often a duty runs."""
-    return Call(_SQL["set_duty"], (duty, every_seconds), lambda _: None)
+def set_duty(
+    *, duty: str, every_seconds: float, actor: str | None = None, reason: str | None = None
+) -> Call[None]:
+    """Change how often a duty runs; only an operator's login may."""
+    return Call(_SQL["set_duty"], (duty, every_seconds, actor, reason), lambda _: None)

@@ -15,4 +15,4 @@ from helix.read_findings_v1(%s::boolean, %s::int) f;
 
 -- name: set_duty
 -- Changes how often a duty runs.
-select helix.set_duty_v1(%s::text, %s::float8);
+select helix.set_duty_v1(%s::text, %s::float8, %s::text, %s::text);

@@ -68,13 +68,23 @@ FAMILIES: Final = (
                  "Effects whose outcome is unknown.", ""),
     MetricFamily("helix_fence_oldest_doubt_seconds", "gauge",
                  "Age of the oldest effect whose outcome is unknown.", ""),
+    MetricFamily("helix_fence_calls_total", "counter",
+                 "Calls of fences by decision.", "fence", "decision"),
+    MetricFamily("helix_fence_conflict_differences_total", "counter",
+                 "Values that differed in calls with the key of another request.", "fence"),
+    MetricFamily("helix_fence_seal_seconds", "histogram",
+                 "Seconds from the first call until the effect was sealed.", "fence", "le"),
+    MetricFamily("helix_dead_letters", "gauge",
+                 "Open dead letters by reason.", "source", "reason"),
+    MetricFamily("helix_feed_lag_seconds", "gauge",
+                 "Age of the oldest event that a feed has not delivered.", "feed"),
     MetricFamily("helix_workers_alive", "gauge",
                  "Workers that reported within the last minute.", ""),
     MetricFamily("helix_backend_xmin_age", "gauge",
                  "Age of the oldest snapshot in transactions.", ""),
 )  # fmt: skip
 BY_NAME: Final = {family.name: family for family in FAMILIES}
-# Upper bounds of helix_process_latency_seconds (engine/sql/78_metrics.sql:fold_entries).
+# Upper bounds of the histograms (engine/sql/78_metrics.sql:latency_bucket).
 LATENCY_BUCKETS: Final = (
     "0.01", "0.1", "0.5", "1", "5", "15", "60", "300", "900", "3600", "14400", "+Inf",
 )  # fmt: skip

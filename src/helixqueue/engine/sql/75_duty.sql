@@ -151,21 +151,30 @@ begin
 end
 $$;
 
--- Changes how often a duty runs.
-create function helix.set_duty_v1(p_duty text, p_every_seconds double precision) returns void
+-- Changes how often a duty runs; the change is recorded with its reason.
+create function helix.set_duty_v1(
+  p_duty text, p_every_seconds double precision, p_actor text default null, p_reason text default null
+) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_was interval;
 begin
   perform helix.enter();
   if p_every_seconds not between 0.05 and 86400 then
     raise exception using errcode = 'invalid_parameter_value',
       message = format('expected 0.05 to 86400 seconds, got %s', p_every_seconds);
   end if;
-  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
-  where d.duty = p_duty;
+  select d.every into v_was from helix.duty d where d.duty = p_duty for update;
   if not found then
     raise exception using errcode = 'invalid_parameter_value',
-      message = format('unknown duty %L', p_duty),
-      hint = 'helix.read_duties_v1() lists the duties.';
+      message = format('expected one of the duties %s, got %L',
+                       (select string_agg(d.duty, ', ' order by d.duty) from helix.duty d), p_duty);
   end if;
+  update helix.duty d set every = make_interval(secs => p_every_seconds), next_at = clock_timestamp()
+  where d.duty = p_duty;
+  insert into helix.decision (tenant, queue, kind, actor, detail)
+  values ('*', 'duty/' || p_duty, 'setting', helix.actor_of(p_actor),
+          jsonb_build_object('every_seconds', p_every_seconds, 'was', extract(epoch from v_was),
+                             'reason', p_reason)::text);
 end
 $$;

@@ -89,15 +89,17 @@ begin
   p_limit := case when v_edge < v_reached then p_limit else least(helix.fold_changes(), p_limit - 1) end;
   perform helix.measure_queues();
   perform helix.measure_fences();
+  perform helix.measure_feeds();
   perform helix.measure_server();
   return p_limit;
 end
 $$;
 
--- Folds new ledger entries, a range of transactions per call; returns the first one that is not folded. Archiving
--- calls it too, before it empties entries. The duty's row is locked; while another process folds, it does nothing.
+-- Folds new ledger entries and calls of fences, a range of transactions per call; returns the first one that is
+-- not folded. Archiving calls it too, before it empties entries. The duty's row is locked; while another process folds, it does nothing.
 create function helix.follow_ledger() returns bigint
-language plpgsql as $$
+language plpgsql
+set enable_bitmapscan = on set jit = off as $$
 declare
   c_span    constant bigint := 5000;
   v_reached bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
@@ -113,15 +115,21 @@ begin
   if v_mark > v_reached then   -- restored into a server that has counted fewer transactions
     perform helix.recount_batches(v_reached);
   else
-    -- Other databases use transaction numbers too: ranges without an entry are skipped, ever larger ones.
+    -- Other databases use transaction numbers too: ranges without a row are skipped, ever larger ones.
     while v_first is null and v_mark < v_reached loop
       v_edge := least(v_reached, v_mark + v_span);
-      select min(e.xid) into v_first from helix.entry e where e.xid >= v_mark and e.xid < v_edge;
+      select min(c.xid) into v_first
+      from (select e.xid from helix.entry e where e.xid >= v_mark and e.xid < v_edge
+            union all
+            select f.xid from helix.fence_event f where f.xid >= v_mark and f.xid < v_edge
+            union all
+            select d.xid from helix.fence_decision d where d.xid >= v_mark and d.xid < v_edge) c;
       v_mark := coalesce(v_first, v_edge);
       v_span := v_span * 4;
     end loop;
     v_edge := least(v_reached, v_mark + c_span);
     perform helix.fold_entries(v_mark, v_edge);
+    perform helix.count_fences(v_mark, v_edge);
   end if;
   update helix.duty d set mark = v_edge where d.duty = 'metrics';
   return v_edge;
@@ -141,7 +149,17 @@ language sql volatile as $$
                      ('helix_submissions_total', 'conflict'), ('helix_submissions_total', 'refused'),
                      ('helix_batches', 'PENDING'), ('helix_batches', 'ASSIGNED'),
                      ('helix_batches', 'RUNNING'), ('helix_batches', 'FAILED')) as n (name, label)
+  -- One of them stands for all, which exist since the first run after the queue was made.
+  where not exists (select from helix.metric m where m.name = 'helix_batches' and m.tenant = q.tenant
+                    and m.queue = q.name and m.label = 'FAILED')
   on conflict do nothing
+$$;
+
+-- The bucket of a duration, by its upper bound (records/metric.py has the same bounds).
+create function helix.latency_bucket(p_seconds double precision) returns text
+language sql immutable parallel safe as $$
+  select (array['0.01', '0.1', '0.5', '1', '5', '15', '60', '300', '900', '3600', '14400', '+Inf'])
+           [1 + width_bucket(p_seconds, array[0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400]::float8[])]
 $$;
 
 -- Sums of ledger entries between two transactions: all of them have ended, so nothing is missed or counted
@@ -180,12 +198,7 @@ begin
     union all
     select m.queue, 'helix_submissions_total', 'new', m.number from moved m where m.from_state is null
     union all
-    select t.queue, 'helix_process_latency_seconds',
-           (array['0.01', '0.1', '0.5', '1', '5', '15', '60', '300', '900', '3600', '14400', '+Inf'])
-             [1 + width_bucket(t.seconds,
-                               array[0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400]::float8[])],
-           t.number
-    from timed t
+    select t.queue, 'helix_process_latency_seconds', helix.latency_bucket(t.seconds), t.number from timed t
     union all
     select t.queue, 'helix_process_latency_seconds', 'sum', t.seconds * t.number from timed t
   )
@@ -299,29 +312,6 @@ begin
 end
 $$;
 
--- Fences in doubt: how many, and the age of the oldest; at most ten thousand are counted.
-create function helix.measure_fences() returns void
-language plpgsql
-set enable_sort = on set jit = off as $$
-begin
-  perform helix.set_gauges('{helix_fences_in_doubt,helix_fence_oldest_doubt_seconds}', array(
-    with doubt as materialized (
-      select f.tenant, count(*) as number, min(f.changed_at) as oldest
-      from (select f.tenant, f.changed_at from helix.fence f
-            where f.state = 'IN_DOUBT' order by f.changed_at limit 10000) f
-      group by f.tenant
-    ),
-    tenant as (select d.tenant from doubt d union select q.tenant from helix.queue q)
-    select row(t.tenant, n.name, '', '', n.value)::helix.metric
-    from tenant t
-    left join doubt d on d.tenant = t.tenant
-    cross join lateral (
-      values ('helix_fences_in_doubt', coalesce(d.number, 0)::double precision),
-             ('helix_fence_oldest_doubt_seconds',
-              coalesce(extract(epoch from clock_timestamp() - d.oldest), 0))) as n (name, value)));
-end
-$$;
-
 -- The oldest snapshot, in transactions: it keeps dead rows from being removed, and claims become slow. A
 -- server shows the snapshots of other roles only to members of pg_read_all_stats.
 create function helix.measure_server() returns void
@@ -362,7 +352,7 @@ $$;
 
 -- Series for /metrics. With p_every_tenant, a login that acts for all tenants (also one per transaction, as a
 -- service does) reads those of all tenants, else those of the session's tenants. At most p_limit series.
-create function helix.read_metrics_v1(p_every_tenant boolean default false, p_limit integer default 20000)
+create function helix.read_metrics_v1(p_every_tenant boolean default false, p_limit integer default 100000)
 returns table (tenant text, name text, queue text, label text, value double precision)
 language plpgsql stable security definer set search_path = pg_catalog, pg_temp
 set jit = off as $$
@@ -374,7 +364,7 @@ begin
   end if;
   return query
     select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
-    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 100000);
 end
 $$;
 
@@ -394,7 +384,7 @@ begin
   perform set_config('helix.scope', '*', true);
   return query
     select m.tenant, m.name, m.queue, m.label, m.value from helix.metric m
-    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 20000);
+    order by m.name, m.tenant, m.queue, m.label limit least(p_limit, 100000);
   perform set_config('helix.scope', coalesce(v_scope, ''), true);
 end
 $$;

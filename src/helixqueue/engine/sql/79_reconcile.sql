@@ -75,7 +75,10 @@ begin
   select * into v_claim from helix.entry e
   where e.id = p_number and p_batch = any (e.batch) and e.from_state = 'PENDING'
     and e.to_state in ('ASSIGNED', 'RUNNING') limit 1;
-  if v_work.batch is null or v_claim.id is null then
+  if v_work.batch is null or v_claim.id is null
+     -- A later `helixq recover` ended every lease.
+     or exists (select from helix.epoch e where e.started_at > v_claim.at and e.reason <> 'timeline')
+  then
     return false;
   end if;
   if v_work.number is distinct from p_number then
@@ -107,8 +110,8 @@ begin
     when 'audit_missing' then not exists (select from helix.entry e where e.id = f.number)
       or exists (select from unnest(helix.find_in_rows(f.batch - 1, f.batch)) n
                  where n.kind = 'audit_missing')
-    -- Recorded again in every run.
-    else f.seen_at > clock_timestamp() - interval '1 s' end;
+    -- Recorded again in every run: in this transaction, if it still holds.
+    else f.seen_at >= transaction_timestamp() end;
 end
 $$;
 
@@ -165,7 +168,8 @@ begin
                           from helix.entry e where e.id = d.before) p
       where not (p.known and p.waits)
     ),
-    suspect as (
+    -- Materialized: else the planner asks is_doubled about every claim first.
+    suspect as materialized (
       select c.id, c.batch, c.queue from claimed c
       left join lateral (select w.number from helix.work w where w.batch = c.batch limit 1) w on true
       where w.number < c.id

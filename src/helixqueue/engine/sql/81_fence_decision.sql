@@ -77,6 +77,44 @@ language sql stable as $$
   from helix.secret s where s.id = p_fence.secret
 $$;
 
+-- How many values differ between two JSON documents: members of objects by name, items of lists by position.
+-- At most a hundred are counted, and what is nested deeper than eight levels is one value.
+create function helix.count_differences(p_was jsonb, p_got jsonb, p_depth integer default 0) returns integer
+language plpgsql immutable as $$
+begin
+  if p_was = p_got then
+    return 0;
+  end if;
+  if p_depth < 8 and jsonb_typeof(p_was) = 'object' and jsonb_typeof(p_got) = 'object' then
+    return (select least(100, sum(helix.count_differences(d.was, d.got, p_depth + 1)))
+            from (select w.value as was, g.value as got
+                  from jsonb_each(p_was) w full join jsonb_each(p_got) g on g.key = w.key
+                  where w.value is distinct from g.value limit 100) d);
+  end if;
+  if p_depth < 8 and jsonb_typeof(p_was) = 'array' and jsonb_typeof(p_got) = 'array' then
+    return (select least(100, sum(helix.count_differences(d.was, d.got, p_depth + 1)))
+            from (select w.value as was, g.value as got
+                  from jsonb_array_elements(p_was) with ordinality as w (value, place)
+                  full join jsonb_array_elements(p_got) with ordinality as g (value, place)
+                    on g.place = w.place
+                  where w.value is distinct from g.value limit 100) d);
+  end if;
+  return 1;
+end
+$$;
+
+-- The size of a conflict, for its record; helix_fence_conflict_differences_total sums the numbers.
+create function helix.difference_text(p_fence helix.fence, p_request text) returns text
+language plpgsql stable as $$
+begin
+  return 'differences: ' || case when p_fence.request is null then '1 (the request was not kept)'
+    else helix.count_differences(p_fence.request::jsonb, p_request::jsonb)::text end;
+exception when others then
+  -- Text that jsonb cannot hold, such as the character U+0000 or an enormous number.
+  return 'differences: 1 (the documents cannot be compared)';
+end
+$$;
+
 -- The decision that a claim would get now, for callers that check a backlog before they send it again.
 -- Writes nothing and locks nothing. A null request is not compared.
 create function helix.preview_fence_v1(

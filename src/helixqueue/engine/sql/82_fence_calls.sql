@@ -7,6 +7,7 @@ language plpgsql as $$
 declare
   v_lives bigint[] := array(select f.life from helix.fence f where f.key = any (p_keys));
 begin
+  perform helix.count_deleted_fences(v_lives);
   delete from helix.fence_event e where e.life = any (v_lives);
   delete from helix.fence_decision d where d.life = any (v_lives);
   delete from helix.fence_batch l where l.fence = any (p_keys);
@@ -126,7 +127,8 @@ declare
 begin
   -- First of all, in every state: the key must belong to this request.
   if helix.fence_differs(v_fence, p_request) then
-    perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone);
+    perform helix.record_fence_decision(v_fence, 'mismatch', p_actor, p_alone,
+                                        helix.difference_text(v_fence, p_request));
     return helix.fence_answer(v_fence, 'mismatch');
   end if;
   if v_fence.state = 'SEALED' then
@@ -212,7 +214,8 @@ begin
     end if;
     v_reply := helix.fence_answer(v_fence, case when helix.fence_differs(v_fence, p_request)
                                              then 'mismatch' else 'in_progress' end, 1);
-    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone);
+    perform helix.record_fence_decision(v_fence, v_reply.decision::helix.fence_decision_kind, v_actor, p_alone,
+      case when v_reply.decision = 'mismatch' then helix.difference_text(v_fence, p_request) end);
     return v_reply;
   end if;
   loop

@@ -1,0 +1,32 @@
+"""Runs a background duty now, whether or not it is due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from helixqueue.engine import duties
+
+if TYPE_CHECKING:
+    from tests.support.lab import Lab
+
+_ONLY = (
+    "update helix.duty set next_at = case when duty = %s then '-infinity' else 'infinity' end"
+    "::timestamptz"
+)
+
+
+def make_due(lab: Lab, name: str) -> None:
+    """Make one duty due; the others wait until a test makes them due."""
+    lab.superuser.execute("alter table helix.duty disable trigger a_guard")
+    lab.superuser.execute(_ONLY, (name,))
+    lab.superuser.execute("alter table helix.duty enable always trigger a_guard")
+
+
+def run_duty(lab: Lab, name: str) -> str | None:
+    """Run one duty until it has nothing left to do; returns the error of its last run."""
+    make_due(lab, name)
+    error = None
+    while (done := lab.run(duties.run_duty(actor="test", limit=1000))) is not None:
+        assert done.duty == name
+        error = done.error
+    return error
