@@ -102,11 +102,12 @@ bench: $(READY) ## Run the benchmarks and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.proof --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.ledgers --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.reads --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.observe --write docs/benchmarks.md
 
 proof: $(READY) ## Run the long tests: races, models, fuzzing and load at full size
 	HELIX_PROOF=1 $(BIN)/pytest tests/race tests/crash tests/identity tests/engine/test_model.py tests/fence/test_fence_model.py \
 	  tests/worker/test_liveness.py tests/transport/test_many_clients.py tests/service/test_replicas.py tests/service/test_fuzz.py \
-	  tests/intake
+	  tests/intake tests/cli/test_identities.py
 
 schema: $(READY) ## Regenerate tests/postgres/schema.sql and operate/expected_schema.json from the SQL files
 	$(BIN)/python -m tests.support.schema_dump

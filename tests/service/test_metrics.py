@@ -15,10 +15,17 @@ import time
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from helixqueue import AsyncHelixQueue, HelixQueue, Queue
 from helixqueue.engine import metrics
+from helixqueue.engine.metrics import SERIES_MAX
 from helixqueue.errors import NotPermitted
+from helixqueue.records.metric import FAMILIES, MetricRow
+from helixqueue.service.metrics import stored_text
+from helixqueue.worker.health import WorkerHealth
+from helixqueue.worker.in_flight import InFlight
+from helixqueue.worker.metrics import metrics_endpoint
 from tests.support.lab import POOLED, Lab, wait_until
 
 # REQUIREMENTS H10, to the letter.
@@ -99,6 +106,62 @@ def test_tenant_reads_its_own_figures_without_tenant_labels(site, lab):
             )
 
 
+def test_fence_calls_are_exported_per_endpoint_and_tenant(site, lab):
+    headers = {"Idempotency-Key": f'"{lab.q}-0123456789abcdef"'}
+    path = f"/v1/queues/{lab.q}/batches"
+    with site.client("submit") as http:
+        for reads in (1, 1, 2):
+            body = {"identity": "s", "payload": {"reads": reads}}
+            http.post(path, json=body, headers=headers)
+    calls = {"fence": "http /v1/queues/{queue}/batches"}
+    of_tenant = calls | {"tenant": "a"}
+    with site.client("metrics") as http, site.client("operate", tenant="b") as other:
+        for decision in ("new", "duplicate", "conflict"):
+            wait_until(
+                lambda decision=decision: value(
+                    http, "helix_fence_calls_total", **of_tenant, decision=decision
+                ),
+                decision,
+            )
+        assert value(http, "helix_fence_conflict_differences_total", **of_tenant) == 1
+        assert value(http, "helix_fence_seal_seconds_count", **of_tenant) >= 1
+        assert value(other, "helix_fence_calls_total", **calls) == 0
+        assert "tenant=" not in other.get("/metrics").text
+
+
+def test_stored_series_are_in_the_format_of_prometheus():
+    """Also names that need escapes, and a histogram from the rows of its buckets."""
+    rows = [
+        MetricRow("a\\b", "helix_batches", 'q"1\n', "PENDING", 3.0),
+        MetricRow("*", "helix_backend_xmin_age", "", "", 1e20),
+        MetricRow("a", "helix_fence_seal_seconds", "refund", "0.5", 2.0),
+        MetricRow("a", "helix_fence_seal_seconds", "refund", "+Inf", 1.0),
+        MetricRow("a", "helix_fence_seal_seconds", "refund", "sum", 7.5),
+        MetricRow("a", "feed_looked", "f", "1/2/3", 1.0),
+    ]
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(stored_text(rows, tenants=True))
+    }
+    [batches] = families["helix_batches"].samples
+    assert batches.labels == {"tenant": "a\\b", "queue": 'q"1\n', "state": "PENDING"}
+    [age] = families["helix_backend_xmin_age"].samples
+    assert (age.labels, age.value) == ({"tenant": ""}, 1e20)
+    seal = families["helix_fence_seal_seconds"].samples
+    by_bound = {item.labels.get("le", item.name): item.value for item in seal}
+    assert (by_bound["0.1"], by_bound["0.5"], by_bound["14400"], by_bound["+Inf"]) == (0, 2, 2, 3)
+    assert by_bound["helix_fence_seal_seconds_count"] == 3
+    assert by_bound["helix_fence_seal_seconds_sum"] == 7.5
+    assert families["helix_series_truncated"].samples[0].value == 0
+    assert "feed_looked" not in families
+    types = {family.name: family.type for family in families.values()}
+    for family in FAMILIES:
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        assert types[name] == {"untyped": "unknown"}.get(family.kind, family.kind)
+    many = [MetricRow("a", "helix_batches", f"q{n}", "", 0.0) for n in range(SERIES_MAX + 1)]
+    assert "helix_series_truncated 1.0" in stored_text(many, tenants=True)
+
+
 @pytest.mark.parametrize("scope", ["submit", "work", "read", "payloads", "admin"])
 def test_token_without_operate_or_metrics_reads_no_figures(site, scope):
     with site.client(scope) as http:
@@ -164,9 +227,19 @@ def test_worker_serves_its_metrics_on_loopback_only(worker, database):
         assert value(http, "helix_worker_claim_seconds_count") >= 1
         assert "good" not in http.get("/metrics").text
     others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
-    for address in others - {"127.0.0.1"}:
+    # The second is an address of every Linux machine, which a socket of all addresses answers.
+    for address in (others | {"127.0.0.2"}) - {"127.0.0.1"}:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection((address, port), timeout=5).close()
+
+
+def test_worker_serves_its_metrics_on_the_address_it_is_given():
+    port = free_port()
+    with metrics_endpoint(WorkerHealth(2, InFlight("gpu-1")), "127.0.0.2", port):
+        text = httpx.get(f"http://127.0.0.2:{port}/metrics").text
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/metrics")
+    assert "helix_worker_slots 2.0" in text
 
 
 def _reaches(http):

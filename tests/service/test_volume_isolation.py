@@ -162,7 +162,16 @@ def test_responses_contain_no_number_of_a_shared_sequence(site, database):
 def test_counters_of_the_process_are_for_the_metrics_tenant(database):
     with serving(settings_for(database, metrics_tenant="b")) as url:
         site = Site(database, url)
-        with site.client("operate") as http, site.client("operate", tenant="b") as operator:
+        with (
+            site.client("operate") as http,
+            site.client("operate", tenant="b") as operator,
+            site.client("submit", tenant="b") as submitter,
+        ):
+            key = {"Idempotency-Key": '"0123456789-of-tenant-b"'}
+            submitter.post("/v1/queues/none/batches", json={"payload": {}}, headers=key)
+            of_fences = "helix_fence_decisions_total{"
+            assert of_fences in operator.get("/metrics").text
+            assert of_fences not in http.get("/metrics").text
             # Families, not series: which series a tenant has depends on what it did before.
             of_tenant, of_operator = (
                 {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

@@ -164,9 +164,11 @@ class AsyncFences:
         """A decorator of async functions, and an async context manager."""
         return AsyncFence(self, name, key, options)
 
-    async def metrics(self) -> str:
+    async def metrics(self, *, with_counters: bool = True) -> str:
+        """As `Fences.metrics`. A service shares its counters between the tenants."""
         open_fences, lag = await self.run(fences.count_open()), await self.run(fences.sweep_lag())
-        return prometheus_text(self.counters.snapshot(), open_fences, lag)
+        counters = self.counters if with_counters else Counters()
+        return prometheus_text(counters.snapshot(), open_fences, lag)
 
 
 def _check_options(name: str, options: FenceOptions) -> None:

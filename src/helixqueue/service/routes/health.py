@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -79,12 +80,15 @@ async def metrics(service: ServiceDep, principal: PrincipalDep) -> Response:
     every_tenant = METRICS_SCOPE in principal.grant.scopes
     if not every_tenant:
         principal.require_scope("operate")
-    fences = await principal.fences.metrics()  # checks the token as well
+    of_process = every_tenant or service.settings.metrics_tenant in {None, principal.tenant}
+    # Checks the token as well.
+    fences = await principal.fences.metrics(with_counters=of_process)
     read = stored_metrics.read_metrics(every_tenant=every_tenant)
     sessions = service.sessions
     stored = await (sessions.run_without_tenant(read) if every_tenant else principal.execute(read))
-    text = fences + stored_text(stored, tenants=every_tenant)
-    if every_tenant or service.settings.metrics_tenant in {None, principal.tenant}:
+    render = partial(stored_text, stored, tenants=every_tenant)
+    text = fences + await service.compute.run(principal.tenant, render)
+    if of_process:
         rows = await sessions.run_without_tenant(duties.list_duties())
         text = service.metrics.text() + duties_text(rows) + text
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
