@@ -31,6 +31,7 @@ NOUNS = {
     "key": {"create", "list", "public", "rotate"},
     "secret": {"rotate"},
     "token": {"create", "list", "rotate", "revoke", "link"},
+    "duty": {"list", "set", "findings"},
     "generate": {"systemd", "kubernetes", "alerts", "grafana"},
 }
 

@@ -77,6 +77,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "helixqueue.cli.doctor",
         "Check that a database is set up for the guarantees.",
     ),
+    "duty": ("helixqueue.cli.duty", "Background duties: list, set, findings."),
     "check": ("helixqueue.cli.check", "Check every invariant and show violating rows."),
     "seal": ("helixqueue.cli.seal", "Write a signed seal of the ledger."),
     "replay": ("helixqueue.cli.replay", "Prove that the ledger replays to the current state."),
