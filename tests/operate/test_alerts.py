@@ -58,6 +58,10 @@ CASES = {
     "HelixAcknowledgementsFail": (
         {f"helix_xack_after_commit_failures{STREAM}": "0+1x60"}, "30m", STREAM, 10,
         {f"helix_xack_after_commit_failures{STREAM}": "9x60"}),
+    "HelixDeadLetters": (
+        {'helix_dead_letters{tenant="lab", source="samples", reason="json"}': "0 3x60"}, "30m",
+        '{tenant="lab", source="samples"}', 3,
+        {'helix_dead_letters{tenant="lab", source="samples", reason="json"}': "0x60"}),
     "HelixDutyBehind": (
         {'helix_duty_lag_seconds{duty="reap"}': "600x30"}, "10m", '{duty="reap"}', 600,
         {'helix_duty_lag_seconds{duty="reap"}': "2x30"}),

@@ -56,7 +56,7 @@ def metrics_endpoint(health: WorkerHealth, host: str, port: int | None) -> Itera
     except ImportError as error:
         raise NotInstalled(error.name, "metrics") from error
     registry = CollectorRegistry()
-    registry.register(_collector(health))
+    registry.register(worker_collector(health))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
@@ -77,7 +77,7 @@ def _close(server: object, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _collector(health: WorkerHealth) -> Collector:
+def worker_collector(health: WorkerHealth) -> Collector:
     from prometheus_client.core import (  # noqa: PLC0415 - an extra
         CounterMetricFamily,
         GaugeMetricFamily,
