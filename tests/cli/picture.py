@@ -18,7 +18,7 @@ from tests.support.cli import HELIXQ
 COMMAND = "helixq up --demo"
 SECONDS = 26  # time for a kill, a freeze, and a status line after each
 FILE = Path(__file__).parents[2] / "docs" / "demo.svg"
-COLUMNS = 132
+COLUMNS = 142
 
 
 def record() -> str:
@@ -55,7 +55,7 @@ def record() -> str:
     # Replace the login code and paths of this machine.
     text = re.sub(r"hl_[\w-]{43}", "hl_...", text)
     text = re.sub(r"host=%2F\S+%2Fhelixqueue-\w+", "host=%2Frun%2Fhelixqueue", text)
-    return re.sub(r"unix://\S+/helixqueue-\w+", "unix:///run/helixqueue", text)
+    return re.sub(r"(unix://|(?<=-s ))/\S+/helixqueue-\w+(?=/valkey)", r"\1/run/helixqueue", text)
 
 
 def main() -> None:

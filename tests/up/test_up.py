@@ -24,8 +24,9 @@ import redis
 from helixqueue.cli.exits import Exit
 from helixqueue.cli.main import main
 from helixqueue.client.embedded_setup import set_up
-from helixqueue.embedded import Servers
+from helixqueue.embedded import Servers, binaries
 from helixqueue.embedded.account import explain_os_error
+from helixqueue.intake.settings import PASSWORD_VARIABLE
 from helixqueue.service.address import address_of
 from helixqueue.service.run import listener_on
 from helixqueue.up.directory_lock import LOCK, lock_directory, url_of
@@ -33,6 +34,7 @@ from helixqueue.up.processes import Processes, SupervisedProcess
 from tests.support.cli import HELIXQ
 from tests.support.lab import wait_until
 from tests.support.service import TLS
+from tests.support.streams import RedisServer
 
 ROOT = Path(__file__).parents[2]
 RESIDENT_MB = 150
@@ -128,6 +130,7 @@ def test_up_starts_from_nothing_and_a_restart_keeps_data(tmp_path):
         assert resident_mb(first.facts["pid"]) < RESIDENT_MB
         with redis.Redis.from_url(first.facts["redis"]) as valkey:
             assert valkey.ping()
+        assert "XADD batches" in first.facts["xadd"]
         with psycopg.connect(first.facts["dsn"]) as program:
             schema = program.execute("create table mine as select current_schema()", prepare=False)
             assert schema.rowcount == 1
@@ -263,6 +266,46 @@ def alive(pid):
         return False
 
 
+def test_message_of_a_plain_client_becomes_one_batch_after_up(tmp_path, prepared):
+    """Also one that was sent before the worker declared its queue, and one of an earlier `up`."""
+    copy_data(prepared, tmp_path)
+    (tmp_path / "twice.py").write_text(APP, encoding="utf-8")
+    message = {"sample_id": "S-1", "queue": "double", "payload": '{"n": 21}'}
+    with up(tmp_path, "--app", "twice", "--workers", "1") as running:
+        with redis.Redis.from_url(running.facts["redis"]) as valkey, running.client() as http:
+            entries = [valkey.xadd("batches", message).decode() for _ in range(2)]
+            found = wait_until(lambda: completed(http, "double"), seconds=60)
+            assert [batch["identity"] for batch in found] == ["S-1"]
+            group = wait_until(lambda: acknowledged(valkey), seconds=60)
+            assert group["last-delivered-id"].decode() == entries[-1]
+            shown = http.get(f"/v1/batches/{found[0]['batch_id']}").json()
+            assert [source["id"] for source in shown["sources"]] == entries
+            [intake] = [
+                pid for pid in descendants(running.process.pid) if "up.intake" in words_of(pid)
+            ]
+            os.kill(intake, signal.SIGKILL)  # it is restarted, and nobody notices
+            valkey.xadd("batches", message | {"sample_id": "S-2"})
+            wait_until(lambda: len(completed(http, "double") or []) == 2, seconds=60)
+        ended, errors = running.stopped()
+        assert (ended, "dead letter" in errors) == (Exit.OK, False)
+        log = (tmp_path / "data" / "intake.log").read_text(encoding="utf-8")
+        assert "Traceback" not in log
+
+
+def completed(http, queue):
+    params = {"queue": queue, "state": "COMPLETED"}
+    return http.get("/v1/batches", params=params).json()["batches"]
+
+
+def acknowledged(valkey):
+    [group] = valkey.xinfo_groups("batches")
+    return group if group["pending"] == 0 and group["lag"] == 0 else None
+
+
+def words_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
 def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
     """README's ten lines and the quickstart run while `make run` runs in the same directory."""
     with subprocess.Popen(
@@ -287,7 +330,10 @@ def test_demo_completes_each_sample_once_beside_other_programs(tmp_path):
         )
         line = ""
         for line in process.stderr:
-            found = re.search(r"duplicates (\d+), invalid (\d+) .*completed (\d+), each once", line)
+            found = re.search(
+                r"\((\d+) by XADD\), duplicates (\d+), invalid (\d+) .*completed (\d+), each once",
+                line,
+            )
             if found and all(int(number) > 0 for number in found.groups()):
                 break
         assert "replay ok" in line
@@ -326,6 +372,10 @@ def test_make_run_starts_up_with_the_demo():
         (["--tenant", "No Such"], "tenant"),
         (["--app", "no.such"], "'no.such', which does not exist"),
         (["--redis", "nonsense"], "redis://host"),
+        (["--redis", "redis://u:secret@h"], "HELIX_REDIS_PASSWORD"),
+        (["--intake", "no-such.toml"], "no-such.toml"),
+        (["--intake", "a.toml", "--no-intake"], "got both"),
+        (["--dsn", "postgresql://x@/y", "--intake", "a.toml"], "--intake-dsn"),
     ],
 )
 def test_invalid_up_options_are_rejected_before_start(
@@ -443,11 +493,26 @@ def test_up_with_an_unreachable_database_exits_with_unavailable(capsys):
     assert "503" not in errors
 
 
-def test_up_migrates_an_external_server_and_hides_the_redis_password(server, tmp_path):
+@pytest.fixture
+def protected_redis(tmp_path):
+    """A Redis with a password."""
+    valkey = RedisServer(binaries.valkey_programs() / "valkey-server", tmp_path)
+    valkey.start()
+    with valkey.client() as client:
+        client.config_set("requirepass", "canary")
+    yield valkey.url
+    valkey.kill()
+
+
+def test_up_migrates_an_external_server_and_hides_the_redis_password(
+    server, tmp_path, protected_redis
+):
+    config = tmp_path / "intake.toml"
+    config.write_text(f'stream = "in"\nqueues = ["q"]\nredis = "{protected_redis}"\n')
     with server_database(server, "up_given") as (owner, dsn), subprocess.Popen(
         [HELIXQ, "up", "--dsn", dsn, "--owner-dsn", owner, "--port", "0", "--json",
-         "--redis", "redis://ann:canary@cache:6379/1"],
-        env=environment(tmp_path),
+         "--intake", config, "--intake-dsn", dsn.replace("up_given@", "up_given_intake@")],
+        env=environment(tmp_path, **{PASSWORD_VARIABLE: "canary"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -455,13 +520,19 @@ def test_up_migrates_an_external_server_and_hides_the_redis_password(server, tmp
         line = process.stdout.readline()
         assert line, process.stderr.read()
         running = Up(process, json.loads(line))
-        assert running.facts["data"] is None
-        assert "redis://cache:6379/1" in line
+        assert (running.facts["data"], running.facts["stream"]) == (None, "in")
         with running.client() as http:
             assert http.get("/v1/queues").json() == {"queues": [], "next": None}
+            assert http.put("/v1/queues/q", json={"reason": "x"}).status_code == 200
+            with redis.Redis.from_url(protected_redis, password="canary") as valkey:  # noqa: S106
+                valkey.xadd("in", {"sample_id": "S-1", "payload": "{}"})
+            listed = {"queue": "q", "state": "PENDING"}
+            wait_until(lambda: http.get("/v1/batches", params=listed).json()["batches"], seconds=60)
+        words = "".join(words_of(pid) for pid in (process.pid, *descendants(process.pid)))
+        assert "up.intake" in words
         ended, errors = running.stopped()
         assert ended == Exit.OK
-        assert "canary" not in line + errors
+        assert "canary" not in line + errors + words
 
 
 @contextmanager
@@ -469,6 +540,7 @@ def server_database(server, name):
     with psycopg.connect(server.bootstrap_dsn, autocommit=True) as connection:
         connection.execute(f"create database {name} owner helix_migrator")
         connection.execute(f"create role {name} login")
+        connection.execute(f"create role {name}_intake login")
         try:
             yield (
                 server.migrator_dsn.replace("/helix?", f"/{name}?"),
@@ -476,4 +548,4 @@ def server_database(server, name):
             )
         finally:
             connection.execute(f"drop database {name} with (force)")
-            connection.execute(f"drop role {name}")
+            connection.execute(f"drop role {name}, {name}_intake")

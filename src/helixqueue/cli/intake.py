@@ -9,7 +9,6 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 
@@ -17,7 +16,6 @@ from helixqueue.cli import connection, messages, options, shapes, show
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
 from helixqueue.engine import letters
-from helixqueue.json_log import JsonFormatter
 
 if TYPE_CHECKING:
     from helixqueue.records.letter import IntakeRow
@@ -25,18 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Intakes of Redis Streams: run, status.")
 NO_SERVICE = "an intake works on a database; run it with --dsn or --data"
 STALE_SECONDS: Final = 30.0  # without a report for so long, an intake counts as gone
-
-
-def _redis(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in {"redis", "rediss", "unix"}:
-        raise typer.BadParameter("expected a URL such as redis://host:6379, got another scheme")
-    if parts.password:
-        raise typer.BadParameter(
-            "expected no password here, because process lists show arguments; set "
-            "HELIX_REDIS_PASSWORD or use --redis-password-file"
-        )
-    return url
 
 
 Config = Annotated[
@@ -50,7 +36,7 @@ Redis = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        parser=_redis,
+        parser=options.redis_url,
         help="Redis or Valkey. Its password is read from HELIX_REDIS_PASSWORD or a file.",
         show_default=False,
     ),
@@ -88,7 +74,7 @@ Queues = Annotated[
     typer.Option(
         "--queue",
         metavar="QUEUE",
-        help="Queue that messages may go to; can be repeated.",
+        help="Queue that messages may go to; can be repeated. '*': every queue of the tenant.",
         show_default=False,
     ),
 ]
@@ -149,6 +135,7 @@ def _run(
     SIGTERM finishes the current chunk. Entries are acknowledged after the commit. Messages that
     cannot become batches are dead letters.
     """
+    from helixqueue.intake import log_to  # noqa: PLC0415
     from helixqueue.intake.loop import Intake  # noqa: PLC0415 - not in every installation
     from helixqueue.intake.settings import read_settings  # noqa: PLC0415
 
@@ -168,7 +155,7 @@ def _run(
     settings = read_settings(config, named)
     stop = threading.Event()
     with connection.database_target(dsn, data) as target:
-        _log_to_standard_error(as_json=json_log)
+        log_to(logging.StreamHandler(sys.stderr), as_json=json_log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         intake = Intake(settings, lambda: target.dsn, stop)
@@ -183,15 +170,6 @@ def _run(
         show.json_line(summary, **asdict(counters))
     else:
         show.line(summary)
-
-
-def _log_to_standard_error(*, as_json: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else text)
-    logger = logging.getLogger("helixqueue")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
 
 
 command(app, "run", example="helixq intake run --config intake.toml")(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from helixqueue.errors import InvalidPayload
+from helixqueue.errors import InvalidPayload, Refused
 from helixqueue.identity import loads
 from helixqueue.queues import checked_requires
 
@@ -58,6 +58,15 @@ def _resubmit_rule(text: str) -> str:
     if text not in {"answer", "retry"}:
         raise typer.BadParameter(f"expected answer or retry, got {text!r}")
     return text
+
+
+def redis_url(url: str) -> str:
+    from helixqueue.intake.settings import check_redis_url  # noqa: PLC0415 - few commands need it
+
+    try:
+        return check_redis_url(url)
+    except Refused as error:
+        raise typer.BadParameter(str(error).removeprefix("redis: ")) from None
 
 
 ResubmitFailed = Annotated[

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib.util import find_spec
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from helixqueue.cli import connection, messages, options, show
+from helixqueue.cli import connection, messages, options, show, up_options
 from helixqueue.cli.command import command
 from helixqueue.cli.exits import Exit
+from helixqueue.cli.up_options import UpOptions
 from helixqueue.demo.sample_sheet import TENANT as DEMO_TENANT
 from helixqueue.embedded.account import explain_os_error
 from helixqueue.engine import tokens
@@ -33,6 +31,13 @@ from helixqueue.service.run import PortTaken, check_database, listener_on, log_t
 from helixqueue.service.settings import ServiceSettings
 from helixqueue.up import databases
 from helixqueue.up.directory_lock import lock_directory
+from helixqueue.up.intake import (
+    default_settings,
+    file_settings,
+    grant_intake,
+    intake_process,
+    xadd_command,
+)
 from helixqueue.up.processes import Processes, SupervisedProcess
 from helixqueue.up.run import run
 
@@ -41,128 +46,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from helixqueue.intake.settings import IntakeSettings
     from helixqueue.up.databases import Databases
     from helixqueue.up.directory_lock import DirectoryLock
 
-PORT: Final = 8080
-WORKERS: Final = 2
 LOG_BYTES: Final = 10_000_000
 DEMO: Final = "demo"
 # Its own directory: `make run` and programs that use ./helix-data do not meet.
 DEMO_DATA: Final = Path("helix-demo")
 
 NO_SERVICE = "up starts a service of its own, on embedded servers or on --dsn"
-
-
-def _redis(url: str) -> str:
-    if urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
-        raise typer.BadParameter(f"expected a URL such as redis://host:6379, got {url!r}")
-    return url
-
-
-ServiceDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="DSN",
-        help="Use this PostgreSQL, with the service's login. [env: HELIX_DSN]",
-        show_default=False,
-    ),
-]
-OwnerDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--owner-dsn",
-        metavar="DSN",
-        envvar="HELIX_OWNER_DSN",
-        show_envvar=False,
-        help="Owner of that database: migrate it, and grant --dsn its role. [env: HELIX_OWNER_DSN]",
-        show_default=False,
-    ),
-]
-WorkDsn = Annotated[
-    str | None,
-    typer.Option(
-        "--work-dsn",
-        metavar="DSN",
-        help="Login of the local workers, for use with --dsn.",
-        show_default=False,
-    ),
-]
-Redis = Annotated[
-    str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
-        parser=_redis,
-        help="Use this Redis or Valkey instead of the embedded one.",
-        show_default=False,
-    ),
-]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help=f"Port to listen on; 0 selects a free one. [default: {PORT}, or a free one]",
-        show_default=False,
-    ),
-]
-App = Annotated[
-    str | None,
-    typer.Option(
-        "--app",
-        metavar="MODULE",
-        help="Run local workers with the handlers of this module.",
-        show_default=False,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=0,
-        max=64,
-        help=f"Number of local workers. [default with --app: {WORKERS}]",
-        show_default=False,
-    ),
-]
-Demo = Annotated[
-    bool,
-    typer.Option(
-        "--demo",
-        help="Also run a demo workload, by default in ./helix-demo.",
-    ),
-]
-Seconds = Annotated[
-    float | None,
-    typer.Option(
-        "--for", metavar="SECONDS", min=0, help="Stop after this time.", show_default=False
-    ),
-]
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """The options of `helixq up` after validation."""
-
-    dsn: str | None
-    owner_dsn: str | None
-    work_dsn: str | None
-    data: Path
-    redis: str | None
-    host: str
-    port: int | None
-    app: str | None
-    workers: int
-    tenant: str
-    demo: bool
-    seconds: float | None
-    as_json: bool
 
 
 def register(app: typer.Typer) -> None:
@@ -173,20 +66,23 @@ def register(app: typer.Typer) -> None:
 def _up(
     *,
     data: options.Data = None,
-    dsn: ServiceDsn = None,
-    owner_dsn: OwnerDsn = None,
-    work_dsn: WorkDsn = None,
-    redis: Redis = None,
-    host: Host = "127.0.0.1",
-    port: Port = None,
-    app: App = None,
-    workers: Workers = None,
+    dsn: up_options.ServiceDsn = None,
+    owner_dsn: up_options.OwnerDsn = None,
+    work_dsn: up_options.WorkDsn = None,
+    redis: up_options.Redis = None,
+    intake: up_options.IntakeFile = None,
+    no_intake: up_options.NoIntake = False,
+    intake_dsn: up_options.IntakeDsn = None,
+    host: up_options.Host = "127.0.0.1",
+    port: up_options.Port = None,
+    app: up_options.App = None,
+    workers: up_options.Workers = None,
     tenant: options.Tenant = None,
-    demo: Demo = False,
-    seconds: Seconds = None,
+    demo: up_options.Demo = False,
+    seconds: up_options.Seconds = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run databases, service and workers until Ctrl-C.
+    """Run databases, service, stream intake and workers until Ctrl-C.
 
     Without --dsn, PostgreSQL and Valkey run embedded in the data directory, and a restart finds
     all data again. Exit code 9: another `helixq up` runs in that directory.
@@ -204,19 +100,30 @@ def _up(
         raise typer.BadParameter(
             "--app with --dsn: expected --work-dsn with the login of the local workers"
         )
+    if intake is not None:
+        if no_intake:
+            raise typer.BadParameter("expected --intake or --no-intake, got both")
+        if dsn is not None and intake_dsn is None:
+            raise typer.BadParameter(
+                "--intake with --dsn: expected --intake-dsn with the login of the intake"
+            )
+        file_settings(intake, redis, tenant or options.DEFAULT_TENANT)  # fail early
     if app is not None:
         _require_module(app)
     directory = DEMO_DATA if demo and data is None else connection.data_directory(data)
-    up_options = UpOptions(
+    invocation = UpOptions(
         dsn=dsn,
         owner_dsn=owner_dsn,
         work_dsn=work_dsn,
         data=directory.resolve(),
         redis=redis,
+        intake=intake,
+        no_intake=no_intake,
+        intake_dsn=intake_dsn,
         host=host,
         port=port,
         app=app,
-        workers=WORKERS if workers is None and app is not None else workers or 0,
+        workers=up_options.WORKERS if workers is None and app is not None else workers or 0,
         tenant=check_name("tenant", tenant or (DEMO_TENANT if demo else options.DEFAULT_TENANT)),
         demo=demo,
         seconds=seconds,
@@ -224,7 +131,7 @@ def _up(
     )
     # Until the event loop installs its handlers, SIGTERM acts like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    raise typer.Exit(_run(up_options))
+    raise typer.Exit(_run(invocation))
 
 
 def _require_module(app: str) -> None:
@@ -239,45 +146,46 @@ def _require_module(app: str) -> None:
         raise Refused(f"--app: expected the name of a module, got {module!r}, which does not exist")
 
 
-def _run(up_options: UpOptions) -> Exit:
+def _run(invocation: UpOptions) -> Exit:
     with ExitStack() as stack:
         lock = None
-        if up_options.dsn is None:
-            lock = stack.enter_context(lock_directory(up_options.data))
-        listener = stack.enter_context(_listener(up_options))
-        found = stack.enter_context(_databases(up_options))
+        if invocation.dsn is None:
+            lock = stack.enter_context(lock_directory(invocation.data))
+        listener = stack.enter_context(_listener(invocation))
+        found = stack.enter_context(_databases(invocation))
         settings = ServiceSettings(found.dsn, keys=find_keys())
         # An unreachable database is reported below, when the login link is created.
         check_database(settings, warn=show.warning, unreachable=lambda _: None)
         _configure_logs(found)
-        children = _children(up_options, found)
-        if up_options.as_json:
+        intake = _intake(invocation, found)
+        children = _children(invocation, found, intake)
+        if invocation.as_json:
             for child in children:
                 child.environment = {**child.environment, **messages.JSON_LOG}
-        facts = _facts(up_options, found, address_of(listener))
+        facts = _facts(invocation, found, address_of(listener), intake)
         asyncio.run(
             run(
                 settings,
                 listener,
                 Processes(children, show.progress),
-                ready=lambda: _print_banner(facts, lock, as_json=up_options.as_json),
+                ready=lambda: _print_banner(facts, lock, as_json=invocation.as_json),
                 stopping=lambda: show.progress("stopping; all data is kept"),
-                seconds=up_options.seconds,
+                seconds=invocation.seconds,
             )
         )
     demo_failed = any(child.name == DEMO and child.code not in {0, None} for child in children)
     return Exit.NO if demo_failed else Exit.OK
 
 
-def _databases(up_options: UpOptions) -> AbstractContextManager[Databases]:
-    if up_options.dsn is None:
-        show.progress(f"embedded servers in {up_options.data}")
-        return databases.embedded(up_options.data, up_options.redis, show.progress)
+def _databases(invocation: UpOptions) -> AbstractContextManager[Databases]:
+    if invocation.dsn is None:
+        show.progress(f"embedded servers in {invocation.data}")
+        return databases.embedded(invocation.data, invocation.redis, show.progress)
     return databases.external(
-        up_options.dsn,
-        redis=up_options.redis,
-        owner_dsn=up_options.owner_dsn,
-        work_dsn=up_options.work_dsn,
+        invocation.dsn,
+        redis=invocation.redis,
+        owner_dsn=invocation.owner_dsn,
+        work_dsn=invocation.work_dsn,
         progress=show.progress,
     )
 
@@ -308,51 +216,95 @@ class _ProgressHandler(logging.Handler):
         messages.write(text, record.levelno)
 
 
-def _listener(up_options: UpOptions) -> socket.socket:
+def _listener(invocation: UpOptions) -> socket.socket:
     """A socket on the requested port, else on the default port, else on a free one."""
-    if up_options.port is not None:
-        return listener_on(up_options.host, up_options.port, show.progress)
+    if invocation.port is not None:
+        return listener_on(invocation.host, invocation.port, show.progress)
     try:
-        return listener_on(up_options.host, PORT, show.progress)
+        return listener_on(invocation.host, up_options.PORT, show.progress)
     except PortTaken:
-        return listener_on(up_options.host, 0, show.progress)
+        return listener_on(invocation.host, 0, show.progress)
 
 
-def _children(up_options: UpOptions, found: Databases) -> Sequence[SupervisedProcess]:
+def _intake(invocation: UpOptions, found: Databases) -> IntakeSettings | None:
+    """Settings of the intake. By default it reads the embedded Valkey, never another server."""
+    if invocation.intake is not None:
+        return file_settings(invocation.intake, invocation.redis, invocation.tenant, found.redis)
+    if (
+        invocation.no_intake
+        or found.data is None
+        or found.redis is None
+        or invocation.redis is not None
+    ):
+        return None
+    if find_spec("redis") is None:
+        show.progress("no stream intake: it needs `pip install 'helixqueue[intake]'`")
+        return None
+    return default_settings(
+        found.redis,
+        invocation.tenant,
+        await_queues=invocation.app is not None,
+        trim=invocation.demo,  # so that a demo that runs for days stays small
+    )
+
+
+def _intake_login(invocation: UpOptions, found: Databases, tenant: str) -> str:
+    """The DSN of the intake's login, which may do nothing else."""
+    if found.postgres is not None:
+        dsn, owner = found.postgres.intake_dsn, found.postgres.migrator_dsn
+    else:
+        dsn, owner = str(invocation.intake_dsn), invocation.owner_dsn
+    if owner is not None:
+        grant_intake(owner, databases.role_of(dsn), tenant, create=found.postgres is not None)
+    return dsn
+
+
+def _children(
+    invocation: UpOptions, found: Databases, intake: IntakeSettings | None
+) -> Sequence[SupervisedProcess]:
     children = []
-    if up_options.app is not None and found.work_dsn is not None:
-        environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": up_options.tenant}
-        for number in range(1, up_options.workers + 1):
+    if intake is not None:
+        login = _intake_login(invocation, found, intake.tenant)
+        children.append(intake_process(intake, login, found.data))
+    if invocation.app is not None and found.work_dsn is not None:
+        environment = {"HELIX_DSN": found.work_dsn, "HELIX_TENANT": invocation.tenant}
+        for number in range(1, invocation.workers + 1):
             name = f"up-{number}"
-            arguments = ["work", "--app", up_options.app, "--name", name, "--grace", "5"]
+            arguments = ["work", "--app", invocation.app, "--name", name, "--grace", "5"]
             if found.data is not None:
                 arguments += ["--log", str(found.data / f"{name}.log")]
             children.append(SupervisedProcess(name, "helixqueue.cli.main", arguments, environment))
-    if up_options.demo and found.postgres is not None:
+    if invocation.demo and found.postgres is not None:
         from helixqueue.demo.run import create_effects  # noqa: PLC0415 - only the demo needs it
 
         create_effects(found.postgres)
         environment = {"HELIX_DSN": found.postgres.dsn}
+        if intake is not None:
+            environment |= {"HELIX_DEMO_REDIS": intake.redis, "HELIX_DEMO_STREAM": intake.stream}
         children.append(SupervisedProcess(DEMO, "helixqueue.demo.live", environment=environment))
     return children
 
 
-def _facts(up_options: UpOptions, found: Databases, url: str) -> dict[str, Any]:
+def _facts(
+    invocation: UpOptions, found: Databases, url: str, intake: IntakeSettings | None
+) -> dict[str, Any]:
     """The contents of the banner, with a new login link."""
     code = tokens.new_token("hl_")
-    with Database.connect(found.dsn, tenant=up_options.tenant) as database:
+    with Database.connect(found.dsn, tenant=invocation.tenant) as database:
         until = database.run(
-            tokens.offer_login(tenant=up_options.tenant, code_hash=code.hash, actor="helixq up")
+            tokens.offer_login(tenant=invocation.tenant, code_hash=code.hash, actor="helixq up")
         )
     return {
         "url": url,
         "login": f"{url}/login?code={code.token}",
         "login_until": until.isoformat(timespec="seconds"),
-        "tenant": up_options.tenant,
+        "tenant": invocation.tenant,
         "data": None if found.data is None else str(found.data),
         "dsn": _dsn_of_programs(found),
-        "redis": None if found.redis is None else _without_password(found.redis),
-        "workers": up_options.workers,
+        "redis": found.redis,
+        "stream": None if intake is None else intake.stream,
+        "xadd": None if intake is None else xadd_command(intake),
+        "workers": invocation.workers,
         "pid": os.getpid(),
     }
 
@@ -362,11 +314,6 @@ def _dsn_of_programs(found: Databases) -> str | None:
     if found.work_dsn is None or found.data is not None:
         return found.work_dsn
     return connection.without_password(found.work_dsn)
-
-
-def _without_password(url: str) -> str:
-    """The banner may end up in a log."""
-    return re.sub(r"//[^/]*@", "//", url, count=1)
 
 
 def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json: bool) -> None:
@@ -382,5 +329,8 @@ def _print_banner(facts: dict[str, Any], lock: DirectoryLock | None, *, as_json:
         for name in ("data", "dsn", "redis", "workers"):
             if facts[name]:
                 show.line(f"{name}: {facts[name]}")
+        if facts["stream"] is not None:
+            show.line(f"stream: {facts['stream']}; submit with:")
+            show.line(facts["xadd"])
         show.line("Ctrl-C stops it; all data is kept.\n")
     sys.stdout.flush()

@@ -81,8 +81,8 @@ select 0 where 0 = any (%(batches)s::bigint[]);
 delete from demo.reads where at < clock_timestamp() - interval '1 hour';
 
 -- name: status
--- Completed batches, completed batches that retention deleted, refused writes, and the samples whose number
--- of effects is not one.
+-- Completed batches, completed batches that retention deleted, refused writes, the samples whose number of
+-- effects is not one, and the messages for known samples that the intake has reported.
 select (select count(*) from helix.ended e join helix.queue q on q.id = e.queue
         where q.tenant = %(tenant)s and q.name = %(queue)s and e.ending = 1),
        (select count(*) from helix.batch b join helix.queue q on q.id = b.queue
@@ -95,4 +95,6 @@ select (select count(*) from helix.ended e join helix.queue q on q.id = e.queue
           join helix.batch b on b.id = e.batch
           where q.tenant = %(tenant)s and q.name = %(queue)s and e.ending = 1
             and e.at > clock_timestamp() - interval '10 min'
-            and not exists (select from demo.reads r where r.sample = b.identity));
+            and not exists (select from demo.reads r where r.sample = b.identity)),
+       (select coalesce(sum((i.figures ->> 'duplicate')::bigint), 0)::bigint from helix.intake i
+        where i.tenant = %(tenant)s);

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -31,10 +32,14 @@ from helixqueue.postgres.database import Database
 from helixqueue.postgres.statements import statements
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
+
+    from helixqueue.intake.producer import Producer
 
 SHEET_SECONDS = 1.0
 SHEET_ROWS = 6
+STREAM_SHARE = 3  # one sample of three goes through the stream
 REPORT_SECONDS = 4.0
 FAULT_SECONDS = 5.0
 # Completed batches are deleted after five minutes, so that a demo that runs for days stays small.
@@ -50,6 +55,7 @@ class DemoCounts:
     """What this process did since its start."""
 
     submitted: int = 0
+    by_stream: int = 0  # of those, messages that were added to the stream
     duplicates: int = 0
     refused: int = 0
     killed: int = 0
@@ -68,11 +74,13 @@ class DemoStatus(NamedTuple):
     retired: int
     refused_writes: int
     wrong: int  # samples whose number of effects is not one
+    stream_duplicates: int  # messages for known samples, as the intake last reported
 
     def line(self, counts: DemoCounts, *, replay_ok: bool) -> str:
         effects = "each once" if not self.wrong else f"{self.wrong} NOT ONCE"
         return (
-            f"submitted {counts.submitted}, duplicates {counts.duplicates}, invalid "
+            f"submitted {counts.submitted} ({counts.by_stream} by XADD), duplicates "
+            f"{counts.duplicates + self.stream_duplicates}, invalid "
             f"{counts.refused} | completed {self.completed + self.retired}, {effects} | "
             f"workers killed {counts.killed}, late writes refused {counts.refused_writes} | "
             f"replay {'ok' if replay_ok else 'FAILED'}"
@@ -139,13 +147,28 @@ def main() -> int:
         with DemoWorkers(dsn) as workers:
             faults = threading.Thread(target=_inject_faults, args=(dsn, workers, counts, stop))
             faults.start()
-            _submit_and_report(helix, dsn, counts, stop)
+            with _producer() as producer:
+                _submit_and_report(helix, producer, dsn, counts, stop)
             faults.join()
         return 0 if _report(dsn, counts) else 1
 
 
+def _producer() -> AbstractContextManager[Producer | None]:
+    """The producer of the stream that the intake of `helixq up` reads; None if it runs none."""
+    url = os.environ.get("HELIX_DEMO_REDIS")
+    if url is None:
+        return nullcontext()
+    from helixqueue.producer import Producer  # noqa: PLC0415 - needs the extra `intake`
+
+    return Producer(url, os.environ["HELIX_DEMO_STREAM"])
+
+
 def _submit_and_report(
-    helix: HelixQueue, dsn: str, counts: DemoCounts, stop: threading.Event
+    helix: HelixQueue,
+    producer: Producer | None,
+    dsn: str,
+    counts: DemoCounts,
+    stop: threading.Event,
 ) -> None:
     """Submit a sheet per second and print a status line every few; retries while errors last."""
     run = f"{time.time():.0f}"[-6:]
@@ -153,21 +176,35 @@ def _submit_and_report(
     next_report = time.monotonic() + REPORT_SECONDS
     while not stop.wait(SHEET_SECONDS):
         try:
-            _submit(helix, counts, run, first)
+            _submit(helix, producer, counts, run, first)
             first += SHEET_ROWS
             if time.monotonic() >= next_report:
                 _report(dsn, counts)
                 next_report += REPORT_SECONDS
         except (HelixError, psycopg.Error) as error:
-            _print(f"the demo waits for the database: {str(error).strip()}")
+            _print(f"the demo waits for its servers: {str(error).strip()}")
 
 
-def _submit(helix: HelixQueue, counts: DemoCounts, run: str, first: int) -> None:
-    """Submit new samples, one of them in two spellings, one old sample, at times an invalid one."""
+def _submit(
+    helix: HelixQueue, producer: Producer | None, counts: DemoCounts, run: str, first: int
+) -> None:
+    """Submit new samples, one of them in two spellings, one old sample, at times an invalid one.
+
+    Every third sample goes through the stream, the first of them twice: once in each spelling, as
+    by a producer that lost a reply.
+    """
     new = [f"S\u00e4mple-{run}-{number:04}" for number in range(first, first + SHEET_ROWS)]
     twin = new[0].replace("\u00e4", "a\u0308")
     repeated = [f"S\u00e4mple-{run}-{first - 1:04}"] if first else []
     invalid = [INVALID] if first % (5 * SHEET_ROWS) == 0 else []
+    if producer is not None:
+        messages = [*new[::STREAM_SHARE], twin]
+        for identity in messages:
+            producer.send(identity, {"pod5": _file(identity)}, queue=QUEUE)
+        counts.submitted += len(messages)
+        counts.by_stream += len(messages)
+        new = [identity for number, identity in enumerate(new) if number % STREAM_SHARE]
+        twin = new[0].replace("\u00e4", "a\u0308")
     identities = [*new, twin, *repeated, *invalid]
     answers = helix.submit_many(
         BASECALL,

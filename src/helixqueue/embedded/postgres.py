@@ -30,6 +30,7 @@ BOOTSTRAP = "helix_bootstrap"
 MIGRATOR = "helix_migrator"
 LOCAL = "helix_local"
 SERVICE = "helix_service"
+STREAMS = "helix_streams"
 
 # One statement per line: that is how single-user mode reads them.
 ROLES = f"""\
@@ -96,6 +97,11 @@ class Postgres(EmbeddedServer):
     def service_dsn(self) -> str:
         """The role of the HTTP service, which sees no rows until it names a tenant."""
         return self._dsn(SERVICE)
+
+    @property
+    def intake_dsn(self) -> str:
+        """The role of the stream intake of `helixq up`, which submits and writes dead letters."""
+        return self._dsn(STREAMS)
 
     @property
     def migrator_dsn(self) -> str:

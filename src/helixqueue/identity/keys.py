@@ -80,9 +80,14 @@ def fingerprint(canonical_text: str, secret: bytes) -> str:
     return hmac.new(secret, canonical_text.encode(), hashlib.sha256).hexdigest()
 
 
+def is_name(name: object) -> bool:
+    """Whether this is a legal name of a tenant or queue."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """Return the name of a tenant or queue if it is a legal one; names are never repaired."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise InvalidIdentity(
             f"expected a {kind} name of 1 to 63 characters a-z, 0-9, '_', '.', '-', beginning with "
             f"a letter or a digit; got {ascii(name)[:80]}",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import psycopg
 
 from helixqueue.engine import calls, letters
-from helixqueue.errors import HelixError, Refused
+from helixqueue.errors import HelixError, Refused, Unavailable
 from helixqueue.failpoints import failpoint
 from helixqueue.identity import key_bytes
+from helixqueue.intake.settings import EVERY_QUEUE
 from helixqueue.operations.message import (
     Poison,
     encode_fields,
@@ -61,6 +62,7 @@ class ChunkWriter:
         self._database: Database | None = None
         self._queues: dict[str, KnownQueue] = {}
         self._actor = f"intake {settings.group}/{settings.consumer}"[:200]
+        self._await_until = time.monotonic() + settings.await_queues
 
     def close(self) -> None:
         if self._database is not None:
@@ -146,6 +148,8 @@ class ChunkWriter:
         named, submission = read_message(entry.fields)
         queue = self._settings.queue_of(named)
         known = None if queue is None else self._known(queue)
+        if known is None and queue is not None and time.monotonic() < self._await_until:
+            raise Unavailable(f"queue {queue} does not exist yet; the program may declare it soon")
         if known is None:
             allowed = ", ".join(self._settings.queues)
             raise Poison(
@@ -220,7 +224,7 @@ class ChunkWriter:
     def check_schema(self) -> None:
         """Fail at the start for a missing queue or a login without the functions."""
         for queue in self._settings.queues:
-            if self._known(queue) is None:
+            if self._known(queue) is None and self._settings.queues != EVERY_QUEUE:
                 LOG.warning(
                     "tenant %s has no queue %s: its messages become dead letters",
                     self._settings.tenant, queue,

@@ -8,7 +8,7 @@ queues = ["basecall"]
 redis = "redis://redis:6379/0"
 ```
 
-The password of Redis is read from HELIX_REDIS_PASSWORD or a file, never from an option.
+The password of Redis is read from HELIX_REDIS_PASSWORD or a file, never from an option or a URL.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from helixqueue.errors import Refused
-from helixqueue.identity import check_name
+from helixqueue.identity import check_name, is_name
 
 PASSWORD_VARIABLE: Final = "HELIX_REDIS_PASSWORD"  # noqa: S105 - a name
+EVERY_QUEUE: Final = ("*",)
 _TEXT_BYTES_MAX = 255
 
 
@@ -32,8 +33,8 @@ _TEXT_BYTES_MAX = 255
 class IntakeSettings:
     stream: str
     tenant: str
-    queues: tuple[str, ...]  # messages may go to these queues only
-    redis: str = field(default="redis://127.0.0.1:6379/0", repr=False)  # may have a password
+    queues: tuple[str, ...]  # messages may go to these queues only; *: to every queue of the tenant
+    redis: str = "redis://127.0.0.1:6379/0"
     group: str = "helixqueue"
     consumer: str = field(default_factory=socket.gethostname)  # stable across restarts
     default_queue: str | None = None  # of messages that name none; default: the only queue
@@ -45,6 +46,7 @@ class IntakeSettings:
     idle: float = 120.0  # pending entries that were not touched this long are claimed
     claim_count: int = 64
     max_tries: int = 5  # of an entry alone, while the database answers
+    await_queues: float = 0.0  # seconds after the start in which a missing queue is waited for
     trim: bool = False  # delete entries that every group has acknowledged
     start: str = "0"  # where a new group begins: 0 is the oldest entry, $ the next one
     keep_letters: float = 0.0  # seconds until a dead letter is emptied; 0: never
@@ -55,16 +57,15 @@ class IntakeSettings:
         check_name("tenant", self.tenant)
         if not self.queues:
             raise Refused("queues: expected at least one queue that messages may go to, got none")
-        for queue in self.queues:
+        for queue in self.queues if self.queues != EVERY_QUEUE else ():
             check_name("queue", queue)
-        if self.default_queue is not None and self.default_queue not in self.queues:
+        if self.default_queue is not None and self.queue_of(self.default_queue) is None:
             raise Refused(f"default_queue: expected one of queues, got {self.default_queue!r}")
         for name in ("stream", "group", "consumer"):
             text = getattr(self, name)
             if not text.isprintable() or not 1 <= len(text.encode()) <= _TEXT_BYTES_MAX:
                 raise Refused(f"{name}: expected 1 to 255 visible characters, got {text!a}")
-        if urlsplit(self.redis).scheme not in {"redis", "rediss", "unix"}:
-            raise Refused("redis: expected a URL such as redis://host:6379, got another scheme")
+        check_redis_url(self.redis)
         if self.start not in {"0", "$"}:
             raise Refused(f"start: expected 0 or $, got {self.start!a}")
         for name, least, most in _BOUNDS:
@@ -78,9 +79,11 @@ class IntakeSettings:
 
     def queue_of(self, named: str | None) -> str | None:
         """Return the queue of a message; None if the message may not go there."""
+        every = self.queues == EVERY_QUEUE
         if named is None:
-            return self.default_queue or (self.queues[0] if len(self.queues) == 1 else None)
-        return named if named in self.queues else None
+            only = self.queues[0] if len(self.queues) == 1 and not every else None
+            return self.default_queue or only
+        return named if named in self.queues or (every and is_name(named)) else None
 
     def password(self) -> str | None:
         """Read the password from the environment or its file."""
@@ -101,22 +104,43 @@ _BOUNDS: Final = (
     ("idle", 0.01, 86_400),
     ("claim_count", 1, 10_000),
     ("max_tries", 1, 1_000),
+    ("await_queues", 0, 3_600),
     ("keep_letters", 0, 1e10),
     ("forget_consumers", 1, 1e10),
     ("report", 0.05, 3_600),
 )
 
 
+def check_redis_url(url: str) -> str:
+    """Refuse a URL that is none of Redis, or that contains a password; names neither."""
+    try:
+        parts = urlsplit(url)
+        secret = parts.password or "password=" in parts.query
+    except ValueError:
+        parts, secret = urlsplit(""), None
+    if parts.scheme not in {"redis", "rediss", "unix"}:
+        raise Refused("redis: expected a URL such as redis://host:6379, got another text")
+    if secret:
+        raise Refused(
+            "redis: expected a URL without a password, because process lists and logs show URLs; "
+            f"set {PASSWORD_VARIABLE} or redis_password_file"
+        )
+    return url
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """Read the TOML file of an intake."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"{file}: expected a readable file, got {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"{file}: expected TOML, got {str(error)[:200]}") from error
+
+
 def read_settings(file: Path | None, options: dict[str, Any]) -> IntakeSettings:
     """Combine a TOML file with options, which win."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise Refused(f"--config: expected a readable file, got {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Refused(f"--config: expected TOML, got {str(error)[:200]}") from error
+    values = {} if file is None else read_file(file)
     values |= {name: value for name, value in options.items() if value is not None}
     known = {each.name: each.type for each in fields(IntakeSettings)}
     for name, value in values.items():

@@ -84,9 +84,7 @@ class StreamConsumer:
                 raise _NoGroup from error
             raise RedisUnavailable(f"Redis refused {command[0]!s}: {str(error)[:200]}") from error
         except (redis.RedisError, OSError) as error:
-            raise RedisUnavailable(
-                f"Redis does not answer ({type(error).__name__}); the intake tries again"
-            ) from error
+            raise _unavailable(error) from error
 
     def _do_in_group(self, *command: str | float) -> Any:  # noqa: ANN401
         """Run a command; create the group first if Redis has lost it."""
@@ -109,7 +107,7 @@ class StreamConsumer:
             if not str(error).startswith("BUSYGROUP"):
                 raise RedisUnavailable(f"Redis refused XGROUP: {str(error)[:200]}") from error
         except (redis.RedisError, OSError) as error:
-            raise RedisUnavailable(f"Redis does not answer ({type(error).__name__})") from error
+            raise _unavailable(error) from error
 
     def read_new(self) -> list[Entry]:
         """Wait for entries that were not delivered yet."""
@@ -233,6 +231,17 @@ class StreamConsumer:
             if int(facts["pending"]) == 0 and int(facts["idle"]) >= idle:
                 forgotten += bool(self._do("EVAL", _FORGET, 1, self._key, self._group, name, idle))
         return forgotten
+
+
+def _unavailable(error: Exception) -> RedisUnavailable:
+    """Names the kind of the error only: its text may contain what the client sent."""
+    if isinstance(error, redis.AuthenticationError):
+        return RedisUnavailable(
+            "Redis refused the user name or the password; the intake tries again"
+        )
+    return RedisUnavailable(
+        f"Redis does not answer ({type(error).__name__}); the intake tries again"
+    )
 
 
 class _NoGroup(Exception):

@@ -43,7 +43,7 @@ def embedded(
         if redis is None:
             redis = stack.enter_context(servers.valkey.start(progress)).url
         set_up(postgres)
-        grant_service(postgres.migrator_dsn, _role(postgres.service_dsn), create=True)
+        grant_service(postgres.migrator_dsn, role_of(postgres.service_dsn), create=True)
         yield Databases(postgres.service_dsn, redis, postgres.dsn, directory, postgres)
 
 
@@ -59,7 +59,7 @@ def external(
     """Use an existing server; with the owner's DSN, migrate it and grant the login its role."""
     if owner_dsn is not None:
         migrate(owner_dsn, report=progress)
-        grant_service(owner_dsn, _role(dsn))
+        grant_service(owner_dsn, role_of(dsn))
     yield Databases(dsn, redis, work_dsn, None, None)
 
 
@@ -81,7 +81,8 @@ def grant_service(owner_dsn: str, role: str, *, create: bool = False) -> None:
             connection.execute("select helix.bind_v1(%s, '*', true)", (role,))
 
 
-def _role(dsn: str) -> str:
+def role_of(dsn: str) -> str:
+    """The user name of a DSN."""
     role = parse_dsn(dsn).get("user")
     if not role:
         raise Refused("expected a DSN with a user name, got one without; add user=... to the DSN")
