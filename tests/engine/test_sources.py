@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from helixqueue import HelixQueue
 from helixqueue.engine import calls, duties, letters, reads
 from helixqueue.errors import HelixError
 from helixqueue.records.letter import NewLetter
@@ -68,6 +69,21 @@ def test_submission_without_a_source_writes_no_source_row(lab):
     assert lab.value(f"{queued} where q.name = %s", lab.q) == 0
 
 
+def test_submission_without_a_source_runs_no_statement_for_sources(lab, database):
+    """The functions that a single and a bulk submit call; those of sources are not among them."""
+    call = "select helix.submit_v1('a', %s, null, 'text-v1', %s::text[], %s::text[])"
+    with database.connect("helix_bootstrap") as connection:
+        connection.execute("set track_functions = 'all'")
+        connection.execute("set session authorization pool")
+        with connection.transaction():
+            connection.execute(call, (lab.q, ["n1"], ["{}"]))
+            connection.execute(call, (lab.q, ["n2", "n3"], ["{}", "{}"]))
+            rows = connection.execute("select funcname from pg_stat_xact_user_functions").fetchall()
+    called = {name for (name,) in rows}
+    assert {"submit_one", "submit_many"} <= called
+    assert not {name for name in called if "source" in name or "submit_from" in name}
+
+
 def test_source_with_other_content_is_refused_and_makes_no_batch(lab):
     lab.submit_rows(row(lab, "s1", "1-1"))
     [other, good] = lab.submit_rows(row(lab, "s2", "1-1"), row(lab, "s3", "2-1"))
@@ -111,6 +127,9 @@ def test_new_source_of_a_failed_batch_is_answered_by_default(lab):
     [answer] = lab.submit_rows(row(lab, "s1", "2-1"))
     assert (answer.decision, answer.state) == ("duplicate", State.FAILED)
     assert lab.location(batch)[0] == "FAILED"
+    with HelixQueue(lab.database.dsn("pool"), tenant="a") as helix:
+        repeated = helix.submit(lab.q, identity="s1", payload={}, source=source(lab, "3-1"))
+    assert f"helixq batch retry {batch}" in repeated.hint
 
 
 def test_new_source_retries_a_failed_batch_once_where_the_queue_says_so(lab):
@@ -157,6 +176,21 @@ def test_erased_failed_batch_is_not_reopened(lab):
     lab.decide("erase", batch)
     [answer] = lab.submit_rows(row(lab, "s1", "2-1"))
     assert answer.state is State.FAILED
+
+
+def test_look_up_of_sources_does_not_read_every_batch(lab):
+    """A plan for empty tables once read the table of batches for each source."""
+    lab.submit(*[f"filler-{number}" for number in range(400)])
+    rows = [row(lab, f"s{number}", f"{number}-1") for number in range(100)]
+    call = calls.submit(tenant="a", queue=lab.q, profile="text-v1", rows=rows)
+    read = (
+        "select sum(seq_tup_read) + sum(idx_tup_fetch) from pg_stat_xact_user_tables"
+        " where relname in ('batch', 'source')"
+    )
+    with lab.database.connect("pool") as connection, connection.transaction():
+        connection.execute(call.sql, call.args)
+        [(number,)] = connection.execute(read).fetchall()
+    assert number < 10 * len(rows)
 
 
 def test_concurrent_deliveries_of_one_source_reopen_once(lab, database):

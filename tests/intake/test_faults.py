@@ -11,6 +11,9 @@ import time
 import pytest
 import redis
 
+from helixqueue.cli.exits import Exit
+from helixqueue.errors import Unavailable
+from tests.support.cli import run_in_process
 from tests.support.lab import wait_until
 from tests.support.streams import (
     PROOF,
@@ -49,10 +52,19 @@ def test_intake_killed_at_any_point_loses_and_doubles_nothing(stream, tmp_path):
 
 
 def test_sigterm_finishes_the_chunk_in_hand(stream, tmp_path):
-    process = intake_process(stream, tmp_path)
+    """The signal arrives when everything is written and nothing is committed."""
     stream.add("s1", "s2")
-    wait_until(lambda: stream.batches == 2)
+    marker = tmp_path / "point"
+    process = intake_process(
+        stream,
+        tmp_path,
+        HELIX_FAILPOINTS="intake.commit=hold",
+        HELIX_FAILPOINT_FILE=str(marker),
+    )
+    wait_until(marker.exists, seconds=60)
+    assert (stream.batches, stream.pending) == (0, 2)
     process.send_signal(signal.SIGTERM)
+    marker.unlink()
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "acknowledged 2" in out
@@ -96,6 +108,81 @@ def test_vanished_entries_of_every_server_are_recorded_and_removed(own):
     assert {letter.source for letter in own.letters()} == {first, second}
     assert (intake.counters.vanished, own.batches, own.pending) == (2, 1, 0)
     assert [source for source, _, _ in own.sources()] == [third]
+
+
+def test_vanished_entries_stay_pending_until_they_are_recorded(own):
+    """Behind more entries than one claim takes, and while the database is away."""
+    entries = own.add(*[f"s{n}" for n in range(6)])
+    crashed = own.intake(consumer="crashed")
+    crashed._stream.create_group()
+    assert len(crashed._stream.read_new()) == 6
+    own.redis.xdel(own.stream, entries[5])
+    wait_seconds(0.06)
+    away = own.intake(consumer="other", claim_count=2)
+    away._writer._dsn = lambda: "postgresql://pool@/none?host=/nonexistent"
+    away._stop.set()
+    found, start = [], "0-0"
+    for _ in range(3):
+        claimed = away._stream.claim(start)
+        found += claimed.vanished
+        start = claimed.next
+    assert found == [entries[5]]
+    with pytest.raises(Unavailable):
+        away._record_vanished(found)
+    assert own.pending == 6
+    own.drain(claim_count=2)
+    assert [(letter.source, letter.reason) for letter in own.letters()] == [
+        (entries[5], "vanished")
+    ]
+    assert (own.batches, own.pending) == (5, 0)
+
+
+def test_deleted_entry_in_the_hands_of_a_live_consumer_is_no_loss(own):
+    old, fresh = own.add("s1", "s2")
+    live = own.intake(consumer="live", count=1)
+    live._stream.create_group()
+    live._stream.read_new()
+    wait_seconds(0.2)
+    [held] = live._stream.read_new()
+    own.redis.xdel(own.stream, fresh)
+    other = own.intake(consumer="other", idle=0.2)
+    other._claim_all()
+    assert (other.counters.claimed, other.counters.vanished) == (1, 0)
+    assert [
+        row["message_id"].decode() for row in own.redis.xpending_range(own.stream, "g", "-", "+", 9)
+    ] == [fresh]
+    live._process([held])
+    live._acknowledge()
+    assert (own.batches, own.pending, own.letters()) == (2, 0, [])
+    assert {source for source, _, _ in own.sources()} == {old, fresh}
+
+
+def test_status_shows_an_intake_that_waits_for_redis(own, redis_server):
+    login = {"HELIX_DSN": own.database.dsn("pool")}
+
+    def shown():
+        status = run_in_process(["intake", "status", "--json"], login)
+        rows = [row for row in status.json["intakes"] if row["stream"] == own.stream]
+        return (status.code, *rows) if rows else None
+
+    own.add("s1", "s2")
+    with own.running():
+        code, row = wait_until(
+            lambda: (found := shown()) and found[1]["figures"]["acknowledged"] == 2 and found
+        )
+        assert row["state"] == "reading"
+        figures = row["figures"]
+        assert (figures["read"], figures["vanished"], figures["pending"]) == (2, 0, 0)
+        assert {"lag", "oldest_seconds", "pending_by_consumer"} <= figures.keys()
+        redis_server.kill()
+        code, row = wait_until(
+            lambda: (found := shown()) and found[1]["state"] == "waiting" and found
+        )
+        assert (code, "Redis does not answer" in row["problem"]) == (Exit.NO, True)
+        table = run_in_process(["intake", "status"], login)
+        assert "delivered" in table.out
+        redis_server.start()
+        wait_until(lambda: (found := shown()) and found[1]["state"] == "reading")
 
 
 def test_own_vanished_entries_of_every_server_are_recorded_at_the_start(own):

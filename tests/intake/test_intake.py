@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
 import socket
+import subprocess
 
 import pytest
 import valkey as valkey_client
 
+from helixqueue import HelixQueue
 from helixqueue.engine import letters, reads
-from helixqueue.errors import Unavailable
+from helixqueue.errors import Refused, Unavailable
 from helixqueue.intake import chunk
 from helixqueue.producer import Producer
-from tests.support.lab import wait_until
+from tests.support.lab import BATCHES, wait_until
 from tests.support.streams import wait_seconds
 
 pytestmark = pytest.mark.module_database
@@ -129,10 +134,16 @@ def test_message_above_16_mib_is_kept_as_head_length_and_digest(stream):
     [letter] = stream.letters()
     found = stream.lab.run(letters.letter(letter.letter, body=True))
     assert not letter.complete
+    with (
+        HelixQueue(stream.database.dsn("pool"), tenant="a") as helix,
+        pytest.raises(Refused, match="not the whole message"),
+    ):
+        helix.redrive(letter.letter, reason="too large")
     assert letter.size > 17 * 1024 * 1024 > len(found.body) == 65_536
 
 
-def test_message_without_identity_is_recognised_when_it_is_redelivered(stream):
+def test_message_without_identity_is_recognised_when_it_is_redelivered(stream, caplog):
+    caplog.set_level(logging.WARNING, "helixqueue")
     stream.set_queue(unknown="accept")
     stream.add_fields({"payload": '{"a":1}'})
     stream.add_fields({"payload": '{"a":1}'})
@@ -140,6 +151,8 @@ def test_message_without_identity_is_recognised_when_it_is_redelivered(stream):
     stream.redis.xgroup_setid(stream.stream, "g", "0")
     again = stream.drain()
     assert (stream.batches, first.counters.unnamed, again.counters.duplicate) == (2, 2, 2)
+    assert again.counters.unnamed == 2
+    assert caplog.text.count("has no identity") == 4  # warned each time
 
 
 def test_same_entry_id_with_other_content_is_a_letter(stream):
@@ -265,6 +278,10 @@ def test_outage_of_the_database_dead_letters_nothing(stream):
         with pytest.raises(Unavailable):
             away._take(found)
     assert max(entry.deliveries for entry in found.entries) >= 20
+    # As after an hour of claims by every intake.
+    ids = [entry.id for entry in found.entries]
+    hour = ["IDLE", 3_600_000, "RETRYCOUNT", 5_000]
+    stream.redis.execute_command("XCLAIM", stream.stream, "g", "c1", 0, *ids, *hour)
     stream.drain(max_tries=1)
     assert (stream.batches, stream.letters()) == (2, [])
 
@@ -281,6 +298,26 @@ def test_new_message_for_a_failed_batch_retries_it_and_a_redelivery_does_not(str
     stream.add("s1")
     stream.drain()
     assert stream.lab.value(f"{state} where q.name = %s", stream.queue) == "PENDING"
+
+
+def test_queue_of_a_message_is_any_of_the_tenant_only_where_the_settings_say_so(stream):
+    stream.lab.queue("other-of-a")
+    for queue in ("other-of-a", stream.queue, "Not A Name\0", "missing"):
+        stream.add_fields({"identity": "s1", "payload": "{}", "queue": queue})
+    stream.add("unnamed")  # no queue is the only one
+    stream.drain(queues=("*",))
+    assert stream.batches == 1
+    assert stream.lab.value(BATCHES, "other-of-a") == 1
+    assert [letter.reason for letter in stream.letters()] == ["queue"] * 3
+
+
+def test_message_waits_for_a_queue_that_a_program_declares_soon(stream):
+    stream.add_fields({"identity": "s1", "payload": "{}", "queue": "declared-late"})
+    with stream.running(queues=("*",), await_queues=60) as intake:
+        wait_until(lambda: "does not exist yet" in (intake.problem or ""))
+        stream.lab.queue("declared-late")
+        wait_until(stream.is_drained)
+    assert (stream.lab.value(BATCHES, "declared-late"), stream.letters()) == (1, [])
 
 
 def test_intake_reports_its_figures(stream):
@@ -315,6 +352,13 @@ def test_producers_of_every_kind_are_understood(stream):
         plain.sendall(f"*{len(words)}\r\n{frames}".encode())
         assert plain.recv(100).startswith(b"$")
     stream.add_fields({"sample_id": "redis-py", "payload": '{"x":1}'})
+    if cli := shutil.which("redis-cli"):
+        command = [cli, "-s", stream.url.removeprefix("unix://"), "XADD", stream.stream, "*"]
+        words = ["sample_id", "redis-cli", "payload", '{"x":1}']
+        subprocess.run([*command, *words], check=True, capture_output=True)
+    else:
+        assert not os.environ.get("CI"), "redis-cli is not installed"
+        stream.add("redis-cli")
     stream.drain()
     identities = stream.lab.rows(
         "select b.identity::text, b.revision::text from helix.batch b"
@@ -324,6 +368,7 @@ def test_producers_of_every_kind_are_understood(stream):
     assert identities == [
         ("made", "2"),
         ("plate\x1fwell", ""),
+        ("redis-cli", ""),
         ("redis-py", ""),
         ("resp", ""),
         ("valkey", ""),

@@ -22,7 +22,8 @@ SECRET = "canary-4711"  # noqa: S105 - of a server that lives for one test
 # What docs/guides/streams.md grants to the user of an intake.
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "streams.md"
 INTAKE_COMMANDS = (
-    "+xreadgroup +xautoclaim +xpending +xack +xrange +xlen +xinfo +xgroup +xtrim +time +eval"
+    "+xreadgroup +xautoclaim +xclaim +xpending +xack "
+    "+xrange +xlen +xinfo +xgroup +xtrim +time +eval"
 )
 
 

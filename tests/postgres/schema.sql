@@ -9112,9 +9112,9 @@ $$;
 
 ALTER FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) OWNER TO helix_engine;
 
--- Name: report_intake_v1(text, text, text[], bigint[], bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
+-- Name: report_intake_v1(text, text, text[], bigint[], bigint, bigint, double precision, bigint, bigint); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
-CREATE FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint DEFAULT 0) RETURNS void
+CREATE FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint DEFAULT 0, p_oldest_seconds double precision DEFAULT 0, p_deliveries bigint DEFAULT 0, p_vanished bigint DEFAULT 0) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -9129,14 +9129,19 @@ begin
   from unnest(p_consumer, p_pending) as u (consumer, pending) group by left(u.consumer, 60)
   union all
   select p_tenant, 'helix_stream_lag', left(p_stream, 255), '', p_lag where p_lag is not null
+  union all
+  select p_tenant, 'helix_stream_oldest_seconds', left(p_stream, 255), '', coalesce(p_oldest_seconds, 0)
   on conflict (name, tenant, queue, label) do update set value = excluded.value;
   -- Also a zero: Prometheus sees an increase only of a series that it has seen before.
   insert into helix.metric_change (tenant, name, queue, value)
-  values (p_tenant, 'helix_xack_after_commit_failures', left(p_stream, 255), coalesce(p_xack_failures, 0));
+  select p_tenant, n.name, left(p_stream, 255), coalesce(n.value, 0)
+  from (values ('helix_xack_after_commit_failures', p_xack_failures),
+               ('helix_stream_deliveries_total', p_deliveries),
+               ('helix_stream_vanished_total', p_vanished)) as n (name, value);
 end
 $$;
 
-ALTER FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) OWNER TO helix_engine;
+ALTER FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) OWNER TO helix_engine;
 
 -- Name: report_stream_v1(text, text, text, text, timestamp with time zone, text, jsonb); Type: FUNCTION; Schema: helix; Owner: helix_engine
 
@@ -9392,15 +9397,15 @@ CREATE FUNCTION helix.reused_sources(p_hash bytea[], p_key bytea[], p_kind text[
 begin
   return array(
     select u.place::integer
-    from (select g.hash, g.key, g.place,
-                 first_value(g.key) over (partition by g.hash order by g.place) as first_key
-          from unnest(p_hash, p_key) with ordinality as g (hash, key, place)
-          where g.hash is not null and p_kind[g.place] <> 'http') u
-    left join lateral (
-      select b.key from helix.source s join helix.batch b on b.id = s.batch
-      where s.hash = u.hash and s.decision in ('new', 'duplicate') limit 1) known on true
-    where coalesce(known.key, u.first_key) <> u.key
-       or known.key is not null and u.key is null);
+    from (select g.key, g.place, first_value(g.key) over (partition by g.hash order by g.place) as first_key,
+                 -- Two look-ups, in this order: a join may begin with the table of batches.
+                 (select b.key from helix.batch b
+                  where b.id = (select s.batch from helix.source s
+                                where s.hash = g.hash and s.decision in ('new', 'duplicate'))) as known_key
+          from unnest(p_hash, p_key, p_kind) with ordinality as g (hash, key, kind, place)
+          where g.hash is not null and g.kind <> 'http') u
+    where coalesce(u.known_key, u.first_key) <> u.key
+       or u.known_key is not null and u.key is null);
 end
 $$;
 
@@ -10435,17 +10440,25 @@ begin
 
   -- Work without identity gets a key that no other submission will ever have; the sub-select computes
   -- its name once, before it is hashed.
-  v_key := array(
-    select case when u.identity is not null or v_queue.unknown = 'accept'
-                then helix.key_within(v_scope, u.named, u.revision) end
-    from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
-                 coalesce(g.revision, '') as revision, g.place
-          from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
-          offset 0) u
-    order by u.place);
-  if p_key is not null then
-    v_key := array(select case when u.place <> all (p_reused) then coalesce(u.given, u.made) end
-                   from unnest(p_key, v_key) with ordinality as u (given, made, place) order by u.place);
+  if p_key is null then
+    v_key := array(
+      select case when u.identity is not null or v_queue.unknown = 'accept'
+                  then helix.key_within(v_scope, u.named, u.revision) end
+      from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
+                   coalesce(g.revision, '') as revision, g.place
+            from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
+            offset 0) u
+      order by u.place);
+  else
+    v_key := array(
+      select case when u.place = any (p_reused) then null
+                  when u.key is not null then u.key
+                  when v_queue.unknown = 'accept' then helix.key_within(v_scope, u.named, u.revision) end
+      from (select g.key, case when g.key is null then gen_random_uuid()::text end as named,
+                   coalesce(g.revision, '') as revision, g.place
+            from unnest(p_key, p_revision) with ordinality as g (key, revision, place)
+            offset 0) u
+      order by u.place);
   end if;
 
   if p_requires is null and p_priority is null then
@@ -14719,12 +14732,12 @@ GRANT ALL ON FUNCTION helix.renew_v1(p_worker text, p_batch bigint[], p_epoch in
 
 REVOKE ALL ON FUNCTION helix.reopen(p_batch bigint[], p_actor text, p_detail text) FROM PUBLIC;
 
--- Name: FUNCTION report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint); Type: ACL; Schema: helix; Owner: helix_engine
+-- Name: FUNCTION report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint); Type: ACL; Schema: helix; Owner: helix_engine
 
-REVOKE ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_operator;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_submit;
-GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint) TO helix_intake;
+REVOKE ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_operator;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_submit;
+GRANT ALL ON FUNCTION helix.report_intake_v1(p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint, p_xack_failures bigint, p_oldest_seconds double precision, p_deliveries bigint, p_vanished bigint) TO helix_intake;
 
 -- Name: FUNCTION report_stream_v1(p_tenant text, p_stream text, p_group text, p_consumer text, p_started_at timestamp with time zone, p_problem text, p_figures jsonb); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -65,7 +65,14 @@ def test_service_exports_the_eight_required_metrics_under_their_names(site, lab)
     lab.complete(second)  # refused: it was reaped
     lab.run(
         metrics.report_intake(
-            tenant="a", stream=f"in-{lab.q}", pending={"c1": 3, "c2": 0}, lag=7, xack_failures=2
+            tenant="a",
+            stream=f"in-{lab.q}",
+            pending={"c1": 3, "c2": 0},
+            lag=7,
+            oldest_seconds=12.5,
+            xack_failures=2,
+            deliveries=11,
+            vanished=1,
         )
     )
     with site.client("metrics") as http:
@@ -80,6 +87,10 @@ def test_service_exports_the_eight_required_metrics_under_their_names(site, lab)
         stream = {"tenant": "a", "stream": f"in-{lab.q}"}
         assert value(http, "helix_stream_pending", **stream, consumer="c1") == 3
         wait_until(lambda: value(http, "helix_xack_after_commit_failures", **stream) == 2)
+        assert value(http, "helix_stream_lag", **stream) == 7
+        assert value(http, "helix_stream_oldest_seconds", **stream) == 12.5
+        assert value(http, "helix_stream_deliveries_total", **stream) == 11
+        assert value(http, "helix_stream_vanished_total", **stream) == 1
         text = http.get("/metrics").text
     names = {name for name, _, _ in SAMPLE.findall(text)}
     histogram = EIGHT[5]

@@ -196,7 +196,17 @@ def _status(
         show.as_json({"healthy": healthy, "open_letters": open_letters, "intakes": intakes})
     else:
         show.table(
-            ("stream", "consumer", "state", "lag", "pending", "oldest", "letters"),
+            (
+                "stream",
+                "consumer",
+                "state",
+                "lag",
+                "pending",
+                "oldest",
+                "delivered",
+                "vanished",
+                "letters",
+            ),
             [_row(row) for row in rows],
             ["" if _state(row) == "reading" else "bold red" for row in rows],
             empty="no intakes",
@@ -233,5 +243,7 @@ def _row(row: IntakeRow) -> tuple[str, ...]:
         "?" if figures.get("lag") is None else str(figures["lag"]),
         str(figures.get("pending", "?")),
         "" if oldest is None else f"{oldest:.0f} s",
+        str(figures["read"]),
+        str(figures["vanished"]),
         str(figures["letters"]),
     )

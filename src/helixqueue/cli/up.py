@@ -250,12 +250,11 @@ def _intake(invocation: UpOptions, found: Databases) -> IntakeSettings | None:
 
 def _intake_login(invocation: UpOptions, found: Databases, tenant: str) -> str:
     """The DSN of the intake's login, which may do nothing else."""
-    if found.postgres is not None:
-        dsn, owner = found.postgres.intake_dsn, found.postgres.migrator_dsn
-    else:
-        dsn, owner = str(invocation.intake_dsn), invocation.owner_dsn
+    postgres = found.postgres
+    dsn = str(invocation.intake_dsn) if postgres is None else postgres.intake_dsn
+    owner = invocation.owner_dsn if postgres is None else postgres.migrator_dsn
     if owner is not None:
-        grant_intake(owner, databases.role_of(dsn), tenant, create=found.postgres is not None)
+        grant_intake(owner, databases.role_of(dsn), tenant, create=postgres is not None)
     return dsn
 
 

@@ -50,12 +50,16 @@ def report_intake(
     stream: str,
     pending: dict[str, int],
     lag: int | None = None,
+    oldest_seconds: float | None = None,
     xack_failures: int = 0,
+    deliveries: int = 0,
+    vanished: int = 0,
 ) -> Call[None]:
-    """Report a consumer group: pending entries by consumer, lag, new failures of XACK."""
+    """Report a consumer group; the last three are numbers since the last report."""
+    counts = (xack_failures, oldest_seconds, deliveries, vanished)
     return Call(
         _SQL["report_intake"],
-        (tenant, stream, list(pending), list(pending.values()), lag, xack_failures),
+        (tenant, stream, list(pending), list(pending.values()), lag, *counts),
         lambda _: None,
     )
 

@@ -6,7 +6,8 @@ select m.tenant, m.name, m.queue, m.label, m.value from helix.read_metrics_v1(%s
 
 -- name: report_intake
 -- What a stream intake knows about its consumer group.
-select helix.report_intake_v1(%s::text, %s::text, %s::text[], %s::bigint[], %s::bigint, %s::bigint);
+select helix.report_intake_v1(%s::text, %s::text, %s::text[], %s::bigint[], %s::bigint, %s::bigint,
+                              %s::double precision, %s::bigint, %s::bigint);
 
 -- name: list_findings
 -- What the reconciliation found: open first, then newest first.

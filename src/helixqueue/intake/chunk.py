@@ -26,6 +26,7 @@ from helixqueue.operations.prepare import KnownQueue, prepare
 from helixqueue.postgres.database import Database
 from helixqueue.postgres.sqlstate import translate
 from helixqueue.records.submission import Source, SubmissionRow
+from helixqueue.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -191,6 +192,8 @@ class ChunkWriter:
                 key = None if answer.receipt is None else key_bytes(answer.receipt.key)
                 body = encode_fields(entry.fields)
                 chunk.letters.append(letter_of(entry.id, body, poison, key))
+            elif answer.decision == "duplicate" and answer.state is State.FAILED:
+                LOG.warning("entry %s asks for a FAILED batch; `helixq batch retry`", entry.id)
         return [answer.decision for answer in answers]
 
     def write_vanished(self, ids: Sequence[str]) -> int:

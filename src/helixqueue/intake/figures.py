@@ -1,7 +1,7 @@
 """Counters of one intake process, and a snapshot of its stream; both go into its report.
 
-`helix_stream_pending` is `pending_by_consumer`; `helix_xack_after_commit_failures` is
-`xack_failures`.
+`helix_stream_pending` is `pending_by_consumer`, `helix_xack_after_commit_failures` is
+`xack_failures`, `helix_stream_deliveries_total` is `read`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -60,7 +61,7 @@ class Intake:
         self._claim_at = self._report_at = self._upkeep_at = 0.0
         self._failures = 0
         self._idle = False
-        self._reported_failures = 0
+        self._reported = IntakeCounters()
 
     def run(self, *, until_idle: bool = False) -> None:
         """Run until `stop` or, with `until_idle`, until a read finds nothing.
@@ -293,17 +294,20 @@ class Intake:
                 )
             )
             if self.snapshot is not None:
-                failures = self.counters.xack_failures
+                counters, before = replace(self.counters), self._reported
                 self._writer.run(
                     metrics.report_intake(
                         tenant=settings.tenant,
                         stream=settings.stream,
                         pending=self.snapshot.pending_by_consumer,
                         lag=self.snapshot.lag,
-                        xack_failures=failures - self._reported_failures,
+                        oldest_seconds=self.snapshot.oldest_seconds,
+                        xack_failures=counters.xack_failures - before.xack_failures,
+                        deliveries=counters.read - before.read,
+                        vanished=counters.vanished - before.vanished,
                     )
                 )
-                self._reported_failures = failures
+                self._reported = counters
         except HelixError as error:
             LOG.info("the report was not stored: %s", error)
 

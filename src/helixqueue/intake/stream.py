@@ -133,34 +133,46 @@ class StreamConsumer:
         return Claimed([_entry(row) for row in rows if row[1]], gone, last)
 
     def claim(self, start: str) -> Claimed:
-        """Take over entries that were pending too long. The caller continues at `next`."""
+        """Take over entries that were pending too long. The caller continues at `next`.
+
+        Redis 6.2 does not say which entries are deleted, and later versions remove them from the
+        pending list in XAUTOCLAIM, also those of live consumers. They are looked up first, so that
+        they are recorded before they are removed, and only when they were pending too long.
+        """
         idle = max(1, round(self._settings.idle * 1000))
-        # Redis 6.2 does not say which entries are deleted, and later versions drop them in the same
-        # command. They are looked up first, so that they can be recorded before.
-        gone = self._find_vanished(idle)
-        if gone:
-            return Claimed([], gone, start)
-        reply = self._do_in_group(
-            *("XAUTOCLAIM", self._key, self._group, self._settings.consumer, idle, start),
-            *("COUNT", self._settings.claim_count),
-        )
-        rows = [row for row in reply[1] if row is not None and row[1]]
-        vanished = [entry.decode() for entry in reply[2]] if len(reply) > 2 else []
-        counts = self._deliveries([row[0].decode() for row in rows])
-        entries = [_entry(row) for row in rows]
-        entries = [entry._replace(deliveries=counts.get(entry.id, 1)) for entry in entries]
-        return Claimed(entries, vanished, reply[0].decode())
-
-    def _find_vanished(self, idle: int) -> list[str]:
-        pending = self._do_in_group(
-            *("XPENDING", self._key, self._group, "IDLE", idle, "-", "+"),
-            self._settings.claim_count,
-        )
+        most = self._settings.claim_count
+        pending = self._do_in_group("XPENDING", self._key, self._group, start, "+", most)
         ids = [row[0].decode() for row in pending]
-        return [entry for entry in ids if not self._exists(entry)]
+        abandoned = [row[0].decode() for row in pending if int(row[2]) >= idle]
+        deleted = self._deleted(ids)
+        if lost := [entry for entry in abandoned if entry in deleted]:
+            return Claimed([], lost, start)
+        following = _after(ids[-1]) if len(ids) == most else "0-0"
+        if not abandoned:
+            return Claimed([], [], following)
+        consumer = (self._key, self._group, self._settings.consumer, idle)
+        if deleted:  # by others, while their consumer works on them
+            rows, vanished = self._do_in_group("XCLAIM", *consumer, *abandoned), []
+        else:
+            # With this count the command ends at the last entry that was looked up.
+            reply = self._do_in_group("XAUTOCLAIM", *consumer, start, "COUNT", len(abandoned))
+            rows = reply[1]
+            vanished = [entry.decode() for entry in reply[2]] if len(reply) > 2 else []
+        entries = [_entry(row) for row in rows if row is not None and row[1]]
+        counts = self._deliveries([entry.id for entry in entries])
+        entries = [entry._replace(deliveries=counts.get(entry.id, 1)) for entry in entries]
+        return Claimed(entries, vanished, following)
 
-    def _exists(self, entry: str) -> bool:
-        return bool(self._do("XRANGE", self._key, entry, entry, "COUNT", 1))
+    def _deleted(self, ids: Sequence[str]) -> set[str]:
+        """Return which entries do not exist, in one round trip."""
+        pipe = self._client.pipeline(transaction=False)
+        for entry in ids:
+            pipe.execute_command("XRANGE", self._key, entry, entry, "COUNT", 1)  # type: ignore[no-untyped-call]
+        try:
+            found = pipe.execute()
+        except (redis.RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        return {entry for entry, rows in zip(ids, found, strict=True) if not rows}
 
     def _deliveries(self, ids: list[str]) -> dict[str, int]:
         """Return how often each entry was delivered."""
@@ -252,6 +264,11 @@ def entry_order(entry: str) -> tuple[int, int]:
     """Return the position of an entry id."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
+
+
+def _after(entry: str) -> str:
+    milliseconds, number = entry_order(entry)
+    return f"{milliseconds}-{number + 1}"
 
 
 def _entry(row: Sequence[Any]) -> Entry:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, Typed
 from typing_extensions import TypeVar
 
 from helixqueue.identity import key_bytes, key_text, stored_public_id
+from helixqueue.states import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from helixqueue.errors import Refused
-    from helixqueue.states import State
 
 DecisionWord = Literal["new", "duplicate", "conflict", "refused"]
 
@@ -150,6 +150,16 @@ class Submitted(NamedTuple, Generic[R]):
     state: State | None
     differs: tuple[str, ...] = ()  # options of a duplicate that differ; the first submission wins
     error: Refused | None = None  # of a conflict or a refusal: what `submit` would have raised
+
+    @property
+    def hint(self) -> str | None:
+        """How to retry the batch, if this is a repeat of work that FAILED."""
+        if self.decision != "duplicate" or self.state is not State.FAILED or self.receipt is None:
+            return None
+        return (
+            f"the batch is FAILED; `helixq batch retry {self.receipt.batch_id} --reason ...` "
+            "retries it"
+        )
 
 
 class Accepted(Submitted[R]):

@@ -187,17 +187,25 @@ begin
 
   -- Work without identity gets a key that no other submission will ever have; the sub-select computes
   -- its name once, before it is hashed.
-  v_key := array(
-    select case when u.identity is not null or v_queue.unknown = 'accept'
-                then helix.key_within(v_scope, u.named, u.revision) end
-    from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
-                 coalesce(g.revision, '') as revision, g.place
-          from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
-          offset 0) u
-    order by u.place);
-  if p_key is not null then
-    v_key := array(select case when u.place <> all (p_reused) then coalesce(u.given, u.made) end
-                   from unnest(p_key, v_key) with ordinality as u (given, made, place) order by u.place);
+  if p_key is null then
+    v_key := array(
+      select case when u.identity is not null or v_queue.unknown = 'accept'
+                  then helix.key_within(v_scope, u.named, u.revision) end
+      from (select g.identity, coalesce(g.identity, gen_random_uuid()::text) as named,
+                   coalesce(g.revision, '') as revision, g.place
+            from unnest(p_identity, p_revision) with ordinality as g (identity, revision, place)
+            offset 0) u
+      order by u.place);
+  else
+    v_key := array(
+      select case when u.place = any (p_reused) then null
+                  when u.key is not null then u.key
+                  when v_queue.unknown = 'accept' then helix.key_within(v_scope, u.named, u.revision) end
+      from (select g.key, case when g.key is null then gen_random_uuid()::text end as named,
+                   coalesce(g.revision, '') as revision, g.place
+            from unnest(p_key, p_revision) with ordinality as g (key, revision, place)
+            offset 0) u
+      order by u.place);
   end if;
 
   if p_requires is null and p_priority is null then

@@ -116,15 +116,15 @@ set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off se
 begin
   return array(
     select u.place::integer
-    from (select g.hash, g.key, g.place,
-                 first_value(g.key) over (partition by g.hash order by g.place) as first_key
-          from unnest(p_hash, p_key) with ordinality as g (hash, key, place)
-          where g.hash is not null and p_kind[g.place] <> 'http') u
-    left join lateral (
-      select b.key from helix.source s join helix.batch b on b.id = s.batch
-      where s.hash = u.hash and s.decision in ('new', 'duplicate') limit 1) known on true
-    where coalesce(known.key, u.first_key) <> u.key
-       or known.key is not null and u.key is null);
+    from (select g.key, g.place, first_value(g.key) over (partition by g.hash order by g.place) as first_key,
+                 -- Two look-ups, in this order: a join may begin with the table of batches.
+                 (select b.key from helix.batch b
+                  where b.id = (select s.batch from helix.source s
+                                where s.hash = g.hash and s.decision in ('new', 'duplicate'))) as known_key
+          from unnest(p_hash, p_key, p_kind) with ordinality as g (hash, key, kind, place)
+          where g.hash is not null and g.kind <> 'http') u
+    where coalesce(u.known_key, u.first_key) <> u.key
+       or u.known_key is not null and u.key is null);
 end
 $$;
 

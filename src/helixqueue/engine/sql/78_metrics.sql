@@ -325,31 +325,6 @@ language sql volatile as $$
         select age(r.xmin) from pg_replication_slots r where r.xmin is not null) a
 $$;
 
--- What a stream intake reports about its consumer group: entries pending per consumer, the group's lag, and how
--- often an acknowledgement after a commit failed since the last report. It replaces the gauges of the stream.
-create function helix.report_intake_v1(
-  p_tenant text, p_stream text, p_consumer text[], p_pending bigint[], p_lag bigint,
-  p_xack_failures bigint default 0
-) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-begin
-  perform helix.enter_for(p_tenant);
-  perform helix.demand_parallel(cardinality(p_consumer), helix.shape(p_consumer), helix.shape(p_pending));
-  delete from helix.metric m
-  where m.tenant = p_tenant and m.name = 'helix_stream_pending' and m.queue = left(p_stream, 255)
-    and m.label <> all (p_consumer);
-  insert into helix.metric as m (tenant, name, queue, label, value)
-  select p_tenant, 'helix_stream_pending', left(p_stream, 255), left(u.consumer, 60), sum(u.pending)
-  from unnest(p_consumer, p_pending) as u (consumer, pending) group by left(u.consumer, 60)
-  union all
-  select p_tenant, 'helix_stream_lag', left(p_stream, 255), '', p_lag where p_lag is not null
-  on conflict (name, tenant, queue, label) do update set value = excluded.value;
-  -- Also a zero: Prometheus sees an increase only of a series that it has seen before.
-  insert into helix.metric_change (tenant, name, queue, value)
-  values (p_tenant, 'helix_xack_after_commit_failures', left(p_stream, 255), coalesce(p_xack_failures, 0));
-end
-$$;
-
 -- Series for /metrics. With p_every_tenant, a login that acts for all tenants (also one per transaction, as a
 -- service does) reads those of all tenants, else those of the session's tenants. At most p_limit series.
 create function helix.read_metrics_v1(p_every_tenant boolean default false, p_limit integer default 100000)

@@ -44,6 +44,7 @@ class SubmittedResponse(BaseModel):
     receipt: ReceiptResponse | None
     state: State | None
     differs: list[str]
+    hint: str | None = None
     problem: ProblemResponse | None = None
 
 
@@ -117,6 +118,8 @@ def submitted(result: Submitted[Any], *, values: bool, request_id: str) -> dict[
     if result.receipt is not None:
         batch_id, key, fingerprint = result.receipt
         content["receipt"] = {"batch_id": batch_id, "key": key, "fingerprint": fingerprint}
+    if result.hint is not None:
+        content["hint"] = result.hint
     if result.error is not None:
         content["problem"] = problem_of(result.error, values=values).body(request_id)
     return content
