@@ -189,12 +189,15 @@ class StreamLab:
         self.lab.run(calls.set_queue(tenant="a", queue=self.queue, **settings))
 
 
-def intake_process(stream: StreamLab, tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+def intake_process(
+    stream: StreamLab, tmp_path: Path, *, count: int = 32, **environment: str
+) -> subprocess.Popen[str]:
     """`helixq intake run` as a process of its own."""
     config = tmp_path / "intake.toml"
     config.write_text(
         f'stream = "{stream.stream}"\ngroup = "g"\nconsumer = "c1"\ntenant = "a"\n'
-        f'queues = ["{stream.queue}"]\nredis = "{stream.url}"\nblock = 0.05\nidle = 0.2\n',
+        f'queues = ["{stream.queue}"]\nredis = "{stream.url}"\nblock = 0.05\nidle = 0.2\n'
+        f"count = {count}\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "helixqueue", "intake", "run", "--config", str(config)]
