@@ -2,7 +2,7 @@
 
 create sequence helix.batch_id;
 
--- One row per batch, never deleted. The unique key is THE ARBITER of G1: any number of submissions of one
+-- One row per batch, never deleted. The unique key alone decides G1: any number of submissions of one
 -- identity conflict here, also after retention, which empties the row and leaves it as a tombstone.
 -- Columns stand by their width, texts last, because PostgreSQL aligns each: another order costs padding.
 create table helix.batch (

@@ -6,7 +6,7 @@
 -- There are no foreign keys: on hot rows they cost share locks and multixacts.
 create table helix.work (
   batch         bigint primary key,
-  turn          bigint not null,       -- its place in its lane while claimable
+  turn          bigint not null,       -- its position in its lane while claimable
   entry         bigint not null,       -- ledger entry of its last step
   before        bigint,                -- ledger entry of the step before; null: this is the first
   number        bigint,                -- the last lease: the ledger entry of its claim
@@ -17,7 +17,7 @@ create table helix.work (
   changed_at    timestamptz not null,  -- time of the last step
   queue         integer not null,
   lane          integer not null,
-  bytes         integer not null,      -- length of the payload: one answer carries so many at most
+  bytes         integer not null,      -- length of the payload; limits a claim (payload_prefix)
   version       integer not null,      -- number of the last step, starting at 1
   epoch         integer,               -- of the last lease's token
   lease_seconds real,                  -- what a renewal adds
@@ -81,7 +81,7 @@ language sql immutable parallel safe as $$
 $$;
 
 -- Finished batches in the order of their end: retention reads it from the oldest, lists from the newest.
--- Written by the trigger `record`; a retry and retention remove rows.
+-- Written by the trigger `record_step`; a retry and retention remove rows.
 create table helix.ended (
   at     timestamptz not null,     -- work.changed_at
   batch  bigint not null,
@@ -104,7 +104,7 @@ create table helix.request (
 create index request_due on helix.request (due, number) where due is not null;
 create index request_number on helix.request (number);
 
--- How many leases each limit key has now; counted by the trigger `record`, locked by claim.
+-- How many leases each limit key has now; counted by the trigger `record_step`, locked by claim.
 create table helix.key_limit (
   queue integer not null,
   held  integer not null default 0 check (held >= 0),

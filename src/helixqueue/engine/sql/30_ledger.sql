@@ -1,9 +1,9 @@
 -- The ledger: one entry for what one call did to any number of batches, like an entry in a book of
 -- accounts, and the records of refused writes and of submissions that made no batch.
 
--- Append-only, written by the trigger `record` alone. The header describes the step; the arrays, which
--- run in parallel, to which batches. Entries of one statement share their id: one part for each different
--- header. A batch's history is found from its last entry (helix.work.entry) along `before`.
+-- Append-only, written only by the triggers of 31_record.sql. The header columns describe the step. The
+-- arrays have one element per batch that took it. Rows of one statement share their id: one part for each
+-- different header. A batch's history is found from its last entry (helix.work.entry) along `before`.
 -- Archiving empties the arrays of an entry whose batches are all retired; header and hash stay.
 create table helix.entry (
   id         bigint not null,

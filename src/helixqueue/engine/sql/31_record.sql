@@ -16,8 +16,9 @@ begin
 end
 $$;
 
--- An update that is no legal step. What is no step may change only deadline, lane, turn, pending, due and cause,
--- and stays in its state.
+-- Called for updates that are not the next step of their batch (see the trigger below). Accepts an update
+-- that is no step: it keeps the state and changes only deadline, lane, turn, pending, due and cause.
+-- Refuses every other one.
 create function helix.check_move() returns trigger
 language plpgsql as $$
 begin
@@ -43,10 +44,11 @@ begin
 end
 $$;
 
--- A step continues the row as it was. PostgreSQL parses a trigger's condition again for every statement, so
--- there is one trigger for both kinds of update, its condition is short, and everything that the new row
--- alone shows is checked in `record_step`. The same as a trigger function cost a third of a drain.
--- `is not true` also refuses what is null.
+-- The condition describes the next step: it follows the row as it was. `check_move` runs only where the
+-- condition does not hold; `is not true` includes null. PostgreSQL parses a trigger's condition again for
+-- every statement, so there is one trigger for both kinds of update, its condition is short, and
+-- `record_step` checks everything that the new row alone shows. Calling a function for each row instead of
+-- a condition took a third of the time of a drain.
 create trigger next_step after update on helix.work
   for each row when ((
     new.step and new.batch = old.batch and new.before = old.entry and new.came_from = old.state
@@ -73,7 +75,7 @@ $$;
 create trigger leaves after delete on helix.work
   referencing old table as gone for each statement execute function helix.demand_tombstone();
 
--- First steps: they have no entry before them. A batch that was retired does not begin again.
+-- Writes the entry of first steps, which have no entry before them. A retired batch does not begin again.
 create function helix.record_first() returns trigger
 language plpgsql
 set enable_seqscan = off set jit = off as $$
@@ -108,7 +110,7 @@ $$;
 create trigger record after insert on helix.work
   referencing new table as arrived for each statement execute function helix.record_first();
 
--- Whether a row is right after a step, as far as the row itself shows it. Inlined.
+-- Whether the columns of a row are consistent with its last step. PostgreSQL inlines this function.
 create function helix.is_step(
   p_from helix.state, p_to helix.state, p_entry bigint, p_before bigint, p_pending boolean,
   p_cause helix.cause, p_due timestamptz, p_limit_key text, p_number bigint, p_nonce bigint,
@@ -133,7 +135,8 @@ create function helix.is_step(
          ) is true
 $$;
 
--- All other steps. The statement trigger reads the new rows only: joining old and new was quadratic.
+-- Writes the entry of all other steps. It reads the new rows only, because joining them with the old rows
+-- took quadratic time.
 create function helix.record_step() returns trigger
 language plpgsql
 -- A plan made while the ledger was empty would read all of it for every call.
@@ -244,7 +247,6 @@ begin
 end
 $$;
 
--- Refuses a change of a submitted batch.
 -- Locks the limit keys of these batches in key order, for calls that end leases in several statements.
 create function helix.lock_keys(p_batch bigint[]) returns void
 language plpgsql as $$

@@ -1,4 +1,4 @@
--- Lanes and turns: the place of a batch in the order of claims.
+-- Lanes and turns: the position of a batch in the order of claims.
 
 -- The class of a requirement, created when it is new. Unknown names are refused: a misspelled "gpu"
 -- would otherwise run anywhere.
@@ -72,8 +72,8 @@ begin
 end
 $$;
 
--- The turn after which a queue's next batch stands in a lane: after its own last one, but never before
--- the turn that is being served. Looking only above `served` keeps the look-up short even while an
+-- The next batch of a queue gets the turn after this one: the queue's own last turn in the lane, or the
+-- turn that is being served if that is later. Looking only above `served` keeps the look-up short even while an
 -- old snapshot holds dead index entries.
 create function helix.turn_after(p_lane integer, p_queue integer) returns bigint
 language plpgsql stable

@@ -76,8 +76,8 @@ begin
 end
 $$;
 
--- One new submission with an identity and without options, in three statements. Everything else returns
--- null and takes the general path, which starts over: a race that is lost here is lost there as well.
+-- One new submission with an identity and without options, in three statements. In every other case, also
+-- after a lost race for the key, it has inserted no batch and returns null: submit_v1 takes the general path.
 create function helix.submit_one(
   p_tenant text, p_queue text, p_actor text, p_profile text, p_identity text, p_payload text,
   p_raw text, p_revision text, p_priority smallint

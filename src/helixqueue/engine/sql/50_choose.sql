@@ -49,11 +49,12 @@ language sql immutable as $$
               else p_hint[array_position(p_hint_lane, p_lane)] end
 $$;
 
--- The lanes that fit this worker and have batches after its hints that this call has not looked at
--- (p_seen), from most urgent to least; equal ones in random order. A session for all tenants asks whether
--- a lane is empty by its order, a session for some asks queue by queue (p_mine): it must not step over
--- the backlog of others. Lanes are asked until p_most have batches, so a claim for one batch does not
--- look into twenty lanes. A lane with a hint gave something a moment ago and is not asked.
+-- The lanes that fit this worker and have batches which it may claim: batches after its hints that this
+-- call has not looked at (p_seen). Most urgent first; equal priorities in random order. The search stops
+-- after p_most lanes, so that a claim for one batch does not look into twenty.
+-- A session for all tenants looks into a lane as a whole, and takes a lane with a hint without looking: it
+-- had batches a moment ago. A session for some tenants looks at each of its queues (p_mine) in the lane,
+-- because it must not step over the backlog of others.
 create function helix.lanes_for(
   p_queues text[], p_mine integer[], p_free helix.resources, p_empty integer[],
   p_hint_lane integer[], p_hint_turn bigint[], p_hint_batch bigint[], p_seen bigint[],

@@ -1,5 +1,5 @@
 -- Claim: leases for a worker, at most p_count and no more than fit its free resources. One call may
--- also settle finished leases and start the new ones: one commit per round of a worker.
+-- also settle finished leases and start the new ones, all in one commit.
 
 -- One lease. What the leases of a call have in common is in the first row, whose batch is null and whose
 -- payload is JSON (`claim_header`), so that server and client handle fewer columns per lease.

@@ -82,9 +82,9 @@ begin
 end
 $$;
 
--- Locks the rows of these batches in the common order (by batch, waiting: every call that locks several
--- takes them in this order) and returns which of the tokens own theirs: their places in the arrays, each
--- batch once. No other transaction can change that until this one ends.
+-- Locks the rows of these batches and returns those whose token owns the lease: the batch and its position
+-- in the arrays, each batch once. Other transactions cannot change that until this one ends. Every call
+-- that locks several rows takes them in the order of batches, and waits.
 create function helix.lock_leases(
   p_batch bigint[], p_epoch int[], p_nonce bigint[], p_number bigint[],
   out place integer[], out batch bigint[]
@@ -246,8 +246,8 @@ begin
 end
 $$;
 
--- answer_stale for what is not among the done. Two tokens of one batch may come in one call, and then only
--- one of them did it: the one that the row has.
+-- `answer_stale` for every element whose batch is not in p_done. A call may contain two tokens of one batch;
+-- only the token in the row did the write, so the other one is answered here too.
 create function helix.answer_rest(
   p_operation text, p_worker text, p_done bigint[], p_batch bigint[], p_epoch int[],
   p_nonce bigint[], p_number bigint[], p_reason helix.reason[], p_content bytea[] default null

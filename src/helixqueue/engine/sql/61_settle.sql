@@ -179,7 +179,7 @@ end
 $$;
 
 -- RUNNING > COMPLETED where the token owns the lease: one conditional update, which locks in the order of
--- batches. What it returns is what it did; arguments of refused rows are never used.
+-- batches. Returns the batches that it completed.
 create function helix.complete(
   p_worker text, p_batch bigint[], p_epoch integer[], p_nonce bigint[], p_number bigint[],
   p_outcome text[], p_result text[], out batch bigint[], out late boolean[]
@@ -223,10 +223,10 @@ begin
 end
 $$;
 
--- Counts settled leases in the rows of their claim calls (p_number: one element per lease). A call that has
--- none left is no longer due, so the reaper does not read its leases, about seven
--- pages for each. Another call that counts at this moment is not waited for, and leases that
--- are settled one by one or end otherwise are not counted: `unsettled` then stays too high, and the reaper looks.
+-- Counts settled leases in the rows of their claim calls (p_number: one element per lease). A claim call
+-- without unsettled leases is no longer due, which saves the reaper about seven pages per lease. The count
+-- is an upper bound: a row that another call locks is skipped, and leases that are settled one by one or
+-- end otherwise are not counted. The reaper then reads the leases and finds that they ended.
 create function helix.count_settled(p_number bigint[]) returns void
 language plpgsql as $$
 begin
