@@ -356,17 +356,17 @@ class AsyncClient(AsyncLetterMethods, AsyncQueueMethods, Generic[W]):
 
     async def start(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
         """Mark leases as RUNNING; returns one answer per lease."""
-        return await self._do(self._operations.hold("start", worker, leases))
+        return await self._do(self._operations.change_leases("start", worker, leases))
 
     async def renew(self, worker: str, leases: Iterable[LeaseRow | LeaseRef]) -> list[WriteResult]:
         """Extend leases by the queue's lease length; returns one answer per lease."""
-        return await self._do(self._operations.hold("renew", worker, leases))
+        return await self._do(self._operations.change_leases("renew", worker, leases))
 
     async def release(
         self, worker: str, leases: Iterable[LeaseRow | LeaseRef]
     ) -> list[WriteResult]:
         """End leases without an outcome: the batches become PENDING, at no cost of an attempt."""
-        return await self._do(self._operations.hold("release", worker, leases))
+        return await self._do(self._operations.change_leases("release", worker, leases))
 
     async def settle(
         self, worker: str, settlements: Sequence[Settlement], *, within: W | None = None

@@ -1,1 +1,1 @@
-"""The ledger read back: its hash chain, its fold, and the replay that proves G4."""
+"""Ledgers in Python: the replay that proves G4 (fold, hash chain), user ledgers, and feeds."""

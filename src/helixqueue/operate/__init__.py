@@ -1,1 +1,1 @@
-"""What people who run HelixQueue do: check its invariants, recover after a restore."""
+"""Commands of operators: check, seals, doctor, recovery after a restore, alerts, dashboard."""

@@ -75,7 +75,7 @@ class Operations:
         A client that never reached its database does not retry: a wrong DSN fails at once.
         """
         seconds = self._retry_seconds if self._connected else 0.0
-        answer = yield from retried(call, seconds=seconds, replayable=repeatable)
+        answer = yield from retried(call, seconds=seconds, repeatable=repeatable)
         self._connected = True
         return answer
 
@@ -235,7 +235,7 @@ class Operations:
         )
         return list(claimed.leases)
 
-    def hold(
+    def change_leases(
         self, verb: str, worker: str, leases: Iterable[LeaseRow | LeaseRef]
     ) -> Steps[list[WriteResult]]:
         """Start, renew or release leases."""

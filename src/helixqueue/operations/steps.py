@@ -1,5 +1,7 @@
 """Operations as generators of steps: run a call, or sleep. A runner does the I/O.
 
+These steps are not the steps of a batch in the ledger.
+
 A generator yields a step and receives the result; a `HelixError` is thrown into it at the step that
 failed. Retries, pauses and the meaning of results are written once, for threads and event loops.
 """
@@ -53,11 +55,11 @@ Step = Execute | Sleep
 Steps = Generator[Step, Any, T]
 
 
-def retried(call: AnyCall[T], *, seconds: float, replayable: bool = True) -> Steps[T]:
+def retried(call: AnyCall[T], *, seconds: float, repeatable: bool = True) -> Steps[T]:
     """Run a call, and retry it until it succeeds or the time is over.
 
     The engine recognises repeats, so a call whose result was lost is also retried, unless it is not
-    `replayable`.
+    `repeatable`.
     """
     deadline = time.monotonic() + seconds
     for tries in count():
@@ -67,7 +69,7 @@ def retried(call: AnyCall[T], *, seconds: float, replayable: bool = True) -> Ste
             pause = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries))  # noqa: S311
             pause += getattr(error, "retry_after", None) or 0.0
             lost = isinstance(error, Unavailable) and error.outcome_unknown
-            if (lost and not replayable) or time.monotonic() + pause > deadline:
+            if (lost and not repeatable) or time.monotonic() + pause > deadline:
                 raise
             yield Sleep(pause)
         else:

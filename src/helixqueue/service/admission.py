@@ -18,7 +18,8 @@ FastAPI matches the path (404, 405). After routing, in `OperationRoute`:
 11. idempotency key            the idempotency middleware
 
 Without a valid token a client learns nothing and costs little. Access is denied by default: an
-operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 7.
+operation without a scope cannot be called, and only operations with the scope `open` skip 3 to 8
+and 11.
 """
 
 from __future__ import annotations

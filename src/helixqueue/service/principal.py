@@ -240,7 +240,7 @@ class Principals:
         return principal
 
     async def _look_up(self, token_hash: bytes) -> Grant | None:
-        """Look tokens up in batches: those that arrive during a lookup go into the next one.
+        """Look several tokens up together: those that arrive during a query go into the next one.
 
         So guessed tokens cost one query at a time, however many there are, and a valid token among
         them waits for at most two queries.

@@ -28,7 +28,7 @@ DROP_SECONDS = 0.03
 RESTART_SECONDS = 0.5
 START_SECONDS = 15.0  # a worker starts without its heartbeat after that
 NO_BATCH = 0
-LOOP_TURNS_TO_READ = 5
+LOOP_PASSES_TO_READ = 5
 
 
 class HeartbeatListener(Protocol):
@@ -93,7 +93,7 @@ class Heartbeat:
         """Process every report that the heartbeat process has sent until now."""
         await self.pause(NO_BATCH, seconds)
         # After the loop was blocked, the timeout fires before the pipe is read.
-        for _ in range(LOOP_TURNS_TO_READ):
+        for _ in range(LOOP_PASSES_TO_READ):
             await asyncio.sleep(0)
 
     def set_process_group(self, batch: int, group: int | None) -> None:

@@ -2,7 +2,7 @@
 
     Claimer   claims leases, starts them and settles what is finished (one call, one commit)
     InFlight  holds every lease of the worker
-    Executor  runs the handler of one attempt in each slot and judges its outcome
+    Executor  runs the handler of one attempt in each slot and makes its settlement
     Heartbeat renews the leases from another process
 
 A lease is lost when a renewal is refused, or when none succeeded until shortly before its end (on
@@ -46,7 +46,7 @@ WATCH_SECONDS = 0.5
 HELLO_SECONDS = 15.0
 # A prefetched batch that waits longer for a slot is released: another worker may be free.
 SLOT_WAIT_SECONDS = 2.0
-ATTEMPTS_PER_TURN = 20  # of one slot, before it lets other tasks run
+ATTEMPTS_PER_YIELD = 20  # of one slot, before it lets other tasks run
 DRAIN_POLL_SECONDS = 0.005
 CANCEL_SECONDS = 5.0  # for a cancelled handler to end
 
@@ -145,7 +145,7 @@ class Worker:
                 await execute(attempt)
             finally:
                 running.pop(attempt, None)
-            if done % ATTEMPTS_PER_TURN == 0:
+            if done % ATTEMPTS_PER_YIELD == 0:
                 await asyncio.sleep(0)
 
     # Supervision.
