@@ -59,7 +59,7 @@ def _check(
         typer.Option(
             "--exported",
             metavar="FILE",
-            help="Compare the seals with this export of `seal --export`, without a database.",
+            help="Verify this export of `helixq seal --export` instead of a database.",
             show_default=False,
         ),
     ] = None,

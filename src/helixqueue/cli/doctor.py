@@ -35,7 +35,7 @@ def _doctor(
             "--redis",
             metavar="URL",
             envvar="HELIX_REDIS",
-            help="Examine this Redis or Valkey, too.",
+            help="Also examine this Redis or Valkey.",
             show_default=False,
         ),
     ] = None,

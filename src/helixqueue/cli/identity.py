@@ -75,7 +75,7 @@ def _twins(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List identities that people take for one another.
+    """List identities that are easily confused.
 
     `spelling`: several spellings of one batch. `case` and `look-alike` (width, letters of other
     scripts): several batches, perhaps by mistake. Nothing is merged.

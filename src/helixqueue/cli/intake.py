@@ -74,7 +74,7 @@ Queues = Annotated[
     typer.Option(
         "--queue",
         metavar="QUEUE",
-        help="Queue that messages may go to; can be repeated. '*': every queue of the tenant.",
+        help="Queue that messages may name; repeatable. '*': every queue of the tenant.",
         show_default=False,
     ),
 ]
@@ -95,7 +95,7 @@ Idle = Annotated[
         "--idle",
         metavar="SECONDS",
         min=0.01,
-        help="Claim entries that are pending this long. [default: 120]",
+        help="Take over entries that are pending for this long. [default: 120]",
         show_default=False,
     ),
 ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from helixqueue.fence.key_file import SigningKey
 
 app = typer.Typer(no_args_is_help=True, help="Signing keys: create, list, public, rotate.")
-NO_SERVICE = "a signing key is a file of this machine"
+NO_SERVICE = "a signing key is a file on this machine; a service has its own"
 
 
 def register(parent: typer.Typer) -> None:

@@ -122,7 +122,7 @@ def _redrive(
         typer.Option(
             "--revision",
             metavar="TEXT",
-            help="Make it new work beside a batch that conflicts.",
+            help="Submit it as new work, beside the batch that it conflicts with.",
             show_default=False,
         ),
     ] = None,

@@ -62,7 +62,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "feed": ("helixqueue.cli.feed", "Feeds: list, show, pause, resume, rewind, run."),
     "receipt": ("helixqueue.cli.receipt", "Receipts: verify."),
     "key": ("helixqueue.cli.key", "Signing keys: create, list, public, rotate."),
-    "secret": ("helixqueue.cli.secret", "Secret of fingerprints: rotate."),
+    "secret": ("helixqueue.cli.secret", "Fingerprint secret: rotate."),
     "serve": ("helixqueue.cli.serve", "Serve the HTTP API until a signal."),
     "token": ("helixqueue.cli.token", "Tokens of a service: create, list, rotate, revoke, link."),
     "generate": (

@@ -75,7 +75,7 @@ ResubmitFailed = Annotated[
         "--resubmit-failed",
         metavar="RULE",
         parser=_resubmit_rule,
-        help="answer or retry: what a new source does to a FAILED batch.",
+        help="What a new source does to a FAILED batch: answer (nothing) or retry.",
         show_default=False,
     ),
 ]

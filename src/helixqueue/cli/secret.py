@@ -8,10 +8,8 @@ from helixqueue.cli import connection, options, show
 from helixqueue.cli.command import command
 from helixqueue.engine import calls
 
-app = typer.Typer(no_args_is_help=True, help="Secret of fingerprints: rotate.")
-NO_SERVICE = (
-    "the secret is one for all tenants, which no token permits; run it with --dsn or --data"
-)
+app = typer.Typer(no_args_is_help=True, help="Fingerprint secret: rotate.")
+NO_SERVICE = "all tenants share the secret, so no token may rotate it; run it with --dsn or --data"
 
 
 def register(parent: typer.Typer) -> None:
@@ -20,7 +18,7 @@ def register(parent: typer.Typer) -> None:
 
 @app.callback()
 def _secret() -> None:
-    """Secret of fingerprints: rotate."""
+    """Fingerprint secret: rotate."""
 
 
 @command(app, "rotate", example='helixq secret rotate --dsn "$OWNER_DSN"')

@@ -122,7 +122,7 @@ AllowedHostOption = Annotated[
     typer.Option(
         "--allowed-host",
         metavar="NAME",
-        help="Host name of the service, repeatable; requests to other names are refused.",
+        help="Refuse requests to other host names than this one; repeatable.",
         show_default=False,
     ),
 ]
@@ -131,7 +131,7 @@ TrustedProxyOption = Annotated[
     typer.Option(
         "--trusted-proxy",
         metavar="ADDRESS",
-        help="Proxy whose X-Forwarded-For counts: an address or a network, repeatable.",
+        help="Trust X-Forwarded-For from this address or network; repeatable.",
         show_default=False,
     ),
 ]

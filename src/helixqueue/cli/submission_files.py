@@ -197,7 +197,9 @@ def _row_of_columns(line: int, row: dict[str, Any], identity: Sequence[str]) -> 
     """The columns `identity` form the identity, all others the payload."""
     missing = next((name for name in identity if name not in row), None)
     if missing is not None:
-        return ParsedRow(line, None, f"expected {missing[:80]!a}, the identity; got a row without")
+        return ParsedRow(
+            line, None, f"expected the column {missing[:80]!a} of the identity, got none"
+        )
     parts = tuple(row.pop(name) for name in identity)
     name = parts[0] if len(parts) == 1 else list(parts)
     return _submission(line, {"identity": name, "payload": row})

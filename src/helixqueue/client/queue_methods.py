@@ -32,7 +32,7 @@ class QueueMethods:
         return self._do(identities.refused(self._operations, queue, limit))
 
     def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
-        """List identities of the queue that people take for one another: case, look-alikes."""
+        """List identities of the queue that are easily confused: case, look-alikes."""
         return self._do(identities.twins(self._operations, queue))
 
     def delete_queue(self, queue: Queue[Any, Any] | str, *, reason: str) -> bool:
@@ -59,7 +59,7 @@ class AsyncQueueMethods:
         return await self._do(identities.refused(self._operations, queue, limit))
 
     async def twins(self, queue: Queue[Any, Any] | str) -> list[TwinGroup]:
-        """List identities of the queue that people take for one another: case, look-alikes."""
+        """List identities of the queue that are easily confused: case, look-alikes."""
         return await self._do(identities.twins(self._operations, queue))
 
     async def delete_queue(self, queue: Queue[Any, Any] | str, *, reason: str) -> bool:

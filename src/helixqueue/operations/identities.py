@@ -40,7 +40,7 @@ def refused(
 
 
 def twins(operations: Operations, queue: Queue[Any, Any] | str) -> Steps[list[TwinGroup]]:
-    """Identities of a queue that people take for one another."""
+    """List identities of a queue that are easily confused."""
     known = yield from operations.known(queue)
     found: list[Identity] = []
     after: str | None = None
