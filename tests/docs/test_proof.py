@@ -17,8 +17,14 @@ from tests.support.cli import Helixq
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "proof.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-# Ids of keys, and how many settings a new database has.
-CHANGING = [(r"key [0-9a-f]{16}", "key ..."), (r"\d+ decision", "... decision")]
+# Ids of keys, how many settings a new database has, times, worker names, widths of columns.
+CHANGING = [
+    (r"key [0-9a-f]{16}", "key ..."),
+    (r"\d+ decision", "... decision"),
+    (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "..."),
+    (r"sequencer-1-[0-9a-f]{6}", "sequencer-1-..."),
+    (r"[\t ]+", " "),
+]
 
 
 def examples():

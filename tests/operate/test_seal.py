@@ -10,6 +10,8 @@ from helixqueue.cli.exits import Exit
 from helixqueue.errors import HelixError, Refused
 from helixqueue.fence.ed25519 import Ed25519Signer
 from helixqueue.fence.key_file import SigningKey, create
+from helixqueue.identity import derive_key, key_bytes, key_text, public_id
+from helixqueue.ledger.chain import INT2, INT4, INT8, LedgerEntry, array_of, entry_hash
 from helixqueue.operate.check_seals import check_seals
 from helixqueue.operate.exported import check_export, write_export
 from helixqueue.operate.seal import add_seal, head_of, last_head, make_seal, read_seals
@@ -168,6 +170,140 @@ def test_every_edit_of_an_export_is_found(busy, tmp_path):
     for lost in (lines[:-1], lines[1:], [*lines, lines[0]]):
         changed.write_text("\n".join(lost))
         assert any(r.count for r in check_export(changed, [sealed], [KEY]).results)
+
+
+def write_jsonl(file, documents):
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+
+
+@pytest.fixture
+def sample_export(busy, tmp_path):
+    """Two samples that one entry submitted, one of them completed; the seal and the lines."""
+    with sql_client(busy) as client:
+        client.queue(name="audit")
+        client.submit("sample-1", "sample-2", queue="audit")
+        assert client.complete(client.claim(1, queue="audit")) == ["ok"]
+    sealed = seal(busy)
+    file = tmp_path / "ledger.jsonl"
+    with busy.connect("operator") as connection:
+        write_export(connection, sealed, file)
+    return sealed, file, [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def key_of(sample):
+    return key_bytes(derive_key("a", "audit", (sample,)))
+
+
+def submitting(lines):
+    """The line that submitted both samples."""
+    [line] = [x for x in lines if any(key_of("sample-1").hex() in y for y in x.get("asked", ()))]
+    return line
+
+
+def test_history_of_one_sample_is_verified_offline(sample_export):
+    sealed, file, lines = sample_export
+    for ref in (key_of("sample-1"), public_id(key_text(key_of("sample-1")))):
+        result = check_export(file, [sealed], [KEY], ref)
+        assert (result.ok, result.history.fault) == (True, None)
+        assert result.history.key == derive_key("a", "audit", ("sample-1",))
+        states = [step.to_state for step in result.history.steps]
+        assert (states[0], states[-1]) == ("PENDING", "COMPLETED")
+        assert result.history.steps[-1].attempt == 1
+    other = check_export(file, [sealed], [KEY], key_of("sample-2")).history
+    assert [step.reason for step in other.steps] == ["submitted"]
+    assert "no such batch" in check_export(file, [sealed], [KEY], key_of("none")).history.fault
+    # Neither identities nor payloads enter an export.
+    assert "sample-1" not in file.read_text()
+    assert b"sample-1".hex() not in file.read_text()
+    assert all("asked" in line for line in lines if line["from_state"] is None and line["batch"])
+
+
+def swap_keys(line):
+    first, second = line["asked"]
+    line["asked"] = [second[:66] + first[66:], first[:66] + second[66:]]
+
+
+def swap_requests(line):
+    line["asked"].reverse()
+
+
+def cut_elsewhere(line):
+    """The bytes together stay the same, and so does their digest."""
+    first, second = line["asked"]
+    line["asked"] = [first + second[:2], second[2:]]
+
+
+def remove_requests(line):
+    del line["asked"]
+
+
+@pytest.mark.parametrize("edit", [swap_keys, swap_requests, cut_elsewhere, remove_requests])
+def test_edited_requests_of_an_export_are_found(sample_export, edit):
+    sealed, file, lines = sample_export
+    edit(submitting(lines))
+    write_jsonl(file, lines)
+    result = check_export(file, [sealed], [KEY], key_of("sample-1"))
+    assert [r.name for r in result.results if r.count] == ["sealed_request_changed"]
+    assert result.history.fault == "the export was not verified"
+    assert result.history.steps == ()
+
+
+def test_history_has_no_forged_step_that_no_seal_covers(sample_export):
+    """Anyone can append a step with a right hash. It has no seal, so it is not in the history."""
+    sealed, file, lines = sample_export
+    submission = submitting(lines)
+    number = max(submission["batch"])
+    forged = lines[-1] | {
+        "id": lines[-1]["id"] + 1, "xid": sealed["to_xid"], "from_state": "PENDING",
+        "to_state": "RUNNING", "reason": "started", "batch": [number], "version": [3],
+        "queue": submission["queue"][:1], "attempt": [1], "before": [submission["id"]],
+        "content": None,
+    }  # fmt: skip
+    arrays = {
+        name: array_of(kind, forged[name])
+        for name, kind in {"batch": INT8, "queue": INT4, "version": INT4, "attempt": INT2}.items()
+    }
+    entry = LedgerEntry(**forged | arrays | {"before": array_of(INT8, forged["before"])})
+    forged["hash"] = entry_hash([bytes.fromhex(submission["hash"])], entry).hex()
+    write_jsonl(file, [*lines, forged])
+    result = check_export(file, [sealed], [KEY], key_of("sample-2"))
+    assert (result.violations, result.history.fault) == ([], None)
+    assert [step.reason for step in result.history.steps] == ["submitted"]
+
+
+def test_history_with_a_hidden_last_step_is_not_shown(sample_export):
+    """An archived entry names no batch. One that could be the next step makes a history unsure."""
+    sealed, file, lines = sample_export
+    hidden = lines[-1] | dict.fromkeys(("batch", "queue", "version", "attempt", "before"))
+    assert lines[-1]["to_state"] == "COMPLETED"
+    write_jsonl(file, [*lines[:-1], hidden | {"content": None}])
+    result = check_export(file, [sealed], [KEY], key_of("sample-1"))
+    assert result.ok
+    assert "archived" in result.history.fault
+
+
+def test_command_prints_the_history_of_one_batch(sample_export, busy, tmp_path):
+    sealed, file, lines = sample_export
+    add_seal(tmp_path / "seals.jsonl", sealed)
+    (tmp_path / "lab.pub").write_bytes(KEY.public_bytes)
+    words = ("check", "--against", tmp_path / "seals.jsonl", "--public-key", tmp_path / "lab.pub")
+    offline = (*words, "--exported", file, "--batch")
+    helixq = Helixq(busy)
+    key = key_text(key_of("sample-1"))
+    done = helixq(*offline, key)
+    assert done.code == Exit.OK, done.err
+    assert done.out.splitlines()[1] == f"batch {public_id(key)}, key {key}"
+    assert done.out.splitlines()[-1].split("\t")[1:5] == ["completed", "RUNNING", "COMPLETED", "1"]
+    assert helixq(*offline, key, "--json").json["history"]["steps"][0]["to_state"] == "PENDING"
+    none = helixq(*offline, "v1:" + "0" * 64)
+    assert (none.code, "no such batch" in none.out) == (Exit.NO, True)
+    assert helixq(*offline, "sample-1").code == Exit.USAGE
+    assert helixq(*words, "--batch", key).code == Exit.USAGE
+    swap_keys(submitting(lines))
+    write_jsonl(file, lines)
+    edited = helixq(*offline, key)
+    assert (edited.code, "not verified" in edited.out) == (Exit.NO, True)
+    assert "COMPLETED\t" not in edited.out
 
 
 def test_interrupted_export_is_completed_by_the_next_run(busy, tmp_path):

@@ -13162,6 +13162,8 @@ GRANT SELECT ON TABLE helix.batch TO helix_operator;
 -- Name: FUNCTION asked_bytes(p_batch helix.batch); Type: ACL; Schema: helix; Owner: helix_engine
 
 REVOKE ALL ON FUNCTION helix.asked_bytes(p_batch helix.batch) FROM PUBLIC;
+GRANT ALL ON FUNCTION helix.asked_bytes(p_batch helix.batch) TO helix_reader;
+GRANT ALL ON FUNCTION helix.asked_bytes(p_batch helix.batch) TO helix_operator;
 
 -- Name: FUNCTION assume_v1(p_hash bytea); Type: ACL; Schema: helix; Owner: helix_engine
 

@@ -20,12 +20,14 @@ from helixqueue.fence.key_file import find_keys, read_public
 from helixqueue.ledger.replay import sees_every_tenant
 from helixqueue.operate.check import CheckResult, check, invariants
 from helixqueue.operate.check_seals import check_seals
-from helixqueue.operate.exported import check_export
+from helixqueue.operate.exported import ExportResult, check_export
+from helixqueue.operate.exported_batch import ExportedHistory, parse_ref
 from helixqueue.operate.seal import read_seals
 from helixqueue.transport.http import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from uuid import UUID
 
     from psycopg import Connection
 
@@ -63,6 +65,15 @@ def _check(
             show_default=False,
         ),
     ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="REF",
+            help="With --exported: print the verified history of the batch with this id or key.",
+            show_default=False,
+        ),
+    ] = None,
     public_key: options.PublicKey = None,
     watch: Annotated[
         float | None,
@@ -83,16 +94,19 @@ def _check(
     Reads one snapshot; work may continue meanwhile. Run it as the owner of the schema: other logins
     and tokens cannot read all tables, and the invariants on those are skipped. A token with the
     scope operate checks its own tenant. --against finds what the hashes inside the database cannot
-    show: histories that were cut or rewritten. Exit code 1: an invariant is broken; 3: a check
-    timed out.
+    show: histories that were cut or rewritten. Exit code 1: an invariant is broken, or the export
+    has no such batch; 3: a check timed out.
     """
     if against is not None and connection.current_service() is not None:
         raise typer.BadParameter("--against reads the database itself; select it with --dsn")
     seals = None if against is None else Against(read_seals(against), _keys(public_key))
+    wanted = None if batch is None else _parse_ref(batch)
+    if wanted is not None and exported is None:
+        raise typer.BadParameter("--batch reads an export; name it with --exported FILE")
     if exported is not None:
         if seals is None:
             raise typer.BadParameter("--exported needs the seals of the export: --against PATH")
-        _check_exported(exported, seals, as_json=as_json)
+        _check_exported(exported, seals, wanted, as_json=as_json)
     if watch is not None:
         _watch(watch, lambda: _run_checks(dsn, data, seals), as_json=as_json)
     every_tenant, results = _run_checks(dsn, data, seals)
@@ -131,26 +145,64 @@ def _keys(public_key: Path | None) -> Sequence[Signer]:
     return keys
 
 
-def _check_exported(file: Path, against: Against, *, as_json: bool) -> NoReturn:
+def _parse_ref(text: str) -> UUID | bytes:
+    try:
+        return parse_ref(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"--batch: expected the id of a batch (a UUID) or its key (v1:...), got {text!a}"
+        ) from None
+
+
+def _check_exported(
+    file: Path, against: Against, batch: UUID | bytes | None, *, as_json: bool
+) -> NoReturn:
     """Verify an export offline."""
-    export = check_export(file, against.seals, against.keys)
-    broken = [result for result in export.results if result.count]
-    ok = not broken and not export.violations
+    export = check_export(file, against.seals, against.keys, batch)
+    history = export.history
+    ok = export.ok and (history is None or history.fault is None)
     if as_json:
-        results = [asdict(result) for result in broken]
-        show.as_json({"ok": ok, **asdict(export), "results": results})
+        document = {"ok": ok, **asdict(export)}
+        document["results"] = [asdict(result) for result in export.results if result.count]
+        if history is None:
+            del document["history"]
+        show.as_json(document)
     else:
-        if broken:
-            _print(broken, every_tenant=True)
-        for violation in export.violations[:10]:
-            show.line(violation, "bold red")
-        states = ", ".join(f"{count:,} {state}" for state, count in sorted(export.states.items()))
-        show.line(
-            f"{'yes' if ok else 'no'}: {len(against.seals)} seals, {export.entries:,} ledger "
-            f"entries; batches: {states or 'none'}",
-            "green" if ok else "bold red",
-        )
+        _print_export(export, len(against.seals))
+        if history is not None:
+            _print_history(history)
     raise typer.Exit(Exit.OK if ok else Exit.NO)
+
+
+def _print_export(export: ExportResult, seals: int) -> None:
+    broken = [result for result in export.results if result.count]
+    if broken:
+        _print(broken, every_tenant=True)
+    for violation in export.violations[:10]:
+        show.line(violation, "bold red")
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(export.states.items()))
+    show.line(
+        f"{'yes' if export.ok else 'no'}: {seals} seals, {export.entries:,} ledger "
+        f"entries; batches: {states or 'none'}",
+        "green" if export.ok else "bold red",
+    )
+
+
+def _print_history(history: ExportedHistory) -> None:
+    if history.fault is not None:
+        show.line(f"no history: {history.fault}", "bold red")
+        return
+    show.line(f"batch {history.batch_id}, key {history.key}")
+    show.table(
+        ("time", "reason", "from", "to", "attempt", "actor"),
+        [
+            (
+                step.at, f"{step.reason}{', late' if step.late else ''}",
+                step.from_state or "(new)", step.to_state, str(step.attempt), step.actor,
+            )
+            for step in history.steps
+        ],
+    )  # fmt: skip
 
 
 def _report(results: list[CheckResult], *, every_tenant: bool, as_json: bool) -> None:

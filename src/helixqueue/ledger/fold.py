@@ -287,6 +287,14 @@ def _steps(entry: LedgerEntry) -> tuple[tuple[int, ...], list[StepColumns]]:
     return batches, rows
 
 
+def step_of(entry: LedgerEntry, batch: int) -> Step | None:
+    """Return the step that a batch takes in an entry; None if it takes none or is archived."""
+    if entry.batch is None or batch not in integers(INT8, entry.batch):
+        return None
+    batches, rows = _steps(entry)
+    return _step(entry, batch, rows[batches.index(batch)])
+
+
 def _step(entry: LedgerEntry, batch: int, columns: StepColumns) -> Step:
     before, version, attempt, queue = columns
     return Step(

@@ -1,7 +1,8 @@
 """Exports of the ledger, which an auditor verifies with seals and public keys, without a database.
 
 An export is JSONL, one line per ledger entry. The digests of a seal show that its lines are those
-that the database had; the fold shows that every step follows from the one before it.
+that the database had; the fold shows that every step follows from the one before it. It has no
+payloads and no identities; the requests of a submitting entry have the keys of its batches.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from mmap import mmap
@@ -19,12 +20,14 @@ from helixqueue.errors import Refused
 from helixqueue.ledger.chain import BYTEA, INT2, INT4, INT8, LedgerEntry, array_of
 from helixqueue.ledger.fold import Fold
 from helixqueue.operate.check_seals import INVARIANTS, SealFinding, forged, result_of
+from helixqueue.operate.exported_batch import ExportedHistory, ExportedRequests
 from helixqueue.postgres.snapshot import snapshot
 from helixqueue.postgres.statements import sql_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from uuid import UUID
 
     from psycopg import Connection
 
@@ -43,6 +46,11 @@ class ExportResult:
     states: dict[str, int]
     results: list[CheckResult]
     violations: list[str]
+    history: ExportedHistory | None = None  # of the batch that was asked for
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations and not any(result.count for result in self.results)
 
 
 def write_export(connection: Connection[Any], seal: dict[str, Any], file: Path) -> int:
@@ -92,10 +100,17 @@ def _appended(file: Path, from_xid: int) -> dict[tuple[int, int], Any]:
 
 
 def check_export(
-    file: Path, seals: Sequence[dict[str, Any]], keys: Sequence[Signer]
+    file: Path,
+    seals: Sequence[dict[str, Any]],
+    keys: Sequence[Signer],
+    batch: UUID | bytes | None = None,
 ) -> ExportResult:
-    """Verify an export from its first entry on."""
-    entries = sorted(_read(file), key=lambda entry: (entry.id, entry.part))
+    """Verify an export from its first entry on; then read the history of a batch, if one is given.
+
+    `batch` is a public id or a key. Without an intact export there is no history.
+    """
+    requests = ExportedRequests(batch)
+    entries = sorted(_read(file, requests), key=lambda entry: (entry.id, entry.part))
     findings: list[SealFinding] = []
     previous: dict[str, Any] | None = None
     for seal in seals:
@@ -105,21 +120,34 @@ def check_export(
             for fault in faults
         ]
         if not faults:
-            findings += _compare(entries, seal)
+            findings += _compare(entries, seal, requests)
         previous = seal
     fold = Fold()
     for entry in entries:
         fold.add(entry)
-    return ExportResult(
+    result = ExportResult(
         len(entries),
         dict(Counter(str(head.state) for head in fold.heads.values())),
         [result_of(name, findings) for name in INVARIANTS],
         [violation.message for violation in fold.violations],
     )
+    if batch is None:
+        return result
+    if not result.ok:
+        return replace(result, history=ExportedHistory(fault="the export was not verified"))
+    sealed = [entry for entry in entries if any(_covers(seal, entry) for seal in seals)]
+    return replace(result, history=requests.history(sealed))
 
 
-def _compare(entries: list[LedgerEntry], seal: dict[str, Any]) -> list[SealFinding]:
-    covered = [entry for entry in entries if seal["from_xid"] <= entry.xid < seal["to_xid"]]
+def _covers(seal: dict[str, Any], entry: LedgerEntry) -> bool:
+    within: bool = seal["from_xid"] <= entry.xid < seal["to_xid"]
+    return within
+
+
+def _compare(
+    entries: list[LedgerEntry], seal: dict[str, Any], requests: ExportedRequests
+) -> list[SealFinding]:
+    covered = [entry for entry in entries if _covers(seal, entry)]
     sealed = [page for page in seal["pages"] if page["kind"] == "entry"]
     rest = iter(covered)
     pages = list(iter(lambda: list(islice(rest, PAGE)), []))
@@ -128,9 +156,15 @@ def _compare(entries: list[LedgerEntry], seal: dict[str, Any]) -> list[SealFindi
         name = "sealed_record_missing" if missing > 0 else "sealed_record_added"
         return [SealFinding(name, abs(missing), {"seal": seal["number"]})]
     for page, found in zip(sealed, pages, strict=True):
+        witness = {
+            "seal": seal["number"],
+            "first_entry": int(page["first"]),
+            "last_entry": int(page["last"]),
+        }
         if page["digest"] != sha256(b"".join(map(_digest, found))).hexdigest():
-            place = {"first_entry": int(page["first"]), "last_entry": int(page["last"])}
-            return [SealFinding("sealed_record_changed", 1, {"seal": seal["number"]} | place)]
+            return [SealFinding("sealed_record_changed", 1, witness)]
+        if not requests.verify(page["requests"], found):
+            return [SealFinding("sealed_request_changed", 1, witness)]
     return []
 
 
@@ -145,10 +179,11 @@ def _digest(entry: LedgerEntry) -> bytes:
     return sha256((entry.hash or b"") + at + ">".join(map(str, header)).encode()).digest()
 
 
-def _read(file: Path) -> Iterator[LedgerEntry]:
+def _read(file: Path, requests: ExportedRequests) -> Iterator[LedgerEntry]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             document = json.loads(line)
+            request_texts = document.pop("asked", None)
             arrays = {
                 name: None if document[name] is None else array_of(kind, document[name])
                 for name, kind in _ARRAYS.items()
@@ -157,7 +192,10 @@ def _read(file: Path) -> Iterator[LedgerEntry]:
             if content is not None:
                 texts = [None if text is None else bytes.fromhex(text) for text in content]
                 content = array_of(BYTEA, texts)
-            yield LedgerEntry(
+            entry = LedgerEntry(
                 **{**document, **arrays, "hash": bytes.fromhex(document["hash"])}
                 | {"content": content}
             )
+            if request_texts is not None:
+                requests.add(entry, request_texts)
+            yield entry

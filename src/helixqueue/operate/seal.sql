@@ -12,6 +12,7 @@ select helix.seal_witness_v1(%(kind)s::text, %(from_xid)s::bigint, %(to_xid)s::b
 
 -- name: entries
 -- The entries that a seal covers, as lines of an export: times in microseconds since 2000, hashes in hex.
+-- Those that submitted batches have their requests, which name the key of each batch number. By primary key.
 select jsonb_build_object(
          'id', e.id, 'part', e.part,
          'at', (extract(epoch from e.at) * 1000000)::bigint - 946684800000000, 'xid', e.xid, 'epoch', e.epoch,
@@ -20,5 +21,8 @@ select jsonb_build_object(
          'version', to_jsonb(e.version), 'attempt', to_jsonb(e.attempt), 'before', to_jsonb(e.before),
          'content', (select jsonb_agg(encode(c.hash, 'hex') order by c.place)
                      from unnest(e.content) with ordinality as c (hash, place)))
+       || case when e.from_state is null and e.batch is not null then jsonb_build_object(
+            'asked', (select jsonb_agg(encode(helix.asked_bytes(b), 'hex') order by b.id)
+                      from helix.batch b where b.id = any (e.batch))) else '{}' end
 from helix.entry e where e.xid >= %(from_xid)s::bigint and e.xid < %(to_xid)s::bigint
 order by e.id, e.part;

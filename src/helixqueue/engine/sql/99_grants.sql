@@ -115,7 +115,7 @@ grant execute on function helix.key_text(bytea), helix.public_id(bytea), helix.f
 -- What the functions of helix_reader, and operators at a prompt, call inside their queries.
 grant execute on function helix.locate(uuid[]), helix.state_of(bigint),
   helix.ending(helix.state), helix.session_tenants(), helix.session_queues(), helix.sees_payloads(),
-  helix.entry_hash,
+  helix.entry_hash, helix.asked_bytes,
   helix.content_hash, helix.source_hash, helix.tombstone_hash, helix.row_hash, helix.letter_hash, helix.history_of,
   helix.fence_content,
   helix.derive_fence_key(text, text, text), helix.fence_receipt,
