@@ -21,6 +21,7 @@ from helixqueue.engine import fences, tokens
 from helixqueue.identity import key_text
 from tests.support.cli import Helixq
 from tests.support.lab import POOLED, Lab, failure
+from tests.support.letters import write_letters
 from tests.support.service import Site, serving, settings_for
 
 NOWHERE = {"HELIX_DSN": "", "HELIX_TENANT": "", "HELIX_DATA": ""}
@@ -196,6 +197,36 @@ def test_command_deletes_an_empty_queue_and_keeps_a_used_one(over_http, way):
     kept = run(*delete, "--json")
     assert (kept.code, kept.json) == (Exit.NO, {"tenant": "a", "queue": q, "answer": "not_empty"})
     assert f"helixq queue set {q} --closed" in run(*delete).err
+
+
+@pytest.mark.parametrize("way", ["service", "database"])
+def test_commands_list_show_redrive_and_discard_letters(over_http, database, way):
+    run, q = over_http if way == "service" else over_http.direct, over_http.q
+    with Lab(database, q=q) as lab:
+        lab.queue()
+        first, second = write_letters(lab, "1-1", "2-1")
+    listed = run("letter", "list", "--queue", q, "--json").json["letters"]
+    assert [(row["letter"], row["source"]) for row in listed] == [(second, "2-1"), (first, "1-1")]
+    assert [line[:1] for line in run("letter", "list", "--queue", q).lines][-2:] == [
+        [str(second)],
+        [str(first)],
+    ]
+    assert run("letter", "show", str(first), "--json").json["fields"]["identity"] == "letter-1-1"
+    assert "field identity: letter-1-1" in run("letter", "show", str(first)).out
+
+    assert run("letter", "redrive", str(first)).code == Exit.USAGE  # without a reason
+    corrected = ("--identity", "corrected", "--reason", "opened", "--json")
+    redriven = run("letter", "redrive", str(first), *corrected).json
+    assert redriven["decision"] == "new"
+    shown = run("batch", "show", redriven["batch_id"], "--json").json
+    assert [(row["kind"], row["id"]) for row in shown["sources"]] == [("stream", "1-1")]
+    again = run("letter", "redrive", str(first), "--reason", "again")
+    assert (again.code, "redriven" in again.err) == (Exit.REFUSED, True)
+
+    discarded = run("letter", "discard", str(second), "--reason", "test data")
+    assert (discarded.code, discarded.out) == (Exit.OK, f"letter {second}: ok\n")
+    assert run("letter", "discard", str(first), "--reason", "too late").code == Exit.NO
+    assert run("letter", "list", "--queue", q, "--json").json["letters"] == []
 
 
 @pytest.mark.parametrize("way", ["service", "database"])
