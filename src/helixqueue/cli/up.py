@@ -270,6 +270,8 @@ def _children(
         for number in range(1, invocation.workers + 1):
             name = f"up-{number}"
             arguments = ["work", "--app", invocation.app, "--name", name, "--grace", "5"]
+            if invocation.as_json:
+                arguments.append("--json")  # their output is part of ours
             if found.data is not None:
                 arguments += ["--log", str(found.data / f"{name}.log")]
             children.append(SupervisedProcess(name, "helixqueue.cli.main", arguments, environment))
