@@ -361,7 +361,7 @@ def test_unknown_batch_raises_not_found(client, ask):
         getattr(client, ask)(UNKNOWN_ID)
     with pytest.raises(Refused, match="expected a receipt or a batch's UUID"):
         getattr(client, ask)("8")
-    with pytest.raises(Refused, match=r"give its \.receipt"):
+    with pytest.raises(Refused, match=r"pass its \.receipt"):
         getattr(client, ask)(client.submit(PLAIN, identity="whole", payload={}))
 
 
