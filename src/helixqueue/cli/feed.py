@@ -43,7 +43,10 @@ def _list(
     data: options.Data = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List feeds and how far they are behind; at most 10,000 events are counted."""
+    """List feeds and how far each is behind.
+
+    Counts stop at 10,000 events.
+    """
     with connection.open_target(dsn, data) as target:
         rows: list[FeedRow] = target.run(
             target.call_set.ledgers.feeds(tenant=connection.tenant_to_change(target, tenant))

@@ -37,7 +37,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 VERBS: dict[str, tuple[str, str]] = {
     "up": (
         "helixqueue.cli.up",
-        "Run databases, service and workers until Ctrl-C.",
+        "Run databases, service, stream intake and workers until Ctrl-C.",
     ),
     "demo": (
         "helixqueue.cli.demo",
