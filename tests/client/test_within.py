@@ -84,7 +84,7 @@ def test_submission_commits_or_vanishes_with_the_transaction_of_the_caller(
     done, many, value, again = asyncio.run(story())
     assert done.decision == "new"
     assert [item.decision for item in many] == ["new"] * 3
-    assert value == 0  # nobody else sees it before the commit
+    assert value == 0  # not visible to others before the commit
     assert again.decision == ("duplicate" if end == "commit" else "new")
     assert again.receipt == done.receipt  # the same work, whether or not it came to be
     expected = 4 if end == "commit" else 1

@@ -143,5 +143,5 @@ def test_every_function_with_an_actor_or_worker_records_the_login(database):
         name for name, source in functions
         if not re.search(r"helix\.actor_of\(p_(actor|worker)\)", source)
     }  # fmt: skip
-    # An operator names whoever decided; a waiter is private to its login.
+    # An operator may name another actor; a waiter is private to its login.
     assert unchecked == {"resolve_fence_v1", "wait_v1"}

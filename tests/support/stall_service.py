@@ -4,7 +4,7 @@
 standard input it prints the longest stall since the last one, in milliseconds. A stall is the delay
 of a timer, but no more than the processor time that the process used meanwhile: on a busy machine
 other processes delay timers as well. Time that a hypervisor gave to other machines is no stall; the
-kernel counts it as used by the process.
+kernel may count it as used by the process.
 """
 
 from __future__ import annotations

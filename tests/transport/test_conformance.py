@@ -298,7 +298,7 @@ def test_stale_write_is_refused_with_the_name_of_the_current_worker(way, other, 
     [lease] = way.claim()
     assert words(way.renew(lease)) == [("ok", State.RUNNING)]
     lab.pass_time(lab.batch_number(lease.batch_id))
-    [theirs] = wait_until(other.claim)  # whoever claims reaps, now and then
+    [theirs] = wait_until(other.claim)  # claims reap, at intervals
     assert theirs.batch == lease.batch
     for operation in (way.renew(lease), way.settle(completed(lease)), way.release(lease)):
         [answer] = operation
