@@ -33,7 +33,8 @@ def test_watch_reports_damage_when_it_appears_and_ends_with_ctrl_c(busy, tmp_pat
     out, err = tmp_path / "out", tmp_path / "err"
 
     def reports():
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        complete, _, _ = out.read_text().rpartition("\n")  # the last line may be half written
+        return [json.loads(line) for line in complete.splitlines()]
 
     with out.open("w") as stdout, err.open("w") as stderr:
         process = start(busy, "--watch", "1", "--json", stdout=stdout, stderr=stderr)

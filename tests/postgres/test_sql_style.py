@@ -38,7 +38,7 @@ CLIENTS_MAY_DERIVE = {
 }
 # What operators may call at a prompt beside the tables that they read.
 OPERATORS_MAY_CALL = {
-    "fence_content",
+    "asked_bytes",
     "content_hash",
     "derive_fence_key",
     "ending",
@@ -48,6 +48,7 @@ OPERATORS_MAY_CALL = {
     "feed_events",
     "feed_lag",
     "feed_steps",
+    "fence_content",
     "fence_receipt",
     "history_of",
     "locate",
