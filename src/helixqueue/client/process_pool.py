@@ -28,23 +28,18 @@ if TYPE_CHECKING:
     from helixqueue.schemas import Schema
     from helixqueue.worker.attempt import Attempt
     from helixqueue.worker.handle import WorkerHandle
-    from helixqueue.worker.handlers import Run
 
 LINE_LIMIT = 64 * 1024 * 1024
-
-
-def run_in_process(queue: Queue[Any, Any], client: AnyClient) -> Run:
-    if queue.handler_is_async:
-        raise Refused(
-            f"queue {queue.name}: expected a `def` handler to run in a process, got `async def`"
-        )
-    return HandlerProcessPool(queue, client).run
 
 
 class HandlerProcessPool:
     """The handler processes of one queue; each runs one batch at a time."""
 
     def __init__(self, queue: Queue[Any, Any], client: AnyClient) -> None:
+        if queue.handler_is_async:
+            raise Refused(
+                f"queue {queue.name}: expected a `def` handler to run in a process, got `async def`"
+            )
         self._handler = _handler_location(queue)
         self._client = client
         self._idle: list[HandlerProcess] = []
@@ -65,6 +60,11 @@ class HandlerProcessPool:
             handle.set_process_group(attempt, None)
         self._idle.append(process)
         return value
+
+    async def close(self) -> None:
+        """End the idle processes; a busy one was killed when its handler was stopped."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(process.kill() for process in idle))
 
     async def _start(self) -> HandlerProcess:
         client_spec = await asyncio.to_thread(backend_of(self._client).spec)

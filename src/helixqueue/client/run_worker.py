@@ -35,17 +35,18 @@ Queues = Queue[Any, Any] | list[Queue[Any, Any]] | tuple[Queue[Any, Any], ...]
 
 def handlers_of(client: AnyClient, queues: Queues) -> dict[str, QueueHandler]:
     """The handler of each declared queue, by name."""
-    by_queue = {}
-    for queue in _as_list(queues):
-        if queue.run_in == "process":
-            from helixqueue.client.process_pool import run_in_process  # noqa: PLC0415 - rarely used
+    return {queue.name: _handler_of(client, queue) for queue in _as_list(queues)}
 
-            run = run_in_process(queue, client)
-        else:
-            run_in = handlers.run_in_loop if queue.handler_is_async else handlers.run_in_thread
-            run = run_in(queue)
-        by_queue[queue.name] = QueueHandler(queue.name, queue, run, queue.time_limit_seconds)
-    return by_queue
+
+def _handler_of(client: AnyClient, queue: Queue[Any, Any]) -> QueueHandler:
+    limit = queue.time_limit_seconds
+    if queue.run_in == "process":
+        from helixqueue.client import process_pool  # noqa: PLC0415 - rarely used
+
+        pool = process_pool.HandlerProcessPool(queue, client)
+        return QueueHandler(queue.name, queue, pool.run, limit, pool.close)
+    run_in = handlers.run_in_loop if queue.handler_is_async else handlers.run_in_thread
+    return QueueHandler(queue.name, queue, run_in(queue), limit)
 
 
 def _as_list(queues: Queues) -> Sequence[Queue[Any, Any]]:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from helixqueue.worker.handle import WorkerHandle
 
 Run = Callable[["Attempt", "Schema | None", "WorkerHandle"], Awaitable[Any]]
+Close = Callable[[], Awaitable[None]]
+
+
+async def _has_nothing_to_close() -> None:
+    return
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class QueueHandler:
     queue: Queue[Any, Any] | None  # None: by name only, for programs
     run: Run
     time_limit: float | None = None
+    close: Close = _has_nothing_to_close  # awaited when the worker ends
     # Whether the declaration has the result type; else the schema stored with the queue is used.
     declares_result: bool = field(init=False)
 

@@ -67,6 +67,7 @@ class Worker:
         self._transport = transport
         self._options = options
         self._renews = renews
+        self._handlers = handlers
         self._in_flight = InFlight(transport.worker)
         self._heartbeat = self._in_flight.heartbeat = Heartbeat(transport.spec, self._in_flight)
         self.health = WorkerHealth(options.slots, self._in_flight)
@@ -95,11 +96,16 @@ class Worker:
         """Work until stopped, or until nothing is left; raises what cannot be retried."""
         options = self._options
         with metrics_endpoint(self.health, options.metrics_host, options.metrics_port):
-            return await self._run()
+            try:
+                if self._renews:
+                    await self._heartbeat.start()
+                await self._work()
+            finally:
+                closing = [handler.close() for handler in self._handlers.values()]
+                await asyncio.gather(self._heartbeat.close(), self._transport.close(), *closing)
+        return self.health.counts
 
-    async def _run(self) -> WorkSummary:
-        if self._renews:
-            await self._heartbeat.start()
+    async def _work(self) -> None:
         # If one of these ends, leases would be held without work or without supervision.
         loops = [self._run_slot] * self._options.slots
         loops += [self._claimer.run, self._watch_leases, self._release_waiting, self._say_hello]
@@ -120,8 +126,6 @@ class Worker:
             for task in (*tasks, *ends):
                 task.cancel()
             await asyncio.gather(*tasks, *ends, return_exceptions=True)
-            await asyncio.gather(self._heartbeat.close(), self._transport.close())
-        return self.health.counts
 
     def stop(self) -> None:
         """Claim nothing, finish within the grace time; the second call releases at once."""
