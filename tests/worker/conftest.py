@@ -149,10 +149,10 @@ def effects(database, queue):
     return dict(rows)
 
 
-def is_still_leased(database, batch_id):
-    """Whether the batch's lease has not run out yet."""
+def lease_end(database, batch_id):
+    """When the batch's lease runs out, in seconds since 1970."""
     return database.value(
-        "select w.state in ('ASSIGNED', 'RUNNING') and w.deadline > clock_timestamp() "
+        "select extract(epoch from w.deadline)::float8 "
         "from helix.work w join helix.locate(array[%s::uuid]) l on l.batch = w.batch",
         batch_id,
     )
