@@ -221,7 +221,6 @@ def _cancel(
             metavar="STATE",
             case_sensitive=False,
             help="PENDING, ASSIGNED or RUNNING; required with filters.",
-            show_default=False,
         ),
     ] = None,
     identity: batch_options.InIdentity = None,

@@ -41,7 +41,6 @@ Format = Annotated[
         "--format",
         metavar="FORMAT",
         help="csv or jsonl. [default: by the name of --out, else jsonl]",
-        show_default=False,
     ),
 ]
 Out = Annotated[
@@ -51,7 +50,6 @@ Out = Annotated[
         metavar="FILE",
         dir_okay=False,
         help="Write to this file instead of standard output.",
-        show_default=False,
     ),
 ]
 

@@ -17,34 +17,20 @@ Refs = Annotated[
     typer.Argument(metavar="BATCH", help="Ids (at least 8 characters), keys or identities."),
 ]
 InQueue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="NAME", help="Only batches of this queue.", show_default=False),
+    str | None, typer.Option("--queue", metavar="NAME", help="Only batches of this queue.")
 ]
 Revision = Annotated[
     str | None,
-    typer.Option(
-        "--revision",
-        metavar="TEXT",
-        help="Revision, if the identity has several.",
-        show_default=False,
-    ),
+    typer.Option("--revision", metavar="TEXT", help="Revision, if the identity has several."),
 ]
 Failure = Annotated[
     str | None,
-    typer.Option(
-        "--failure",
-        metavar="CLASS",
-        help="Only FAILED batches of this failure class.",
-        show_default=False,
-    ),
+    typer.Option("--failure", metavar="CLASS", help="Only FAILED batches of this failure class."),
 ]
 InIdentity = Annotated[
     str | None,
     typer.Option(
-        "--identity",
-        metavar="TEXT",
-        help="Only batches of this identity, in any spelling.",
-        show_default=False,
+        "--identity", metavar="TEXT", help="Only batches of this identity, in any spelling."
     ),
 ]
 ByWorker = Annotated[
@@ -53,19 +39,13 @@ ByWorker = Annotated[
         "--worker",
         metavar="NAME",
         help="Only batches that this worker holds; with a finished state, that it finished.",
-        show_default=False,
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since", metavar="TIME", help=f"From this time, {options.TIME_HELP}.", show_default=False
-    ),
+    typer.Option("--since", metavar="TIME", help=f"From this time, {options.TIME_HELP}."),
 ]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Before this time.", show_default=False),
-]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Before this time.")]
 OptionalRefs = Annotated[
     list[str] | None,
     typer.Argument(metavar="BATCH", help="Ids, keys or identities; omit them to use filters."),
@@ -78,7 +58,6 @@ ActionLimit = Annotated[
         min=1,
         max=options.LIMIT_MAX,
         help="Maximum number of batches that filters select. [default: all]",
-        show_default=False,
     ),
 ]
 DryRun = Annotated[
@@ -86,22 +65,9 @@ DryRun = Annotated[
 ]
 InState = Annotated[
     State | None,
-    typer.Option(
-        "--state",
-        metavar="STATE",
-        case_sensitive=False,
-        help=f"{', '.join(State)}.",
-        show_default=False,
-    ),
+    typer.Option("--state", metavar="STATE", case_sensitive=False, help=f"{', '.join(State)}."),
 ]
 InRun = Annotated[
     int | None,
-    typer.Option(
-        "--run",
-        metavar="N",
-        min=1,
-        max=2**63 - 1,
-        help="Only batches of this run.",
-        show_default=False,
-    ),
+    typer.Option("--run", metavar="N", min=1, max=2**63 - 1, help="Only batches of this run."),
 ]

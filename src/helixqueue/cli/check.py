@@ -53,7 +53,6 @@ def _check(
             "--against",
             metavar="PATH",
             help="Also compare with the seals in this file or directory (see `helixq seal`).",
-            show_default=False,
         ),
     ] = None,
     exported: Annotated[
@@ -62,7 +61,6 @@ def _check(
             "--exported",
             metavar="FILE",
             help="Verify this export of `helixq seal --export` instead of a database.",
-            show_default=False,
         ),
     ] = None,
     batch: Annotated[
@@ -71,7 +69,6 @@ def _check(
             "--batch",
             metavar="REF",
             help="With --exported: print the verified history of the batch with this id or key.",
-            show_default=False,
         ),
     ] = None,
     public_key: options.PublicKey = None,
@@ -82,7 +79,6 @@ def _check(
             metavar="SECONDS",
             min=1,
             help="Check again this long after each check until Ctrl-C, and report what changes.",
-            show_default=False,
         ),
     ] = None,
     dsn: options.Dsn = None,

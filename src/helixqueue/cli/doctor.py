@@ -36,7 +36,6 @@ def _doctor(
             metavar="URL",
             envvar="HELIX_REDIS",
             help="Also examine this Redis or Valkey.",
-            show_default=False,
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -138,7 +138,6 @@ def _rewind(
             metavar="TIME",
             parser=times.moment,
             help=f"Events at or after this time, {options.TIME_HELP}. [default: all]",
-            show_default=False,
         ),
     ] = None,
     actor: options.Actor = None,

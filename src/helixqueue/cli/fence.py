@@ -50,10 +50,7 @@ _NEXT = {
 }
 
 Fence = Annotated[str, typer.Argument(metavar="FENCE", help="Key v1:..., or identity with --name.")]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the fence.", show_default=False),
-]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the fence.")]
 
 
 class NoSuchFence(NoSuchBatch):
@@ -77,7 +74,6 @@ def _list(
             metavar="STATE",
             case_sensitive=False,
             help="CLAIMED, EFFECT_STARTED, SEALED, RELEASED or IN_DOUBT.",
-            show_default=False,
         ),
     ] = None,
     limit: options.Limit = 50,
@@ -181,7 +177,6 @@ HttpStatusOption = Annotated[
         min=200,
         max=499,
         help="HTTP status for repeated requests; 200 unless set.",
-        show_default=False,
     ),
 ]
 ActorOption = Annotated[
@@ -190,17 +185,11 @@ ActorOption = Annotated[
         "--actor",
         metavar="NAME",
         help="Who decides; required with --dsn or --data. A service records the token.",
-        show_default=False,
     ),
 ]
 EffectOption = Annotated[
     str | None,
-    typer.Option(
-        "--effect",
-        metavar="ID",
-        help="Id of the effect in the external system.",
-        show_default=False,
-    ),
+    typer.Option("--effect", metavar="ID", help="Id of the effect in the external system."),
 ]
 
 
@@ -231,10 +220,7 @@ def _resolve(
     actor: ActorOption = None,
     effect: EffectOption = None,
     result: Annotated[
-        str | None,
-        typer.Option(
-            "--result", metavar="JSON", help="Result for repeated calls.", show_default=False
-        ),
+        str | None, typer.Option("--result", metavar="JSON", help="Result for repeated calls.")
     ] = None,
     http_status: HttpStatusOption = None,
     correct: CorrectOption = False,

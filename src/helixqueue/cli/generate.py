@@ -37,10 +37,7 @@ _FORMS = {
 Write = Annotated[
     Path | None,
     typer.Option(
-        "--write",
-        metavar="DIR",
-        help="Write the files to this directory instead of printing them.",
-        show_default=False,
+        "--write", metavar="DIR", help="Write the files to this directory instead of printing them."
     ),
 ]
 Slots = Annotated[
@@ -73,10 +70,7 @@ def _systemd(
     helixq: Annotated[
         str | None,
         typer.Option(
-            "--helixq",
-            metavar="PATH",
-            help="Path of the helixq program. [default: this program]",
-            show_default=False,
+            "--helixq", metavar="PATH", help="Path of the helixq program. [default: this program]"
         ),
     ] = None,
     user: Annotated[
@@ -135,10 +129,7 @@ def _kubernetes(
     queue: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue",
-            metavar="NAME",
-            help="Add workers for this queue; repeat for several.",
-            show_default=False,
+            "--queue", metavar="NAME", help="Add workers for this queue; repeat for several."
         ),
     ] = None,
     program: Annotated[

@@ -26,10 +26,7 @@ STALE_SECONDS: Final = 30.0  # without a report for so long, an intake counts as
 
 
 Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="TOML file with these settings.", show_default=False
-    ),
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with these settings.")
 ]
 Redis = Annotated[
     str | None,
@@ -38,35 +35,21 @@ Redis = Annotated[
         metavar="URL",
         parser=options.redis_url,
         help="Redis or Valkey. Its password is read from HELIX_REDIS_PASSWORD or a file.",
-        show_default=False,
     ),
 ]
 PasswordFile = Annotated[
     str | None,
-    typer.Option(
-        "--redis-password-file",
-        metavar="FILE",
-        help="File with the password of Redis.",
-        show_default=False,
-    ),
+    typer.Option("--redis-password-file", metavar="FILE", help="File with the password of Redis."),
 ]
-Stream = Annotated[
-    str | None,
-    typer.Option("--stream", metavar="NAME", help="Stream to read.", show_default=False),
-]
+Stream = Annotated[str | None, typer.Option("--stream", metavar="NAME", help="Stream to read.")]
 Group = Annotated[
     str | None,
-    typer.Option(
-        "--group", metavar="NAME", help="Consumer group. [default: helixqueue]", show_default=False
-    ),
+    typer.Option("--group", metavar="NAME", help="Consumer group. [default: helixqueue]"),
 ]
 Consumer = Annotated[
     str | None,
     typer.Option(
-        "--consumer",
-        metavar="NAME",
-        help="Stable name of this consumer. [default: the host name]",
-        show_default=False,
+        "--consumer", metavar="NAME", help="Stable name of this consumer. [default: the host name]"
     ),
 ]
 Queues = Annotated[
@@ -75,7 +58,6 @@ Queues = Annotated[
         "--queue",
         metavar="QUEUE",
         help="Queue that messages may name; repeatable. '*': every queue of the tenant.",
-        show_default=False,
     ),
 ]
 Count = Annotated[
@@ -86,7 +68,6 @@ Count = Annotated[
         min=1,
         max=10_000,
         help="Entries per read and transaction. [default: 32]",
-        show_default=False,
     ),
 ]
 Idle = Annotated[
@@ -96,7 +77,6 @@ Idle = Annotated[
         metavar="SECONDS",
         min=0.01,
         help="Take over entries that are pending for this long. [default: 120]",
-        show_default=False,
     ),
 ]
 Trim = Annotated[

@@ -100,7 +100,6 @@ def _declare(
             "--initial",
             metavar="KIND",
             help="Kind of first events; repeat it for several. [default: kinds that follow none]",
-            show_default=False,
         ),
     ] = None,
     lenient: Annotated[
@@ -116,7 +115,6 @@ def _declare(
             "--ignore",
             metavar="POINTER",
             help="Payload field that does not count in comparisons, such as /trace_id.",
-            show_default=False,
         ),
     ] = None,
     actor: options.Actor = None,
@@ -152,14 +150,10 @@ def _append(
     ] = None,
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help="Kind of the event.")] = None,
     payload: Annotated[
-        str | None,
-        typer.Option("--payload", metavar="JSON", help="Payload.", show_default=False),
+        str | None, typer.Option("--payload", metavar="JSON", help="Payload.")
     ] = None,
     node: Annotated[
-        str | None,
-        typer.Option(
-            "--node", metavar="NAME", help="Where the event was observed.", show_default=False
-        ),
+        str | None, typer.Option("--node", metavar="NAME", help="Where the event was observed.")
     ] = None,
     file: Annotated[
         Path | None,
@@ -167,7 +161,6 @@ def _append(
             "--file",
             metavar="FILE",
             help="Append the events of a JSONL file instead; - for standard input.",
-            show_default=False,
         ),
     ] = None,
     actor: options.Actor = None,

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 Letter = Annotated[int, typer.Argument(metavar="LETTER", min=1, help="Number of the letter.")]
-Queue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", help="Name of the queue.", show_default=False),
-]
+Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Name of the queue.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -43,8 +40,7 @@ def _list(
         typer.Option("--status", metavar="WORD", help="open, redriven, discarded, expired or all."),
     ] = "open",
     reason: Annotated[
-        str | None,
-        typer.Option("--reason", metavar="WORD", help="Reason, such as json.", show_default=False),
+        str | None, typer.Option("--reason", metavar="WORD", help="Reason, such as json.")
     ] = None,
     queue: Queue = None,
     limit: options.Limit = 50,
@@ -112,10 +108,7 @@ def _redrive(
     reason: options.Reason,
     queue: Queue = None,
     identity: Annotated[
-        str | None,
-        typer.Option(
-            "--identity", metavar="TEXT", help="Replace the identity.", show_default=False
-        ),
+        str | None, typer.Option("--identity", metavar="TEXT", help="Replace the identity.")
     ] = None,
     revision: Annotated[
         str | None,
@@ -123,7 +116,6 @@ def _redrive(
             "--revision",
             metavar="TEXT",
             help="Submit it as new work, beside the batch that it conflicts with.",
-            show_default=False,
         ),
     ] = None,
     actor: options.Actor = None,

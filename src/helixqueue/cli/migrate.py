@@ -33,7 +33,6 @@ def _migrate(
             "--since",
             metavar="REVISION",
             help="With --print-sql: only changes after this revision.",
-            show_default=False,
         ),
     ] = None,
     wait: Annotated[

@@ -76,14 +76,10 @@ ResubmitFailed = Annotated[
         metavar="RULE",
         parser=_resubmit_rule,
         help="What a new source does to a FAILED batch: answer (nothing) or retry.",
-        show_default=False,
     ),
 ]
 Dsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn", metavar="DSN", help="Use this PostgreSQL. [env: HELIX_DSN]", show_default=False
-    ),
+    str | None, typer.Option("--dsn", metavar="DSN", help="Use this PostgreSQL. [env: HELIX_DSN]")
 ]
 Data = Annotated[
     Path | None,
@@ -92,14 +88,10 @@ Data = Annotated[
         metavar="DIR",
         parser=_directory,
         help="Use the embedded servers in this directory. [env: HELIX_DATA, default: ./helix-data]",
-        show_default=False,
     ),
 ]
 Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", metavar="URL", help="Use this HTTP service. [env: HELIX_URL]", show_default=False
-    ),
+    str | None, typer.Option("--url", metavar="URL", help="Use this HTTP service. [env: HELIX_URL]")
 ]
 Token = Annotated[
     str | None,
@@ -108,7 +100,6 @@ Token = Annotated[
         metavar="TOKEN",
         help="Token for --url. Prefer the environment: process lists show arguments. "
         "[env: HELIX_TOKEN]",
-        show_default=False,
     ),
 ]
 Tenant = Annotated[
@@ -119,7 +110,6 @@ Tenant = Annotated[
         envvar="HELIX_TENANT",
         show_envvar=False,
         help="Tenant. [env: HELIX_TENANT, default: the only tenant of the login]",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -129,7 +119,6 @@ Actor = Annotated[
         "--actor",
         metavar="NAME",
         help="Name to record as the author. [default: the database login]",
-        show_default=False,
     ),
 ]
 Reason = Annotated[
@@ -147,18 +136,12 @@ Limit = Annotated[
     typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Maximum number of rows."),
 ]
 After = Annotated[
-    str | None,
-    typer.Option(
-        "--after", metavar="CURSOR", help="Continue after this cursor.", show_default=False
-    ),
+    str | None, typer.Option("--after", metavar="CURSOR", help="Continue after this cursor.")
 ]
 Key = Annotated[
     Path | None,
     typer.Option(
-        "--key",
-        metavar="FILE",
-        help="Key file. [env: HELIX_KEY, default: ~/.config/helixq.key]",
-        show_default=False,
+        "--key", metavar="FILE", help="Key file. [env: HELIX_KEY, default: ~/.config/helixq.key]"
     ),
 ]
 PublicKey = Annotated[
@@ -168,7 +151,6 @@ PublicKey = Annotated[
         metavar="FILE",
         help="Public keys: the output of `key public`, or 32 bytes, raw or in hex. "
         "[default: those of the key file]",
-        show_default=False,
     ),
 ]
 TIME_HELP = "such as 2026-03-01T08:00 or 2h (2 hours ago)"

@@ -22,33 +22,16 @@ app = typer.Typer(no_args_is_help=True, help="Queues: list, show, set, pause, re
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Profile = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help=f"Identity rules: {' or '.join(PROFILES)}.",
-        show_default=False,
-    ),
+    typer.Option("--profile", metavar="NAME", help=f"Identity rules: {' or '.join(PROFILES)}."),
 ]
 Lease = Annotated[
     float | None,
-    typer.Option(
-        "--lease",
-        metavar="SECONDS",
-        help="Length of a lease.",
-        min=0.05,
-        max=86400,
-        show_default=False,
-    ),
+    typer.Option("--lease", metavar="SECONDS", help="Length of a lease.", min=0.05, max=86400),
 ]
 MaxAttempts = Annotated[
     int | None,
     typer.Option(
-        "--max-attempts",
-        metavar="N",
-        help="Maximum number of attempts per batch.",
-        min=1,
-        max=1000,
-        show_default=False,
+        "--max-attempts", metavar="N", help="Maximum number of attempts per batch.", min=1, max=1000
     ),
 ]
 Backoff = Annotated[
@@ -59,18 +42,12 @@ Backoff = Annotated[
         help="Wait after the first failed attempt; doubles after each further one.",
         min=0,
         max=86400,
-        show_default=False,
     ),
 ]
 BackoffMax = Annotated[
     float | None,
     typer.Option(
-        "--backoff-max",
-        metavar="SECONDS",
-        help="Maximum wait between attempts.",
-        min=0,
-        max=604800,
-        show_default=False,
+        "--backoff-max", metavar="SECONDS", help="Maximum wait between attempts.", min=0, max=604800
     ),
 ]
 KeyLimit = Annotated[
@@ -81,29 +58,19 @@ KeyLimit = Annotated[
         help="Maximum number of concurrent leases per limit key.",
         min=1,
         max=100000,
-        show_default=False,
     ),
 ]
 Unidentified = Annotated[
     str | None,
-    typer.Option(
-        "--unknown",
-        metavar="POLICY",
-        help="Work without identity: refuse or accept.",
-        show_default=False,
-    ),
+    typer.Option("--unknown", metavar="POLICY", help="Work without identity: refuse or accept."),
 ]
 Closed = Annotated[
-    bool | None,
-    typer.Option("--closed/--open", help="Refuse or accept new submissions.", show_default=False),
+    bool | None, typer.Option("--closed/--open", help="Refuse or accept new submissions.")
 ]
 Requires = Annotated[
     str | None,
     typer.Option(
-        "--requires",
-        metavar="JSON",
-        help='Resources that a worker must have, such as {"gpus": 1}.',
-        show_default=False,
+        "--requires", metavar="JSON", help='Resources that a worker must have, such as {"gpus": 1}.'
     ),
 ]
 
@@ -132,7 +99,6 @@ StalledAfter = Annotated[
         metavar="DURATION",
         parser=times.span,
         help="Report claimable batches that wait for longer: 15m by default.",
-        show_default=False,
     ),
 ]
 

@@ -41,12 +41,7 @@ def _receipts() -> None:
 
 AnswerOption = Annotated[
     Path | None,
-    typer.Option(
-        "--answer",
-        metavar="FILE",
-        help="The sealed result, to verify its digest.",
-        show_default=False,
-    ),
+    typer.Option("--answer", metavar="FILE", help="The sealed result, to verify its digest."),
 ]
 
 
@@ -62,10 +57,7 @@ def _verify(
     answer: AnswerOption = None,
     public_key: options.PublicKey = None,
     secret: Annotated[
-        Path | None,
-        typer.Option(
-            "--secret", metavar="FILE", help="HMAC secret, raw bytes.", show_default=False
-        ),
+        Path | None, typer.Option("--secret", metavar="FILE", help="HMAC secret, raw bytes.")
     ] = None,
     key_id: Annotated[
         str, typer.Option("--key-id", metavar="ID", help="Id of the HMAC secret.")

@@ -41,7 +41,6 @@ def _seal(
             metavar="FILE",
             help="Also append the sealed ledger entries to this JSONL file, for auditors, with the "
             "public keys in FILE.keys.json.",
-            show_default=False,
         ),
     ] = None,
     key: options.Key = None,

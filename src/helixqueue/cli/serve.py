@@ -24,7 +24,6 @@ ListenDsn = Annotated[
         envvar="HELIX_LISTEN_DSN",
         show_envvar=False,
         help="Direct connection past pgbouncer that wakes waiting workers. [env: HELIX_LISTEN_DSN]",
-        show_default=False,
     ),
 ]
 
@@ -42,7 +41,6 @@ DsnOption = Annotated[
         envvar="HELIX_DSN",
         show_envvar=False,
         help="The database, with the service's login. [env: HELIX_DSN]",
-        show_default=False,
     ),
 ]
 PortOption = Annotated[
@@ -80,7 +78,6 @@ MetricsTenantOption = Annotated[
         "--metrics-tenant",
         metavar="NAME",
         help="Only tokens of this tenant read the metrics of all tenants.",
-        show_default=False,
     ),
 ]
 
@@ -92,7 +89,6 @@ SealTo = Annotated[
         exists=True,
         file_okay=False,
         help="Write seals of the ledger to this directory.",
-        show_default=False,
     ),
 ]
 SealEvery = Annotated[
@@ -102,12 +98,7 @@ SealEvery = Annotated[
 
 PolicyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--policy",
-        metavar="FILE",
-        help="idempotency.yml for the service's own writes.",
-        show_default=False,
-    ),
+    typer.Option("--policy", metavar="FILE", help="idempotency.yml for the service's own writes."),
 ]
 
 
@@ -123,7 +114,6 @@ AllowedHostOption = Annotated[
         "--allowed-host",
         metavar="NAME",
         help="Refuse requests to other host names than this one; repeatable.",
-        show_default=False,
     ),
 ]
 TrustedProxyOption = Annotated[
@@ -132,7 +122,6 @@ TrustedProxyOption = Annotated[
         "--trusted-proxy",
         metavar="ADDRESS",
         help="Trust X-Forwarded-For from this address or network; repeatable.",
-        show_default=False,
     ),
 ]
 

@@ -36,29 +36,21 @@ _PEEK_BYTES = 4096
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 Identity = Annotated[
-    str | None,
-    typer.Argument(metavar="IDENTITY", help="Business identifier of the work.", show_default=False),
+    str | None, typer.Argument(metavar="IDENTITY", help="Business identifier of the work.")
 ]
 Payload = Annotated[
-    str | None,
-    typer.Argument(metavar="PAYLOAD", help="Payload as JSON. [default: {}]", show_default=False),
+    str | None, typer.Argument(metavar="PAYLOAD", help="Payload as JSON. [default: {}]")
 ]
 Source = Annotated[
     str | None,
     typer.Option(
-        "--from",
-        metavar="FILE",
-        help="Submit the rows of this file; - is standard input.",
-        show_default=False,
+        "--from", metavar="FILE", help="Submit the rows of this file; - is standard input."
     ),
 ]
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="json, jsonl or csv. [default: by name or content]",
-        show_default=False,
+        "--format", metavar="FORMAT", help="json, jsonl or csv. [default: by name or content]"
     ),
 ]
 IdentityColumn = Annotated[
@@ -67,69 +59,42 @@ IdentityColumn = Annotated[
         "--identity-column",
         metavar="NAME",
         help="Column of --from with (a part of) the identity; the others form the payload.",
-        show_default=False,
     ),
 ]
 Part = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--part", metavar="TEXT", help="Further part of the identity.", show_default=False
-    ),
+    list[str] | None, typer.Option("--part", metavar="TEXT", help="Further part of the identity.")
 ]
 Revision = Annotated[
     str | None,
     typer.Option(
-        "--revision",
-        metavar="TEXT",
-        help="Revision of the identity; a new revision is new work.",
-        show_default=False,
+        "--revision", metavar="TEXT", help="Revision of the identity; a new revision is new work."
     ),
 ]
 Priority = Annotated[
     int | None,
     typer.Option(
-        "--priority",
-        metavar="N",
-        min=0,
-        max=9,
-        help="0 (first) to 9 (last). [default: 5]",
-        show_default=False,
+        "--priority", metavar="N", min=0, max=9, help="0 (first) to 9 (last). [default: 5]"
     ),
 ]
 RunAt = Annotated[
     str | None,
     typer.Option(
-        "--run-at",
-        metavar="TIME",
-        help="Do not start before, such as 2026-03-01T08:00 or +2h.",
-        show_default=False,
+        "--run-at", metavar="TIME", help="Do not start before, such as 2026-03-01T08:00 or +2h."
     ),
 ]
 ExpiresAt = Annotated[
-    str | None,
-    typer.Option(
-        "--expires-at",
-        metavar="TIME",
-        help="Cancel if not started by then.",
-        show_default=False,
-    ),
+    str | None, typer.Option("--expires-at", metavar="TIME", help="Cancel if not started by then.")
 ]
 LimitKey = Annotated[
     str | None,
     typer.Option(
-        "--limit-key",
-        metavar="TEXT",
-        help="Batches with the same key share the queue's key limit.",
-        show_default=False,
+        "--limit-key", metavar="TEXT", help="Batches with the same key share the queue's key limit."
     ),
 ]
 Requires = Annotated[
     str | None,
     typer.Option(
-        "--requires",
-        metavar="JSON",
-        help='Resources that a worker must have, such as {"gpus": 1}.',
-        show_default=False,
+        "--requires", metavar="JSON", help='Resources that a worker must have, such as {"gpus": 1}.'
     ),
 ]
 Create = Annotated[bool, typer.Option("--create", help="Create the queue if it does not exist.")]

@@ -19,7 +19,6 @@ ServiceDsn = Annotated[
         "--dsn",
         metavar="DSN",
         help="Use this PostgreSQL, with the service's login. [env: HELIX_DSN]",
-        show_default=False,
     ),
 ]
 OwnerDsn = Annotated[
@@ -30,16 +29,12 @@ OwnerDsn = Annotated[
         envvar="HELIX_OWNER_DSN",
         show_envvar=False,
         help="Owner of that database: migrate it, and grant --dsn its role. [env: HELIX_OWNER_DSN]",
-        show_default=False,
     ),
 ]
 WorkDsn = Annotated[
     str | None,
     typer.Option(
-        "--work-dsn",
-        metavar="DSN",
-        help="Login of the local workers, for use with --dsn.",
-        show_default=False,
+        "--work-dsn", metavar="DSN", help="Login of the local workers, for use with --dsn."
     ),
 ]
 Redis = Annotated[
@@ -49,7 +44,6 @@ Redis = Annotated[
         metavar="URL",
         parser=options.redis_url,
         help="Use this Redis or Valkey instead of the embedded one.",
-        show_default=False,
     ),
 ]
 IntakeFile = Annotated[
@@ -58,7 +52,6 @@ IntakeFile = Annotated[
         "--intake",
         metavar="FILE",
         help="Settings of the stream intake (TOML), instead of the default one.",
-        show_default=False,
     ),
 ]
 NoIntake = Annotated[bool, typer.Option("--no-intake", help="Run no stream intake.")]
@@ -70,7 +63,6 @@ IntakeDsn = Annotated[
         envvar="HELIX_INTAKE_DSN",
         show_envvar=False,
         help="Login of the intake, for use with --dsn. [env: HELIX_INTAKE_DSN]",
-        show_default=False,
     ),
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
@@ -82,16 +74,12 @@ Port = Annotated[
         min=0,
         max=65535,
         help=f"Port to listen on; 0 selects a free one. [default: {PORT}, or a free one]",
-        show_default=False,
     ),
 ]
 App = Annotated[
     str | None,
     typer.Option(
-        "--app",
-        metavar="MODULE",
-        help="Run local workers with the handlers of this module.",
-        show_default=False,
+        "--app", metavar="MODULE", help="Run local workers with the handlers of this module."
     ),
 ]
 Workers = Annotated[
@@ -102,7 +90,6 @@ Workers = Annotated[
         min=0,
         max=64,
         help=f"Number of local workers. [default with --app: {WORKERS}]",
-        show_default=False,
     ),
 ]
 Demo = Annotated[
@@ -113,10 +100,7 @@ Demo = Annotated[
     ),
 ]
 Seconds = Annotated[
-    float | None,
-    typer.Option(
-        "--for", metavar="SECONDS", min=0, help="Stop after this time.", show_default=False
-    ),
+    float | None, typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this time.")
 ]
 
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="QUEUE", help="Queues to work on; all of --app by default.", show_default=False
-    ),
+    typer.Argument(metavar="QUEUE", help="Queues to work on; all of --app by default."),
 ]
 App = Annotated[
     str | None,
@@ -42,7 +40,6 @@ App = Annotated[
         "--app",
         metavar="MODULE[:CLIENT]",
         help="Module that declares queues with handlers, and optionally a client.",
-        show_default=False,
     ),
 ]
 Exec = Annotated[
@@ -52,7 +49,6 @@ Exec = Annotated[
         metavar="COMMAND",
         parser=options.shell_command,
         help="Program to run for each batch.",
-        show_default=False,
     ),
 ]
 Slots = Annotated[
@@ -64,11 +60,7 @@ UntilIdle = Annotated[
 TimeLimit = Annotated[
     float | None,
     typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        min=0.05,
-        help="Maximum time of one attempt of --exec.",
-        show_default=False,
+        "--time-limit", metavar="SECONDS", min=0.05, help="Maximum time of one attempt of --exec."
     ),
 ]
 Grace = Annotated[
@@ -82,12 +74,7 @@ Grace = Annotated[
 ]
 Logs = Annotated[
     Path | None,
-    typer.Option(
-        "--logs",
-        metavar="DIR",
-        help="Keep the output of --exec in this directory.",
-        show_default=False,
-    ),
+    typer.Option("--logs", metavar="DIR", help="Keep the output of --exec in this directory."),
 ]
 Free = Annotated[
     str | None,
@@ -95,13 +82,9 @@ Free = Annotated[
         "--free",
         metavar="JSON",
         help='Resources of each slot, such as {"gpus": 1, "labels": {"site": "berlin"}}.',
-        show_default=False,
     ),
 ]
-Name = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the worker.", show_default=False),
-]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the worker.")]
 AllTenants = Annotated[
     bool, typer.Option("--all-tenants", help="Serve every tenant of the login, not only one.")
 ]
@@ -113,7 +96,6 @@ MetricsPort = Annotated[
         min=0,
         max=65_535,
         help="Serve metrics for Prometheus on this port; 0 for any free port.",
-        show_default=False,
     ),
 ]
 MetricsHost = Annotated[
@@ -131,7 +113,6 @@ Log = Annotated[
         metavar="FILE",
         dir_okay=False,
         help="Write the operation log (JSON lines) to this file instead of standard error.",
-        show_default=False,
     ),
 ]
 

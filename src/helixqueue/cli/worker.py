@@ -43,7 +43,6 @@ def _list(
             "--since",
             metavar="TIME",
             help=f"Only workers that reported since then, {options.TIME_HELP}.",
-            show_default=False,
         ),
     ] = None,
     dsn: options.Dsn = None,
